@@ -1,0 +1,1 @@
+"""Shipped knowledge (stacks, targets, compatibility data) and its loader."""

@@ -1,0 +1,109 @@
+"""Coded errors and the exit codes they end in.
+
+Every failure a user can meet is an `EnvbuildError`: a stable kebab-case code, what happened, why, and what to
+do next. The command line prints it and exits with its documented code; there is no traceback without `--debug`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+
+class ExitCode(enum.IntEnum):
+    """What a process exit status means (the table is in the README)."""
+
+    OK = 0
+    CHECK_FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    BUILD_FAILED = 4
+    INTEGRITY = 5
+    BELOW_FLOOR = 6
+    REFUSED = 7
+    PARTIAL = 8
+    JOB_FAILED = 9
+    INTERNAL = 70
+    TRY_AGAIN = 75
+    INTERRUPTED = 130
+
+
+# Gravest first; codes that are not listed (usage, internal, interrupted) end a run before nodes are compared.
+_GRAVITY = (
+    ExitCode.INTEGRITY,
+    ExitCode.BUILD_FAILED,
+    ExitCode.REFUSED,
+    ExitCode.JOB_FAILED,
+    ExitCode.PARTIAL,
+    ExitCode.BELOW_FLOOR,
+    ExitCode.CHECK_FAILED,
+    ExitCode.UNREACHABLE,
+    ExitCode.TRY_AGAIN,
+)
+
+
+def gravest(codes: Iterable[int]) -> ExitCode:
+    """The one exit code that stands for several, `OK` when there is none."""
+    present = {ExitCode(code) for code in codes if code}
+    for code in _GRAVITY:
+        if code in present:
+            return code
+    return min(present, default=ExitCode.OK)
+
+
+class EnvbuildError(Exception):
+    """A failure that a user can act on.
+
+    `code` is stable and kebab-case, `what` one line, `why` the cause as observed, `hint` the next step.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        why: str = "",
+        hint: str = "",
+        exit_code: ExitCode = ExitCode.USAGE,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Keep the parts apart; `str()` joins them for logs."""
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.hint = hint
+        self.exit_code = exit_code
+        self.details = details or {}
+
+    def __str__(self) -> str:
+        """One line: code and what happened."""
+        return f"error[{self.code}]: {self.what}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for `--json` and evidence; keys as the node program uses them."""
+        out: dict[str, Any] = {"code": self.code, "what": self.what, "exit": int(self.exit_code)}
+        if self.why:
+            out["why"] = self.why
+        if self.hint:
+            out["hint"] = self.hint
+        if self.details:
+            out["details"] = self.details
+        return out
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EnvbuildError:
+        """Rebuild an error that the node program reported (see `envbuild/node/protocol.py`)."""
+        try:
+            exit_code = ExitCode(int(data.get("exit", ExitCode.INTERNAL)))
+        except ValueError:
+            exit_code = ExitCode.INTERNAL
+        return cls(
+            str(data.get("code", "node-error")),
+            str(data.get("what", "the node program failed")),
+            why=str(data.get("why", "")),
+            hint=str(data.get("hint", "")),
+            exit_code=exit_code,
+            details=dict(data.get("details") or {}),
+        )

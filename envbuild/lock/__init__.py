@@ -1,0 +1,1 @@
+"""Locks: create, read, write, check, diff, export."""

@@ -1,0 +1,92 @@
+"""Value types that every model shares, each refusing what could be read as an option, a path escape or code."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+
+
+class StrictModel(BaseModel):
+    """Base of all models: no unknown key, no coercion, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """JSON-ready dict without unset optionals (`None`), with the names that files use (`if`, not `if_`)."""
+        return self.model_dump(mode="json", exclude_none=True, by_alias=True)
+
+    @classmethod
+    def from_plain(cls, data: Any) -> Self:
+        """Validate plain data (parsed YAML, TOML or JSON) strictly; JSON mode, because plain data has no tuples.
+
+        Raises pydantic.ValidationError.
+        """
+        return cls.model_validate_json(json.dumps(data))
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _no_control(value: str) -> str:
+    if _CONTROL.search(value):
+        raise ValueError("control characters (newline, NUL, escape) are not allowed")
+    return value
+
+
+def _rel_path(value: str) -> str:
+    _no_control(value)
+    parts = value.split("/")
+    if not value or value.startswith(("/", "-", "~")) or ".." in parts or "" in parts:
+        raise ValueError("must be a relative path without '..', empty parts, leading '-' or '~'")
+    return value
+
+
+def _abs_path(value: str) -> str:
+    _no_control(value)
+    if not value.startswith("/") or ".." in value.split("/"):
+        raise ValueError("must be an absolute path without '..'")
+    return value
+
+
+def _git_url(value: str) -> str:
+    _no_control(value)
+    parts = urlsplit(value)
+    if parts.scheme not in ("https", "ssh"):
+        raise ValueError("must be an https:// or ssh:// URL (other git transports can run commands)")
+    if not parts.hostname or parts.hostname.startswith("-"):
+        raise ValueError("has no usable host")
+    if parts.password is not None or (parts.scheme == "https" and parts.username is not None):
+        raise ValueError("must not carry credentials; use git's credential helper")
+    if parts.query or parts.fragment:
+        raise ValueError("must not have a query or a fragment")
+    return value
+
+
+def _https_url(value: str) -> str:
+    _no_control(value)
+    parts = urlsplit(value)
+    if parts.scheme not in ("https", "http", "file"):
+        raise ValueError("must be an http(s):// or file:// URL")
+    if parts.username or parts.password:
+        raise ValueError("must not carry credentials")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_no_control)]
+Name = Annotated[str, StringConstraints(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}\Z")]
+PackageName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")]
+ModuleName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")]
+Commit = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{40}\Z")]
+TreeHash = Commit
+Sha256 = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{64}\Z")]
+PythonVersion = Annotated[str, StringConstraints(pattern=r"\A3\.[0-9]{1,2}\Z")]
+Flavour = Annotated[str, StringConstraints(pattern=r"\A(cpu|cu[0-9]{2,3})\Z")]
+EnvName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]{0,127}\Z")]
+RelPath = Annotated[str, AfterValidator(_rel_path)]
+AbsPath = Annotated[str, AfterValidator(_abs_path)]
+GitUrl = Annotated[str, AfterValidator(_git_url)]
+WebUrl = Annotated[str, AfterValidator(_https_url)]

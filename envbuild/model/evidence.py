@@ -1,0 +1,78 @@
+"""Evidence: what was observed, the only input of a report. The JSON schema in docs is generated from this."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from envbuild.model.common import StrictModel
+from envbuild.model.facts import NodeFacts
+from envbuild.model.resolution import Resolution
+
+EVIDENCE_VERSION = "1.0"
+CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
+
+
+class Metric(StrictModel):
+    """A measured number with its sample: `n` values, median, least and greatest, in `unit`."""
+
+    name: str
+    unit: str
+    n: int
+    median: float
+    least: float
+    greatest: float
+    floor: float | None = None
+
+
+class Check(StrictModel):
+    """One thing that was checked. A skipped check says why and is counted."""
+
+    name: str
+    status: CheckStatus
+    says: str
+    seconds: float | None = None
+    metrics: tuple[Metric, ...] = ()
+    details: dict[str, Any] = {}
+
+
+class NodeEvidence(StrictModel):
+    """What was observed on one node."""
+
+    node: str
+    status: Literal["ok", "unchanged", "failed", "unreachable", "refused"]
+    exit: int
+    facts: NodeFacts | None = None
+    resolution: Resolution | None = None
+    environment: str | None = None
+    variant_digest: str | None = None
+    root: str | None = None
+    packages: dict[str, str] = {}
+    base_packages: dict[str, str] = {}
+    sources: tuple[dict[str, Any], ...] = ()
+    checks: tuple[Check, ...] = ()
+    error: dict[str, Any] | None = None
+    files: int | None = None
+    bytes: int | None = None
+
+
+class Evidence(StrictModel):
+    """One run: the document that `--json` prints and reports are rendered from."""
+
+    schema_version: Literal["1.0"] = "1.0"
+    envbuild: str
+    verb: str
+    run: str
+    started: str
+    finished: str
+    stack: str
+    profile: str
+    target: str
+    lock_digest: str
+    exit: int
+    command: tuple[str, ...] = ()
+    nodes: tuple[NodeEvidence, ...]
+    deviations: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tools: dict[str, str] = {}
+    ansible_tasks: int = 0
+    phases: dict[str, float] = {}

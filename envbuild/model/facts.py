@@ -1,0 +1,177 @@
+"""Facts: what a probe read on one node. The node program produces this JSON (`envbuild/node/probe.py`).
+
+A missing tool is a fact (`None` or an empty tuple), never an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from envbuild.model.common import StrictModel
+
+
+class _Fact(StrictModel):
+    """Facts come from JSON, where there are no tuples; unknown keys of a newer node program are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, frozen=True)
+
+
+class OsFacts(_Fact):
+    """Operating system: `id` and `version` from os-release, kernel release, machine architecture."""
+
+    id: str = ""
+    version: str = ""
+    kernel: str = ""
+    arch: str = ""
+
+
+class LibcFacts(_Fact):
+    """`kind` is glibc or musl; `version` as `2.36`."""
+
+    kind: str = ""
+    version: str = ""
+
+
+class PythonFacts(_Fact):
+    """One interpreter: real path, full version, whether `venv` and `ensurepip` work, and its site packages."""
+
+    path: str
+    version: str
+    implementation: str = "cpython"
+    packages: dict[str, str] | None = None
+
+
+class GpuFacts(_Fact):
+    """One GPU as nvidia-smi names it. Memory in MiB; `compute_capability` as `9.0`; `mig` is the instance list."""
+
+    index: int
+    name: str
+    uuid: str = ""
+    memory_mib: int | None = None
+    compute_capability: str | None = None
+    pci_bus_id: str | None = None
+    mig_enabled: bool | None = None
+    mig: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+
+
+class DriverFacts(_Fact):
+    """NVIDIA driver; `cuda_ceiling` is the newest CUDA it supports. `problem` says why it cannot be asked."""
+
+    version: str | None = None
+    cuda_ceiling: str | None = None
+    problem: str | None = None
+
+
+class NvccFacts(_Fact):
+    """One CUDA toolkit compiler."""
+
+    path: str
+    version: str
+
+
+class CompilerFacts(_Fact):
+    """One host compiler."""
+
+    path: str
+    version: str
+
+
+class NicFacts(_Fact):
+    """One network interface; `kind` is ethernet or infiniband, `rate_gbps` where sysfs says it."""
+
+    name: str
+    kind: str = "ethernet"
+    state: str = ""
+    rate_gbps: float | None = None
+    addresses: tuple[str, ...] = ()
+
+
+class DiskFacts(_Fact):
+    """Space where the prefix will be: bytes and inodes that are free for us, quota counted where it can be read."""
+
+    path: str
+    filesystem: str = ""
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    free_inodes: int | None = None
+    total_inodes: int | None = None
+    quota_bytes: int | None = None
+    quota_inodes: int | None = None
+    writable: bool = False
+    noexec: bool = False
+    reason: str | None = None
+
+
+class SchedulerFacts(_Fact):
+    """`kind` is none, slurm or pbs; `job` is the job id when inside one."""
+
+    kind: str = "none"
+    version: str | None = None
+    job: str | None = None
+
+
+class StampFacts(_Fact):
+    """One environment found under the prefix; `stamp` is its stamp file, None when it is half built."""
+
+    path: str
+    stack: str | None = None
+    profile: str | None = None
+    variant_digest: str | None = None
+    root: str | None = None
+    current: bool = False
+    stamp: dict[str, Any] | None = None
+
+
+class NodeFacts(_Fact):
+    """Everything a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
+
+    `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: index
+    name -> a TCP connection to it (or to the proxy) succeeded. `busy`: the lease of who is changing the prefix.
+    """
+
+    protocol: int
+    node: str
+    hostname: str
+    user: str
+    home: str = ""
+    probed_at: str
+    os: OsFacts
+    libc: LibcFacts
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    pythons: tuple[PythonFacts, ...] = ()
+    compilers: tuple[CompilerFacts, ...] = ()
+    nvcc: tuple[NvccFacts, ...] = ()
+    driver: DriverFacts = DriverFacts()
+    gpus: tuple[GpuFacts, ...] = ()
+    gpus_physical: int | None = None
+    visible_devices: str | None = None
+    nics: tuple[NicFacts, ...] = ()
+    prefix: DiskFacts
+    tmp: DiskFacts | None = None
+    scheduler: SchedulerFacts = SchedulerFacts()
+    tools: dict[str, str | None] = {}
+    modules: str | None = None
+    containers: tuple[str, ...] = ()
+    umask: str = ""
+    environments: tuple[StampFacts, ...] = ()
+    toolchain: tuple[str, ...] = ()
+    files_found: dict[str, str] = {}
+    reachable: dict[str, bool] = {}
+    busy: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+
+    def class_key(self) -> dict[str, Any]:
+        """The part that makes two nodes one node class: everything but names, times, free space and stamps."""
+        data = self.model_dump(mode="json")
+        for key in ("node", "hostname", "probed_at", "prefix", "tmp", "environments", "toolchain", "busy"):
+            data.pop(key)
+        for key in ("files_found", "reachable", "warnings", "nics", "user", "home", "scheduler"):
+            data.pop(key)
+        for gpu in data["gpus"]:
+            for key in ("uuid", "pci_bus_id", "ecc_errors", "mig"):
+                gpu.pop(key)
+        return data

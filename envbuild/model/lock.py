@@ -1,0 +1,171 @@
+"""A lock: exact contents for one stack and profile. Contents, never locations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from envbuild.model.common import (
+    Commit,
+    EnvName,
+    Flavour,
+    GitUrl,
+    ModuleName,
+    Name,
+    PackageName,
+    PythonVersion,
+    RelPath,
+    Sha256,
+    StrictModel,
+    Text,
+    TreeHash,
+)
+from envbuild.model.stack import Base, Build, EnvironmentValue, SmokeItem
+
+LOCK_VERSION = 1
+
+
+def canonical_json(data: Any) -> bytes:
+    """Sorted keys, no spaces, UTF-8: the form that every digest is taken over."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+class ArtifactFile(StrictModel):
+    """One acceptable file of a package. `size` in bytes where the index said it.
+
+    `sha256` is `unrecorded` when nobody has recorded it; then `reason` says why. `witness` names whose record it is
+    when it is not this tool's own download.
+    """
+
+    file: Annotated[Text, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+!-]*\Z")]
+    sha256: Sha256 | Literal["unrecorded"]
+    size: Annotated[int, Field(ge=0)] | None = None
+    witness: Text | None = None
+    reason: Text | None = None
+
+
+class LockedPackage(StrictModel):
+    """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.yaml)."""
+
+    name: PackageName
+    version: Text
+    index: Name = "pypi"
+    files: Annotated[tuple[ArtifactFile, ...], Field(min_length=1)]
+
+
+class LockedSubmodule(StrictModel):
+    """A submodule at its path, pinned like a source."""
+
+    path: RelPath
+    git: GitUrl
+    commit: Commit
+    tree: TreeHash
+
+
+class LockedSource(StrictModel):
+    """A git source, pinned by commit and tree, with how it is installed."""
+
+    name: Name
+    git: GitUrl
+    commit: Commit
+    tree: TreeHash
+    ref: Text | None = None
+    submodules: tuple[LockedSubmodule, ...] = ()
+    install: Literal["wheel", "editable", "path"] = "wheel"
+    path: RelPath | None = None
+    build: Build | None = None
+    patches: tuple[Name, ...] = ()
+    generated: tuple[RelPath, ...] = ()
+
+
+class LockedInterpreter(StrictModel):
+    """`present`: the CPython of that minor version that is there. `standalone`: a build by name and hash."""
+
+    kind: Literal["present", "standalone"] = "present"
+    name: Text | None = None
+    sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _standalone_is_pinned(self) -> LockedInterpreter:
+        if (self.kind == "standalone") != (self.name is not None and self.sha256 is not None):
+            raise ValueError("a standalone interpreter has a name and a sha256; a present one has neither")
+        return self
+
+
+class Variant(StrictModel):
+    """One buildable environment. `id` is its readable label, `digest` its identity (see `compute_digest`).
+
+    `provided` is what the base provides (name to version); empty in a shipped lock whose base is not known yet, and
+    filled by `with_provided` from facts before anything is built.
+    """
+
+    id: Name
+    digest: Sha256
+    engine: Literal["venv"] = "venv"
+    platform: Literal["linux_x86_64", "linux_aarch64"] = "linux_x86_64"
+    python: PythonVersion
+    torch: Text | None = None
+    flavour: Flavour | None = None
+    base: Base = Base(kind="none")
+    provided: dict[str, str] = {}
+    interpreter: LockedInterpreter = LockedInterpreter()
+    packages: tuple[LockedPackage, ...] = ()
+    sources: tuple[LockedSource, ...] = ()
+    imports: tuple[ModuleName, ...] = ()
+    environment: dict[EnvName, EnvironmentValue] = {}
+    smoke: tuple[SmokeItem, ...] = ()
+
+    def contents(self) -> dict[str, Any]:
+        """What the digest covers: everything that decides which files and variables the environment has.
+
+        Left out: the label, the smoke list (it checks an environment, it does not change one), where a record was
+        witnessed, and sizes.
+        """
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"id", "digest", "smoke"})
+        for package in data["packages"]:
+            package["files"] = sorted(
+                ({"file": f["file"], "sha256": f["sha256"]} for f in package["files"]),
+                key=lambda f: f["file"],
+            )
+        for source in data["sources"]:
+            source.pop("ref", None)
+        return data
+
+    def compute_digest(self, stack: str, profile: str) -> str:
+        """sha256 (hex) over the canonical contents, the stack and the profile."""
+        return hashlib.sha256(
+            canonical_json({"stack": stack, "profile": profile, "lock": LOCK_VERSION, **self.contents()})
+        ).hexdigest()
+
+    def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Variant:
+        """The same variant on a known base: what the base provides becomes part of the digest."""
+        known = self.model_copy(update={"provided": dict(sorted(provided.items()))})
+        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+
+
+class Lock(StrictModel):
+    """One lock file: `<stack>.<profile>.lock.toml` in `lockfiles/`, `my.lock.toml` beside a user's `my.yaml`.
+
+    `manifest_digest` is sha256 over the canonical profile of the stack file, so `--locked` notices a disagreement.
+    """
+
+    version: Literal[1] = 1
+    stack: Name
+    profile: Name
+    manifest_digest: Sha256
+    as_of: Text | None = None
+    created_with: dict[str, str] = {}
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _digests_hold(self) -> Lock:
+        ids = [variant.id for variant in self.variants]
+        if len(set(ids)) != len(ids):
+            raise ValueError("two variants have the same id")
+        for variant in self.variants:
+            if variant.digest != variant.compute_digest(self.stack, self.profile):
+                raise ValueError(f"variant {variant.id}: the digest does not match its contents (edited by hand?)")
+        return self

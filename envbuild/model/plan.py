@@ -1,0 +1,58 @@
+"""A plan: what will run where, and why. Nothing to do is a plan too."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from envbuild.model.common import StrictModel
+from envbuild.model.resolution import Resolution
+
+StepKind = Literal["toolchain", "deliver", "install", "smoke", "activate"]
+
+
+class Step(StrictModel):
+    """One step on one node.
+
+    `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
+    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `seconds` a rough estimate.
+    """
+
+    kind: StepKind
+    what: str
+    why: str
+    request: dict[str, Any] | None = None
+    fetch_bytes: int = 0
+    disk_bytes: int = 0
+    inodes: int = 0
+    seconds: float = 0.0
+
+
+class NodePlan(StrictModel):
+    """The steps of one node; no steps means the environment is there and current."""
+
+    node: str
+    environment: str
+    variant_digest: str
+    python: str | None
+    steps: tuple[Step, ...]
+    resolution: Resolution
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """True when the stamp matches and the link points at it."""
+        return not self.steps
+
+
+class Plan(StrictModel):
+    """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed."""
+
+    stack: str
+    profile: str
+    target: str
+    nodes: tuple[NodePlan, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """True when no node has a step."""
+        return all(node.nothing_to_do for node in self.nodes)

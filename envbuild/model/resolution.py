@@ -1,0 +1,51 @@
+"""A resolution: what was decided for one node, each decision with its rule and both compared values."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from envbuild.model.common import StrictModel
+
+Verdict = Literal["allow", "patch", "warn", "refuse"]
+
+
+class Decision(StrictModel):
+    """One rule applied once.
+
+    `compared` are the two values as text, `source` says where the law comes from, `verified` is the note of the data
+    it rests on; `instead` is the nearest thing that would work, for a refusal.
+    """
+
+    rule: str
+    verdict: Verdict
+    what: str
+    compared: tuple[str, str] | None = None
+    source: str = ""
+    verified: str = ""
+    instead: str | None = None
+
+
+class Candidate(StrictModel):
+    """One lock variant that was considered, with its decisions; refused candidates keep theirs."""
+
+    variant_id: str
+    chosen: bool
+    decisions: tuple[Decision, ...]
+
+
+class Resolution(StrictModel):
+    """The outcome for one node: the variant to build and the interpreter to build it with."""
+
+    node: str
+    stack: str
+    profile: str
+    variant_id: str | None
+    variant_digest: str | None
+    interpreter: str | None
+    decisions: tuple[Decision, ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def refused(self) -> bool:
+        """True when nothing fits."""
+        return self.variant_id is None

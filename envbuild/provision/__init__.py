@@ -1,0 +1,1 @@
+"""Plan -> nodes: contact, node bundle, Ansible adapter, journal, run directory, the flow."""

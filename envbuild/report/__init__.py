@@ -1,0 +1,1 @@
+"""Evidence -> HTML, Markdown, JSON."""

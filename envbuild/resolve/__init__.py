@@ -1,0 +1,1 @@
+"""Pure: facts x lock variants x compatibility data -> Resolution."""

@@ -1,0 +1,33 @@
+"""The one place that knows where shipped files are, in a checkout or in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _shipped(name: str) -> Path:
+    """A folder that lies at the top of a checkout and under `_data/` in a wheel."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def catalog() -> Path:
+    """Stacks, targets and compatibility data."""
+    return _PACKAGE / "catalog"
+
+
+def playbooks() -> Path:
+    """`provision.yml`, `verify.yml` and their roles."""
+    return _shipped("playbooks")
+
+
+def lockfiles() -> Path:
+    """The locks of the shipped stacks."""
+    return _shipped("lockfiles")
+
+
+def node_package() -> Path:
+    """The source of the node program."""
+    return _PACKAGE / "node"
