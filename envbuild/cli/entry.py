@@ -1,0 +1,19 @@
+"""The `envbuild` command: version fast path, lazy verbs, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+from envbuild import __version__
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the documented exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    # `--version` is asked by scripts in loops; it needs neither click nor anything else.
+    if arguments in (["--version"], ["-V"]):
+        sys.stdout.write(f"envbuild {__version__}\n")
+        return 0
+    from envbuild.cli.run import run
+
+    return run(arguments)

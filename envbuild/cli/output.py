@@ -1,0 +1,122 @@
+"""How commands speak: results on stdout, everything else on stderr, JSON on request.
+
+Every command takes `common_options` and gets a `Ui` as its first argument.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+JSON_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Ui:
+    """One command's voice. `json`: stdout carries one JSON document; `quiet`: no notes on stderr."""
+
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def result(self, data: dict[str, Any], human: Callable[[], RenderableType | str]) -> None:
+        """Print the result: `data` under `--json` (with its schema version), else what `human()` gives."""
+        if self.json:
+            write_json(data)
+            return
+        shown = human()
+        if isinstance(shown, str):
+            sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
+        else:
+            self.stdout_console().print(shown)
+
+    def note(self, text: str) -> None:
+        """One line on stderr unless `--quiet`."""
+        if not self.quiet:
+            sys.stderr.write(_redacted(text) + "\n")
+
+    def warn(self, text: str) -> None:
+        """One warning line on stderr, also under `--quiet`."""
+        sys.stderr.write(f"warning: {_redacted(text)}\n")
+
+    def stdout_console(self) -> Console:
+        """A rich console for results."""
+        from rich.console import Console
+
+        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+    def stderr_console(self) -> Console:
+        """A rich console for progress and notes."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, quiet=self.quiet)
+
+
+def write_json(data: dict[str, Any]) -> None:
+    """One JSON document on stdout, redacted like every sink."""
+    from envbuild.redact import redact_data
+
+    document = {"schema": JSON_SCHEMA, **redact_data(data)}
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
+    """Add `--json`, `--quiet` and `--debug`, and hand the command a `Ui`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+    @click.option("-q", "--quiet", is_flag=True, help="Say nothing but results, warnings and errors.")
+    @click.option("--debug", is_flag=True, help="Show tracebacks and what the tools print.")
+    @functools.wraps(function)
+    def wrapper(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> R:
+        return function(Ui(json=as_json, quiet=quiet, debug=debug), *args, **kwargs)
+
+    return wrapper
+
+
+def print_error(error: EnvbuildError) -> None:
+    """`error[code]: what` with its why and hint, on stderr; colour is never the only signal."""
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    head = f"error[{error.code}]:"
+    if colour:
+        head = click.style(head, fg="red", bold=True)
+    lines = [f"{head} {_safe(error.what)}"]
+    for label, text in (("why", error.why), ("hint", error.hint)):
+        if text:
+            lines.append(f"{click.style(label + ':', fg='cyan') if colour else label + ':'} {_safe(text)}")
+    sys.stderr.write(_redacted("\n".join(lines)) + "\n")
+
+
+def print_error_json(error: EnvbuildError) -> None:
+    """The error as the one JSON document of a failed command."""
+    write_json({"ok": False, "error": error.as_dict()})
+
+
+def _safe(text: str) -> str:
+    """Without terminal escapes and BiDi controls: the text may come from a node or a file."""
+    return "".join(
+        c
+        if c in "\n\t" or (c.isprintable() and not 0x202A <= ord(c) <= 0x202E and not 0x2066 <= ord(c) <= 0x2069)
+        else f"\\u{ord(c):04x}"
+        for c in text
+    )
+
+
+def _redacted(text: str) -> str:
+    from envbuild.redact import redact_text
+
+    return redact_text(text)

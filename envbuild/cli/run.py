@@ -1,0 +1,54 @@
+"""Runs one command line and turns every failure into a coded error with its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import click
+
+from envbuild.cli.output import print_error, print_error_json
+from envbuild.cli.verbs import cli
+from envbuild.errors import EnvbuildError, ExitCode
+
+
+def run(arguments: list[str]) -> int:
+    """Run and return the exit code; no traceback without `--debug`."""
+    as_json, debug = "--json" in arguments, "--debug" in arguments
+    try:
+        result = cli.main(args=arguments, prog_name="envbuild", standalone_mode=False)
+    except EnvbuildError as error:
+        return _report(error, as_json=as_json, debug=debug)
+    except click.UsageError as error:
+        hint = f"see `{error.ctx.command_path} --help`" if error.ctx else "see `envbuild --help`"
+        return _report(EnvbuildError("usage", error.format_message(), hint=hint), as_json=as_json, debug=debug)
+    except click.ClickException as error:
+        return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, debug=debug)
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("\ninterrupted; the same command continues where this one stopped\n")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout went away (`| head`); Python would complain again while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
+        internal = EnvbuildError(
+            "internal",
+            f"{type(error).__name__}: {error}",
+            why="a mistake in envbuild itself",
+            hint="run again with --debug and report the traceback",
+            exit_code=ExitCode.INTERNAL,
+        )
+        internal.__cause__ = error
+        return _report(internal, as_json=as_json, debug=debug)
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error.__cause__ or error)
+    if as_json:
+        print_error_json(error)
+    print_error(error)
+    return int(error.exit_code)

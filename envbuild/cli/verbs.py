@@ -1,0 +1,79 @@
+"""Which verb lives in which module. Help and completion read this table, so that nothing else is imported."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class Verb(NamedTuple):
+    """`module:attribute` of a click command, and the line that `--help` shows for it."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "plan": Verb("envbuild.cli.provision_cmd", "plan", "Say what would run where, and why"),
+    "probe": Verb("envbuild.cli.nodes_cmd", "probe", "Read the facts of the nodes"),
+    "provision": Verb("envbuild.cli.provision_cmd", "provision", "Build the environment of a stack on a target"),
+    "smoke": Verb("envbuild.cli.nodes_cmd", "smoke", "Run the smoke benchmarks in a built environment"),
+    "verify": Verb("envbuild.cli.nodes_cmd", "verify", "Compare a built environment with its lock and stamp"),
+    "doctor": Verb("envbuild.cli.doctor_cmd", "doctor", "Check this machine: what envbuild needs and what it found"),
+    "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
+    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show"),
+    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
+    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
+    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
+    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
+    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value"),
+    "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs, in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of one verb."""
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        command = getattr(importlib.import_module(verb.module), verb.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{verb.module}.{verb.attribute} is not a command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest verb when there is none of that name."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            ctx.fail(f"no such verb: {args[0]}" + (f" (did you mean `{near[0]}`?)" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help lines from the table, without importing the commands."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
+    "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted.",
+)
+@click.version_option(package_name="envbuild", message="envbuild %(version)s")
+def cli() -> None:
+    """Provision and verify reproducible GPU training environments."""
