@@ -1,5 +1,44 @@
-.PHONY: provision test lint
-provision: .venv/.ready
+# Everything runs in .venv, made from the hash-checked development lock.
+SHELL := /bin/sh
+PYTEST := .venv/bin/python -m pytest -n 2
+
+.PHONY: provision test test-slow lint generated bench locks clean
+
+provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
-.venv/.ready: pyproject.toml .ci/setup
+
+test: .venv/.ready system-packages  ## the fast tests (under 10 minutes on 2 cores)
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.ready system-packages  ## real torch environments, real nodes, kill -9 everywhere
+	$(PYTEST) -m slow
+
+lint: .venv/.ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/yamllint --strict .
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
+
+generated: .venv/.ready  ## schemas and shipped locks agree with what makes them
+	.venv/bin/python -m envbuild.report.schema --check
+	.venv/bin/python -m envbuild.catalog.schema --check
+	.venv/bin/envbuild lock check torch-smoke --offline
+
+bench: .venv/.ready
+	.venv/bin/python -m benchmarks
+
+locks:  ## refresh the development lock
+	.venv/bin/uv pip compile -q pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-annotate -o lockfiles/development.txt
+	grep -A1000 '^uv==' lockfiles/development.txt | awk 'NR>1 && /^[a-z]/ {exit} {print}' > lockfiles/uv.txt
+
+.PHONY: system-packages
+system-packages:
+	sh .ci/system-packages
+
+.venv/.ready: pyproject.toml lockfiles/development.txt lockfiles/uv.txt .ci/setup
 	sh .ci/setup
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

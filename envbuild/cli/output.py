@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
@@ -85,7 +85,7 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
     def wrapper(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> R:
         return function(Ui(json=as_json, quiet=quiet, debug=debug), *args, **kwargs)
 
-    return wrapper
+    return cast(Callable[P, R], wrapper)
 
 
 def print_error(error: EnvbuildError) -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import click
 
+from envbuild import __version__
+
 
 class Verb(NamedTuple):
     """`module:attribute` of a click command, and the line that `--help` shows for it."""
@@ -74,6 +76,6 @@ class LazyGroup(click.Group):
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
     "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted.",
 )
-@click.version_option(package_name="envbuild", message="envbuild %(version)s")
+@click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:
     """Provision and verify reproducible GPU training environments."""

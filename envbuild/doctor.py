@@ -1,0 +1,139 @@
+"""Checks the controller itself: the programs envbuild drives, each found and new enough, with the next step if not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.version import Version
+
+Level = Literal["ok", "warning", "missing"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line of `envbuild doctor`: what was looked for, what was found, and what follows."""
+
+    name: str
+    level: Level
+    found: str
+    needed: str
+    consequence: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class _Program:
+    name: str
+    command: tuple[str, ...]
+    least: str
+    pattern: str
+    required: bool
+    consequence: str
+    hint: str
+
+
+_PROGRAMS = (
+    _Program(
+        "git",
+        ("git", "--version"),
+        "2.25",
+        r"git version (\d+(?:\.\d+)+)",
+        True,
+        "stacks with sources cannot be locked or built",
+        "install git, for example: sudo apt-get install -y git",
+    ),
+    _Program(
+        "ssh",
+        ("ssh", "-V"),
+        "7.4",
+        r"OpenSSH_(\d+\.\d+)",
+        False,
+        "only `connection: local` works",
+        "install an OpenSSH client, for example: sudo apt-get install -y openssh-client",
+    ),
+    _Program(
+        "ansible-playbook",
+        ("ansible-playbook", "--version"),
+        "2.19",
+        r"core (\d+(?:\.\d+)+)",
+        True,
+        "nothing can be provisioned",
+        "install envbuild with its dependencies: pip install envbuild",
+    ),
+    _Program(
+        "uv",
+        ("uv", "--version"),
+        "0.9",
+        r"uv (\d+(?:\.\d+)+)",
+        True,
+        "nothing can be locked or installed",
+        "install envbuild with its dependencies: pip install envbuild",
+    ),
+)
+
+
+def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
+    """Look at this machine; missing things are lines, never errors."""
+    checks: list[Callable[[], Diagnosis]] = [_python, *[_checker(program) for program in _PROGRAMS]]
+    lines = [check() for check in checks]
+    if prefix is not None:
+        lines.append(_prefix(prefix))
+    return lines
+
+
+def find_program(name: str) -> str | None:
+    """The program beside this interpreter (its own environment) first, then on PATH."""
+    beside = Path(sys.executable).parent / name
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return str(beside)
+    return shutil.which(name)
+
+
+def _python() -> Diagnosis:
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Diagnosis("python", "ok", f"{found} ({sys.executable})", ">= 3.11")
+
+
+def _checker(program: _Program) -> Callable[[], Diagnosis]:
+    return lambda: _program(program)
+
+
+def _program(program: _Program) -> Diagnosis:
+    needed = f">= {program.least}"
+    absent: Level = "missing" if program.required else "warning"
+    path = find_program(program.command[0])
+    if path is None:
+        return Diagnosis(program.name, absent, "not found", needed, program.consequence, program.hint)
+    try:
+        done = subprocess.run([path, *program.command[1:]], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Diagnosis(
+            program.name, absent, f"{path} does not run: {error}", needed, program.consequence, program.hint
+        )
+    match = re.search(program.pattern, done.stdout + done.stderr)
+    if match is None:
+        return Diagnosis(program.name, "warning", f"{path}, version not understood", needed, hint=program.hint)
+    found = f"{match[1]} ({path})"
+    if Version(match[1]) < Version(program.least):
+        return Diagnosis(program.name, absent, found, needed, program.consequence, program.hint)
+    return Diagnosis(program.name, "ok", found, needed)
+
+
+def _prefix(prefix: Path) -> Diagnosis:
+    folder = next(path for path in (prefix, *prefix.parents) if path.exists())
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize / 1e9
+    needed = "writable, a few GB free"
+    if not os.access(folder, os.W_OK):
+        return Diagnosis("prefix", "missing", f"{folder} is not writable", needed, "nothing can be built there",
+                         "choose another with `--prefix` or ENVBUILD_PREFIX")  # fmt: skip
+    found = f"{prefix}, {free:.1f} GB free"
+    return Diagnosis("prefix", "ok" if free > 3 else "warning", found, needed)
