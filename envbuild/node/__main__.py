@@ -1,0 +1,91 @@
+"""`python envbuild-node.pyz VERB`: run one verb of the node program; see `protocol.py`."""
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+
+from envbuild.node import proc, protocol
+from envbuild.node.protocol import Exit, Interrupted, NodeError
+
+# Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
+VERBS = {
+    "probe": "probe",
+    "install": "install",
+    "smoke": "smoke",
+    "activate": "activate",
+    "verify": "verify",
+    "envs": "envs",
+    "use": "use",
+    "remove": "remove",
+}
+
+
+def _on_signal(number, _frame):
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+    proc.stop_all()
+    raise Interrupted(number)
+
+
+def _execute(verb):
+    """Run `verb` with the request on stdin; returns (response, exit code)."""
+    try:
+        if verb not in VERBS:
+            raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(VERBS))
+        request = protocol.read_request(sys.stdin.buffer, verb)
+        path = request["args"].get("log")
+        protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
+        changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+        code = Exit.OK if result.get("ok", True) else Exit.CHECK_FAILED
+        return protocol.success(verb, changed, result), code
+    except NodeError as error:
+        return protocol.failure(verb, error), error.exit_code
+    except Interrupted as signal_:
+        error = NodeError("interrupted", "stopped by signal %s" % signal_, exit_code=Exit.INTERRUPTED)
+        return protocol.failure(verb, error), error.exit_code
+    except Exception as error:  # noqa: BLE001 - the last line of defence: the controller must always get an answer
+        return _internal(verb, error)
+
+
+def _internal(verb, error):
+    traceback.print_exc()
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    found = NodeError(
+        "node-internal",
+        "the node program failed in `%s`" % verb,
+        why="%s: %s" % (type(error).__name__, str(error)[:500]),
+        hint="this is a fault of envbuild; please report it with the log",
+        exit_code=Exit.INTERNAL,
+        details={"file": os.path.basename(last[0]), "line": last[1], "function": last[2]},
+    )
+    return protocol.failure(verb, found), found.exit_code
+
+
+def main(argv=None):
+    """Run one verb and return the exit code; while it runs, file descriptor 1 is stderr, so stdout stays clean."""
+    argv = sys.argv[1:] if argv is None else argv
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _on_signal)
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        verb = argv[0] if len(argv) == 1 else ""
+        response, code = _execute(verb)
+        try:
+            line = protocol.encode(response)
+        except (TypeError, ValueError) as error:
+            response, code = _internal(verb, error)
+            line = protocol.encode(response)
+        protocol.write_all(answer, line)
+    finally:
+        sys.stdout.flush()
+        os.dup2(answer, 1)
+        os.close(answer)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Run other programs: argument lists only, own process group, a deadline, a cap on output, English messages."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+OUTPUT_LIMIT = 64 * 1024 * 1024
+_GRACE = 0.5
+
+
+class Finished:
+    """What a program left: `rc` (None when missing or killed), `out` and `err` (text), and why it did not end well.
+
+    `missing`: there is no such program. `timed_out`: killed at its deadline. `truncated`: output was cut at the cap.
+    `seconds`: wall time.
+    """
+
+    def __init__(self, rc=None, out="", err="", missing=False, timed_out=False, truncated=False, seconds=0.0):
+        """Plain data."""
+        self.rc = rc
+        self.out = out
+        self.err = err
+        self.missing = missing
+        self.timed_out = timed_out
+        self.truncated = truncated
+        self.seconds = seconds
+
+    @property
+    def ok(self):
+        """It was there, ended in time and with 0."""
+        return self.rc == 0 and not self.timed_out
+
+
+class _Live:
+    """Process groups that must not outlive this process; a signal handler needs one place to find them."""
+
+    def __init__(self):
+        self.groups = set()
+        self.stopping = False
+
+    def kill(self, group, number):
+        try:
+            os.killpg(group, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+_LIVE = _Live()
+
+
+def stop_all():
+    """Kill every running program and refuse new ones; for signal handlers."""
+    _LIVE.stopping = True
+    for group in list(_LIVE.groups):
+        _LIVE.kill(group, signal.SIGKILL)
+
+
+def clean_env(extra=None):
+    """This process's environment with the UTF-8 C locale, and `extra` (a value of None removes a variable)."""
+    env = dict(os.environ)
+    for name in ("LANGUAGE", "LC_MESSAGES"):
+        env.pop(name, None)
+    env["LC_ALL"] = "C.UTF-8"
+    for name, value in (extra or {}).items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+class _Reader(threading.Thread):
+    """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer never blocks."""
+
+    def __init__(self, stream, limit):
+        super().__init__(daemon=True)
+        self.stream = stream
+        self.limit = limit
+        self.parts = []
+        self.size = 0
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                part = os.read(self.stream.fileno(), 65536)
+            except (OSError, ValueError):
+                return
+            if not part:
+                return
+            if self.size < self.limit:
+                self.parts.append(part[: self.limit - self.size])
+            self.size += len(part)
+
+    def text(self):
+        return b"".join(self.parts).decode("utf-8", "replace")
+
+
+def _feed(process, data):
+    try:
+        process.stdin.write(data)
+        process.stdin.close()
+    except (OSError, ValueError):
+        pass
+
+
+def run(argv, timeout=60.0, env=None, cwd=None, stdin=None, limit=OUTPUT_LIMIT):
+    """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
+
+    `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
+    At the deadline the whole process group is killed: SIGTERM, then SIGKILL half a second later.
+    """
+    begun = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_env() if env is None else env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return Finished(err=str(error), missing=True)
+    _LIVE.groups.add(process.pid)
+    if _LIVE.stopping:
+        _LIVE.kill(process.pid, signal.SIGKILL)
+    try:
+        return _collect(process, timeout, stdin, limit, begun)
+    finally:
+        _end_group(process)
+
+
+def _collect(process, timeout, stdin, limit, begun):
+    readers = [_Reader(process.stdout, limit), _Reader(process.stderr, limit)]
+    if stdin is not None:
+        threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
+    timed_out = False
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        _LIVE.kill(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            _LIVE.kill(process.pid, signal.SIGKILL)
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                pass  # in uninterruptible sleep (a sick driver or file system): leave it behind
+    left = None if timeout is None else max(_GRACE, timeout - (time.monotonic() - begun))
+    for reader in readers:
+        # A grandchild may keep the pipe open; it must not hold us longer than the deadline.
+        reader.join(_GRACE if timed_out else left)
+    return Finished(
+        rc=None if timed_out else process.returncode,
+        out=readers[0].text(),
+        err=readers[1].text(),
+        timed_out=timed_out or any(reader.is_alive() for reader in readers),
+        truncated=any(reader.size > limit for reader in readers),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _end_group(process):
+    """Nothing that the program started stays behind."""
+    _LIVE.kill(process.pid, signal.SIGKILL)
+    _LIVE.groups.discard(process.pid)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError:
+                pass
+
+
+def parallel(calls, timeout=None):
+    """Run callables at once, each in a daemon thread; list of results in order, None where one failed or is late.
+
+    Failures of a call are its own business: it must return a value. `timeout` is for all of them, in seconds.
+    """
+    results = [None] * len(calls)
+
+    def work(index, call):
+        results[index] = call()
+
+    threads = [threading.Thread(target=work, args=(i, call), daemon=True) for i, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for thread in threads:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return list(results)

@@ -1,0 +1,204 @@
+"""One JSON request on stdin, one JSON response line on stdout, everything else on stderr.
+
+The contract is in `docs/architecture.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package has
+the same name, so `from envbuild.node.protocol import NodeError` works in both.
+"""
+
+import json
+import os
+import sys
+import time
+
+PROTOCOL = 1
+REQUEST_LIMIT = 64 * 1024 * 1024
+
+
+class Exit:
+    """Documented exit codes; the same numbers as the controller's `ExitCode`."""
+
+    OK = 0
+    CHECK_FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    BUILD_FAILED = 4
+    INTEGRITY = 5
+    BELOW_FLOOR = 6
+    REFUSED = 7
+    PARTIAL = 8
+    JOB_FAILED = 9
+    INTERNAL = 70
+    TRY_AGAIN = 75
+    INTERRUPTED = 130
+
+
+class NodeError(Exception):
+    """A failure that a user can act on; the controller turns it into an `EnvbuildError` with the same code.
+
+    `changed` says whether the node was changed before the failure.
+    """
+
+    def __init__(self, code, what, why="", hint="", exit_code=Exit.USAGE, details=None, changed=False):
+        """`code` is kebab-case, `what` one line, `why` the cause as observed, `hint` the next step."""
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.hint = hint
+        self.exit_code = int(exit_code)
+        self.details = details or {}
+        self.changed = bool(changed)
+
+    def __str__(self):
+        """One line: code and what happened."""
+        return "error[%s]: %s" % (self.code, self.what)
+
+    def as_dict(self):
+        """The `error` object of a response."""
+        out = {"code": self.code, "what": self.what, "exit": self.exit_code}
+        for key in ("why", "hint", "details"):
+            value = getattr(self, key)
+            if value:
+                out[key] = value
+        return out
+
+
+class Interrupted(BaseException):
+    """SIGTERM, SIGINT or SIGHUP arrived; not an `Exception`, so that no verb swallows it."""
+
+
+def _refuse(why):
+    return NodeError("request-invalid", "the request is not what this node program reads", why=why)
+
+
+def _no_constant(text):
+    raise _refuse("%s is not JSON" % text)
+
+
+def _no_duplicates(pairs):
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _refuse("duplicate key %r" % key[:80])
+            seen.add(key)
+    return out
+
+
+def parse_request(data, verb):
+    """The request in `data` (bytes) for `verb`, its prefix expanded.
+
+    Raises NodeError `request-invalid` or `protocol-mismatch`.
+    """
+    if len(data) > REQUEST_LIMIT:
+        raise _refuse("larger than %d bytes" % REQUEST_LIMIT)
+    try:
+        request = json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+    except RecursionError:
+        raise _refuse("nested too deeply") from None
+    except ValueError as error:
+        raise _refuse(str(error)[:300]) from None
+    if not isinstance(request, dict):
+        raise _refuse("not a JSON object")
+    if request.get("protocol") != PROTOCOL:
+        raise NodeError(
+            "protocol-mismatch",
+            "the node program speaks protocol %d" % PROTOCOL,
+            why="the request says protocol %r" % (request.get("protocol"),),
+            hint="run the node program that belongs to this version of envbuild",
+        )
+    _check_fields(request, verb)
+    request["prefix"] = expand_prefix(request["prefix"])
+    return request
+
+
+def _check_fields(request, verb):
+    for key, kind in (("verb", str), ("run", str), ("prefix", str), ("args", dict)):
+        if not isinstance(request.setdefault(key, {} if key == "args" else None), kind):
+            raise _refuse("`%s` is missing or of the wrong type" % key)
+    if request["verb"] != verb:
+        raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
+
+
+def read_request(stream, verb):
+    """Read and check one request from a binary stream; see `parse_request`."""
+    return parse_request(stream.read(REQUEST_LIMIT + 1), verb)
+
+
+def expand_prefix(text):
+    """`text` with `{user}`, `{home}` and `{data}` (XDG data directory) filled in as this node knows them.
+
+    Raises NodeError `prefix-invalid` when the outcome is not an absolute path without `..`.
+    """
+    home = os.path.expanduser("~")
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):
+        data = os.path.join(home, ".local", "share")
+    path = text.replace("{user}", user_name()).replace("{home}", home).replace("{data}", data)
+    bad = not path.startswith("/") or ".." in path.split("/") or "{" in path or any(ord(c) < 32 for c in path)
+    if bad:
+        raise NodeError(
+            "prefix-invalid",
+            "the prefix %r is not an absolute path" % text[:200],
+            why="on this node it reads %r" % path[:200],
+            hint="give an absolute path; `{user}`, `{home}` and `{data}` may be used",
+        )
+    return os.path.normpath(path)
+
+
+def user_name():
+    """The login name; the user id as text where no name is known."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return str(os.geteuid())
+
+
+class Log:
+    """Lines to stderr and, once a file is named, JSON lines `{"t": seconds since 1970, "message": ...}` to it."""
+
+    def __init__(self):
+        """Start with stderr only."""
+        self.path = None
+
+    def __call__(self, message):
+        """Write one message; a log file that cannot be written never stops the work."""
+        sys.stderr.write(message + "\n")
+        sys.stderr.flush()
+        if self.path is None:
+            return
+        line = json.dumps({"t": round(time.time(), 3), "message": message}) + "\n"
+        try:
+            with open(self.path, "ab") as handle:
+                handle.write(line.encode("ascii"))
+        except OSError as error:
+            self.path = None
+            sys.stderr.write("log file not written: %s\n" % error)
+
+
+log = Log()
+
+
+def success(verb, changed, result):
+    """The response of a verb that ran."""
+    return {"protocol": PROTOCOL, "verb": verb, "ok": True, "changed": bool(changed), "result": result}
+
+
+def failure(verb, error):
+    """The response of a verb that failed with the NodeError `error`."""
+    return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": error.as_dict()}
+
+
+def encode(response):
+    """`response` as one line of UTF-8; bytes of file names that are not UTF-8 become `?`."""
+    text = json.dumps(response, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def write_all(descriptor, data):
+    """Write every byte of `data`; raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
