@@ -9,6 +9,10 @@ import traceback
 from envbuild.node import proc, protocol
 from envbuild.node.protocol import Exit, Interrupted, NodeError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
     "probe": "probe",
@@ -22,48 +26,56 @@ VERBS = {
 }
 
 
-def _on_signal(number, _frame):
+def _on_signal(number: "int", _frame: "object") -> "None":
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
     proc.stop_all()
     raise Interrupted(number)
 
 
-def _execute(verb):
+def _dispatch(verb: "str") -> "tuple[bool, dict[str, Any]]":
+    if verb not in VERBS:
+        raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(VERBS))
+    request = protocol.read_request(sys.stdin.buffer, verb)
+    path = request["args"].get("log")
+    protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
+    changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+    return changed, result
+
+
+def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
     """Run `verb` with the request on stdin; returns (response, exit code)."""
     try:
-        if verb not in VERBS:
-            raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(VERBS))
-        request = protocol.read_request(sys.stdin.buffer, verb)
-        path = request["args"].get("log")
-        protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
-        changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+        changed, result = _dispatch(verb)
         code = Exit.OK if result.get("ok", True) else Exit.CHECK_FAILED
         return protocol.success(verb, changed, result), code
     except NodeError as error:
         return protocol.failure(verb, error), error.exit_code
     except Interrupted as signal_:
-        error = NodeError("interrupted", "stopped by signal %s" % signal_, exit_code=Exit.INTERRUPTED)
-        return protocol.failure(verb, error), error.exit_code
+        stopped = NodeError("interrupted", "stopped by signal %s" % signal_, exit_code=Exit.INTERRUPTED)
+        return protocol.failure(verb, stopped), stopped.exit_code
     except Exception as error:  # noqa: BLE001 - the last line of defence: the controller must always get an answer
         return _internal(verb, error)
 
 
-def _internal(verb, error):
+def _internal(verb: "str", error: "Exception") -> "tuple[dict[str, Any], int]":
     traceback.print_exc()
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    where = (
+        {"file": os.path.basename(frames[-1][0]), "line": frames[-1][1], "function": frames[-1][2]} if frames else {}
+    )
     found = NodeError(
         "node-internal",
         "the node program failed in `%s`" % verb,
         why="%s: %s" % (type(error).__name__, str(error)[:500]),
         hint="this is a fault of envbuild; please report it with the log",
         exit_code=Exit.INTERNAL,
-        details={"file": os.path.basename(last[0]), "line": last[1], "function": last[2]},
+        details=where,
     )
     return protocol.failure(verb, found), found.exit_code
 
 
-def main(argv=None):
+def main(argv: "list[str] | None" = None) -> "int":
     """Run one verb and return the exit code; while it runs, file descriptor 1 is stderr, so stdout stays clean."""
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -6,6 +6,13 @@ import subprocess
 import threading
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import IO, TypeVar
+
+    T = TypeVar("T")
+
 OUTPUT_LIMIT = 64 * 1024 * 1024
 _GRACE = 0.5
 
@@ -17,7 +24,16 @@ class Finished:
     `seconds`: wall time.
     """
 
-    def __init__(self, rc=None, out="", err="", missing=False, timed_out=False, truncated=False, seconds=0.0):
+    def __init__(
+        self,
+        rc: "int | None" = None,
+        out: "str" = "",
+        err: "str" = "",
+        missing: "bool" = False,
+        timed_out: "bool" = False,
+        truncated: "bool" = False,
+        seconds: "float" = 0.0,
+    ) -> "None":
         """Plain data."""
         self.rc = rc
         self.out = out
@@ -28,7 +44,7 @@ class Finished:
         self.seconds = seconds
 
     @property
-    def ok(self):
+    def ok(self) -> "bool":
         """It was there, ended in time and with 0."""
         return self.rc == 0 and not self.timed_out
 
@@ -36,11 +52,11 @@ class Finished:
 class _Live:
     """Process groups that must not outlive this process; a signal handler needs one place to find them."""
 
-    def __init__(self):
-        self.groups = set()
+    def __init__(self) -> "None":
+        self.groups = set()  # type: set[int]
         self.stopping = False
 
-    def kill(self, group, number):
+    def kill(self, group: "int", number: "int") -> "None":
         try:
             os.killpg(group, number)
         except (ProcessLookupError, PermissionError):
@@ -50,14 +66,14 @@ class _Live:
 _LIVE = _Live()
 
 
-def stop_all():
+def stop_all() -> "None":
     """Kill every running program and refuse new ones; for signal handlers."""
     _LIVE.stopping = True
     for group in list(_LIVE.groups):
         _LIVE.kill(group, signal.SIGKILL)
 
 
-def clean_env(extra=None):
+def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
     """This process's environment with the UTF-8 C locale, and `extra` (a value of None removes a variable)."""
     env = dict(os.environ)
     for name in ("LANGUAGE", "LC_MESSAGES"):
@@ -74,15 +90,15 @@ def clean_env(extra=None):
 class _Reader(threading.Thread):
     """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer never blocks."""
 
-    def __init__(self, stream, limit):
+    def __init__(self, stream: "IO[bytes]", limit: "int") -> "None":
         super().__init__(daemon=True)
         self.stream = stream
         self.limit = limit
-        self.parts = []
+        self.parts = []  # type: list[bytes]
         self.size = 0
         self.start()
 
-    def run(self):
+    def run(self) -> "None":
         while True:
             try:
                 part = os.read(self.stream.fileno(), 65536)
@@ -94,19 +110,26 @@ class _Reader(threading.Thread):
                 self.parts.append(part[: self.limit - self.size])
             self.size += len(part)
 
-    def text(self):
+    def text(self) -> "str":
         return b"".join(self.parts).decode("utf-8", "replace")
 
 
-def _feed(process, data):
+def _feed(stream: "IO[bytes]", data: "bytes") -> "None":
     try:
-        process.stdin.write(data)
-        process.stdin.close()
+        stream.write(data)
+        stream.close()
     except (OSError, ValueError):
         pass
 
 
-def run(argv, timeout=60.0, env=None, cwd=None, stdin=None, limit=OUTPUT_LIMIT):
+def run(
+    argv: "Sequence[str]",
+    timeout: "float | None" = 60.0,
+    env: "dict[str, str] | None" = None,
+    cwd: "str | None" = None,
+    stdin: "bytes | None" = None,
+    limit: "int" = OUTPUT_LIMIT,
+) -> "Finished":
     """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
 
     `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
@@ -134,10 +157,16 @@ def run(argv, timeout=60.0, env=None, cwd=None, stdin=None, limit=OUTPUT_LIMIT):
         _end_group(process)
 
 
-def _collect(process, timeout, stdin, limit, begun):
-    readers = [_Reader(process.stdout, limit), _Reader(process.stderr, limit)]
-    if stdin is not None:
-        threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
+def _collect(
+    process: "subprocess.Popen[bytes]",
+    timeout: "float | None",
+    stdin: "bytes | None",
+    limit: "int",
+    begun: "float",
+) -> "Finished":
+    readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
+    if stdin is not None and process.stdin is not None:
+        threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
     timed_out = False
     try:
         process.wait(timeout)
@@ -166,7 +195,7 @@ def _collect(process, timeout, stdin, limit, begun):
     )
 
 
-def _end_group(process):
+def _end_group(process: "subprocess.Popen[bytes]") -> "None":
     """Nothing that the program started stays behind."""
     _LIVE.kill(process.pid, signal.SIGKILL)
     _LIVE.groups.discard(process.pid)
@@ -178,14 +207,14 @@ def _end_group(process):
                 pass
 
 
-def parallel(calls, timeout=None):
+def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None) -> "list[T | None]":
     """Run callables at once, each in a daemon thread; list of results in order, None where one failed or is late.
 
     Failures of a call are its own business: it must return a value. `timeout` is for all of them, in seconds.
     """
-    results = [None] * len(calls)
+    results = [None] * len(calls)  # type: list[T | None]
 
-    def work(index, call):
+    def work(index: "int", call: "Callable[[], T]") -> "None":
         results[index] = call()
 
     threads = [threading.Thread(target=work, args=(i, call), daemon=True) for i, call in enumerate(calls)]

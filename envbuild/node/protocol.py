@@ -1,13 +1,18 @@
 """One JSON request on stdin, one JSON response line on stdout, everything else on stderr.
 
 The contract is in `docs/architecture.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package has
-the same name, so `from envbuild.node.protocol import NodeError` works in both.
+the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations are quoted throughout the
+node program: Python 3.6 parses them and nothing evaluates them.
 """
 
 import json
 import os
 import sys
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, NoReturn
 
 PROTOCOL = 1
 REQUEST_LIMIT = 64 * 1024 * 1024
@@ -37,7 +42,16 @@ class NodeError(Exception):
     `changed` says whether the node was changed before the failure.
     """
 
-    def __init__(self, code, what, why="", hint="", exit_code=Exit.USAGE, details=None, changed=False):
+    def __init__(
+        self,
+        code: "str",
+        what: "str",
+        why: "str" = "",
+        hint: "str" = "",
+        exit_code: "int" = Exit.USAGE,
+        details: "dict[str, Any] | None" = None,
+        changed: "bool" = False,
+    ) -> "None":
         """`code` is kebab-case, `what` one line, `why` the cause as observed, `hint` the next step."""
         super().__init__(what)
         self.code = code
@@ -48,11 +62,11 @@ class NodeError(Exception):
         self.details = details or {}
         self.changed = bool(changed)
 
-    def __str__(self):
+    def __str__(self) -> "str":
         """One line: code and what happened."""
         return "error[%s]: %s" % (self.code, self.what)
 
-    def as_dict(self):
+    def as_dict(self) -> "dict[str, Any]":
         """The `error` object of a response."""
         out = {"code": self.code, "what": self.what, "exit": self.exit_code}
         for key in ("why", "hint", "details"):
@@ -66,15 +80,15 @@ class Interrupted(BaseException):
     """SIGTERM, SIGINT or SIGHUP arrived; not an `Exception`, so that no verb swallows it."""
 
 
-def _refuse(why):
+def _refuse(why: "str") -> "NodeError":
     return NodeError("request-invalid", "the request is not what this node program reads", why=why)
 
 
-def _no_constant(text):
+def _no_constant(text: "str") -> "NoReturn":
     raise _refuse("%s is not JSON" % text)
 
 
-def _no_duplicates(pairs):
+def _no_duplicates(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
     out = dict(pairs)
     if len(out) != len(pairs):
         seen = set()
@@ -85,7 +99,7 @@ def _no_duplicates(pairs):
     return out
 
 
-def parse_request(data, verb):
+def parse_request(data: "bytes", verb: "str") -> "dict[str, Any]":
     """The request in `data` (bytes) for `verb`, its prefix expanded.
 
     Raises NodeError `request-invalid` or `protocol-mismatch`.
@@ -112,7 +126,7 @@ def parse_request(data, verb):
     return request
 
 
-def _check_fields(request, verb):
+def _check_fields(request: "dict[str, Any]", verb: "str") -> "None":
     for key, kind in (("verb", str), ("run", str), ("prefix", str), ("args", dict)):
         if not isinstance(request.setdefault(key, {} if key == "args" else None), kind):
             raise _refuse("`%s` is missing or of the wrong type" % key)
@@ -120,12 +134,12 @@ def _check_fields(request, verb):
         raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
 
 
-def read_request(stream, verb):
+def read_request(stream: "BinaryIO", verb: "str") -> "dict[str, Any]":
     """Read and check one request from a binary stream; see `parse_request`."""
     return parse_request(stream.read(REQUEST_LIMIT + 1), verb)
 
 
-def expand_prefix(text):
+def expand_prefix(text: "str") -> "str":
     """`text` with `{user}`, `{home}` and `{data}` (XDG data directory) filled in as this node knows them.
 
     Raises NodeError `prefix-invalid` when the outcome is not an absolute path without `..`.
@@ -146,7 +160,7 @@ def expand_prefix(text):
     return os.path.normpath(path)
 
 
-def user_name():
+def user_name() -> "str":
     """The login name; the user id as text where no name is known."""
     try:
         import pwd
@@ -159,11 +173,11 @@ def user_name():
 class Log:
     """Lines to stderr and, once a file is named, JSON lines `{"t": seconds since 1970, "message": ...}` to it."""
 
-    def __init__(self):
+    def __init__(self) -> "None":
         """Start with stderr only."""
-        self.path = None
+        self.path = None  # type: str | None
 
-    def __call__(self, message):
+    def __call__(self, message: "str") -> "None":
         """Write one message; a log file that cannot be written never stops the work."""
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
@@ -181,23 +195,23 @@ class Log:
 log = Log()
 
 
-def success(verb, changed, result):
+def success(verb: "str", changed: "bool", result: "dict[str, Any]") -> "dict[str, Any]":
     """The response of a verb that ran."""
     return {"protocol": PROTOCOL, "verb": verb, "ok": True, "changed": bool(changed), "result": result}
 
 
-def failure(verb, error):
+def failure(verb: "str", error: "NodeError") -> "dict[str, Any]":
     """The response of a verb that failed with the NodeError `error`."""
     return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": error.as_dict()}
 
 
-def encode(response):
+def encode(response: "dict[str, Any]") -> "bytes":
     """`response` as one line of UTF-8; bytes of file names that are not UTF-8 become `?`."""
     text = json.dumps(response, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def write_all(descriptor, data):
+def write_all(descriptor: "int", data: "bytes") -> "None":
     """Write every byte of `data`; raises OSError."""
     view = memoryview(data)
     while view:
