@@ -1,0 +1,193 @@
+"""The redactor: a planted secret never comes out, and ordinary text stays readable."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import string
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.redact import MASK, RedactFilter, Redactor, looks_secret, redact_data, redact_text
+
+PLAIN = Redactor({})
+CANARY = "c4nary/Value+with=odd&chars"
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("fetching https://user:hunter2@host/simple/", "hunter2"),
+        ("https://tok3nvalue@github.com/a/b.git", "tok3nvalue"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ('curl -H "Authorization: token abcdef123" https://host', "abcdef123"),
+        ('Proxy-Authorization: Digest username="bob", response="6629fae4"', "6629fae4"),
+        ("{'Authorization': 'Bearer abcdefghijk'}", "abcdefghijk"),
+        ("PRIVATE-TOKEN: xyzzy", "xyzzy"),
+        ("got Bearer abc.def-ghi_jkl", "abc.def-ghi_jkl"),
+        ("ghp_" + "a1B2" * 9, "a1B2a1B2"),
+        ("hf_" + "Ab3" * 11, "Ab3Ab3"),
+        ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
+        ("glpat-" + "x1-Y" * 5, "x1-Yx1-Y"),
+        ("pypi-AgEIcHlwaS5vcmcCJDU3", "AgEIcHlwaS5vcmc"),
+        ("--password=hunter2 --next", "hunter2"),
+        ("WANDB_API_KEY=0123456789", "0123456789"),
+        ('{"password": "hunter2"}', "hunter2"),
+        ("https://host/?token=abc123&x=1", "abc123"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----", "MIIabc"),
+    ],
+)
+def test_secrets_of_known_forms_are_masked(text: str, gone: str) -> None:
+    redacted = PLAIN.text(text)
+    assert gone not in redacted
+    assert MASK in redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokens_per_second=1234.5 median",
+        "12 tokens/s: 4 tokens: 5",
+        "ssh://git@github.com/org/repo",
+        "https://github.com/astral-sh/uv/releases/download/0.9/uv.tar.gz",
+        "numpy==2.1.0 --hash=sha256:0123456789abcdef",
+        "commit a8b7867411b67fc78d6ccd8ed63d21f71a341779",
+        "expected ',' but got an unexpected token: '}'",
+        "task-runner-with-a-very-long-name-indeed",
+    ],
+)
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert PLAIN.text(text) == text
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "MY_KEY", "github-pat", "apiKey"])
+def test_secret_names(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "PWD", "TOKENIZERS_PARALLELISM", "tokens_per_second", "HOME", "KEYBOARD"])
+def test_names_that_are_not_secret(name: str) -> None:
+    assert not looks_secret(name)
+
+
+def test_a_field_named_key_is_not_a_secret_but_an_api_key_is() -> None:
+    assert PLAIN.data({"build_key": "abcdef", "api_key": "abcdef"}) == {"build_key": "abcdef", "api_key": MASK}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        CANARY,
+        quote(CANARY, safe=""),
+        quote(CANARY),
+        base64.b64encode(CANARY.encode()).decode(),
+        base64.urlsafe_b64encode(CANARY.encode()).decode(),
+        json.dumps(CANARY),
+    ],
+)
+def test_a_canary_in_the_environment_never_comes_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    redacted = redact_text(f"before {form} after")
+    assert "c4nary" not in redacted
+    assert form not in redacted
+    assert redacted.startswith("before ")
+    assert redacted.endswith(" after")
+
+
+@given(user=st.text(string.ascii_letters, max_size=9), secret=st.text(string.printable, min_size=12, max_size=60))
+def test_a_secret_inside_basic_credentials_is_masked_at_every_alignment(user: str, secret: str) -> None:
+    encoded = base64.b64encode(f"{user}:{secret}".encode()).decode()
+    redacted = Redactor({"A_SECRET": secret}).text(encoded)
+    assert MASK in redacted
+    # At most the characters at the edges, which mix the secret with its neighbours, remain.
+    assert len(redacted) <= len(encoded) - len(secret) + len(MASK)
+
+
+@given(
+    before=st.text(max_size=30),
+    secret=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=8, max_size=50),
+    after=st.text(max_size=30),
+)
+def test_the_value_of_a_secret_variable_never_survives(before: str, secret: str, after: str) -> None:
+    if secret in MASK or secret.strip("*") == "":
+        return
+    redacted = Redactor({"MY_PASSWORD": secret}).text(before + secret + after)
+    assert secret not in redacted
+
+
+@given(st.text())
+def test_redacting_twice_changes_nothing_more(text: str) -> None:
+    once = PLAIN.text(text)
+    assert PLAIN.text(once) == once
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    )
+)
+def test_data_keeps_its_shape_and_stays_json(data: object) -> None:
+    redacted = PLAIN.data(data)
+    json.dumps(redacted)
+    assert type(redacted) is type(data)
+
+
+def test_the_password_of_a_proxy_is_masked_where_it_stands_alone() -> None:
+    redactor = Redactor({"https_proxy": "http://bob:open%20sesame@proxy:3128"})
+    assert redactor.text("auth failed with 'open sesame'") == f"auth failed with '{MASK}'"
+
+
+def test_short_values_and_file_paths_are_not_hidden(tmp_path: Path) -> None:
+    key = tmp_path / "id_ed25519"
+    key.write_text("x")
+    redactor = Redactor({"MY_TOKEN": "1", "SSH_KEY": str(key)})
+    assert redactor.text(f"1 of 1 with {key}") == f"1 of 1 with {key}"
+
+
+def test_data_under_secret_keys_bytes_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    data = {"env": {"HF_TOKEN": "abc"}, "raw": CANARY.encode(), "path": Path("/a") / CANARY, "list": (CANARY, 1, None)}
+    redacted = redact_data(data)
+    assert redacted["env"] == {"HF_TOKEN": MASK}
+    assert redacted["raw"] == MASK.encode()
+    assert "c4nary" not in str(redacted["path"])
+    assert redacted["list"] == [MASK, 1, None]
+
+
+def test_the_log_filter_masks_message_arguments_and_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(RedactFilter())
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    try:
+        json.loads(CANARY)
+    except ValueError:
+        logger.exception("failed with %s and %s", CANARY, 3)
+    logged = stream.getvalue()
+    assert "c4nary" not in logged
+    assert f"failed with {MASK} and 3" in logged
+    assert "Traceback" in logged
+    assert "JSONDecodeError" in logged
+
+
+def test_a_secret_of_several_lines_is_masked_line_by_line() -> None:
+    redactor = Redactor({"DEPLOY_KEY": "first-line-of-the-key\nsecond-line-of-the-key\n"})
+    assert "second-line" not in redactor.text("| second-line-of-the-key |")
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "://" * 300_000, "token" * 200_000, "-----BEGIN " * 90_000])
+def test_a_megabyte_is_redacted_in_linear_time(text: str) -> None:
+    started = time.process_time()
+    PLAIN.text(text)
+    assert time.process_time() - started < 5
