@@ -77,15 +77,15 @@ def _https_url(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_no_control)]
-Name = Annotated[str, StringConstraints(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}\Z")]
-PackageName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")]
-ModuleName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")]
-Commit = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{40}\Z")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 TreeHash = Commit
-Sha256 = Annotated[str, StringConstraints(pattern=r"\A[0-9a-f]{64}\Z")]
-PythonVersion = Annotated[str, StringConstraints(pattern=r"\A3\.[0-9]{1,2}\Z")]
-Flavour = Annotated[str, StringConstraints(pattern=r"\A(cpu|cu[0-9]{2,3})\Z")]
-EnvName = Annotated[str, StringConstraints(pattern=r"\A[A-Za-z_][A-Za-z0-9_]{0,127}\Z")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
 GitUrl = Annotated[str, AfterValidator(_git_url)]

@@ -40,7 +40,7 @@ class ArtifactFile(StrictModel):
     when it is not this tool's own download.
     """
 
-    file: Annotated[Text, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+!-]*\Z")]
+    file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
     sha256: Sha256 | Literal["unrecorded"]
     size: Annotated[int, Field(ge=0)] | None = None
     witness: Text | None = None
@@ -149,13 +149,15 @@ class Variant(StrictModel):
 class Lock(StrictModel):
     """One lock file: `<stack>.<profile>.lock.toml` in `lockfiles/`, `my.lock.toml` beside a user's `my.yaml`.
 
-    `manifest_digest` is sha256 over the canonical profile of the stack file, so `--locked` notices a disagreement.
+    `manifest_digest` is sha256 over the canonical profile of the stack file, so `--locked` notices a disagreement;
+    `manifest_fields` is the same for each field of the profile alone, so that the disagreement can be named.
     """
 
     version: Literal[1] = 1
     stack: Name
     profile: Name
     manifest_digest: Sha256
+    manifest_fields: dict[Name, Sha256] = {}
     as_of: Text | None = None
     created_with: dict[str, str] = {}
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]

@@ -51,7 +51,7 @@ class Document(StrictModel):
 class TorchSpec(StrictModel):
     """Which torch and in which flavours, the preferred one first."""
 
-    version: Annotated[str, Field(pattern=r"\A[0-9]+\.[0-9]+\.[0-9]+\Z")]
+    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
     flavours: Annotated[tuple[Flavour, ...], Field(min_length=1)]
 
 

@@ -1,0 +1,214 @@
+"""Reads and writes lock files: TOML for people, the same bytes every time, written atomically."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    from tomlkit.items import AoT, Array, InlineTable, Table
+
+    from envbuild.model.lock import Lock
+
+MAX_BYTES = 16 * 1024 * 1024
+HEADER = (
+    "A lock of envbuild: exact contents and their sha256, no addresses.",
+    "Written by `envbuild lock create`; the digests make an edit by hand an error.",
+)
+# Lists that become [[variant]], [[variant.package]] and [[variant.source]].
+_TABLES = {"variants": "variant", "packages": "package", "sources": "source"}
+_NAMED = ("created_with", "manifest_fields", "environment", "provided")
+
+
+def read_lock(path: Path) -> Lock:
+    """Read and check one lock file. Raises EnvbuildError:
+
+    `lock-missing`, `lock-unreadable`, `lock-too-large`, `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2), and
+    `lock-digest-mismatch` (exit 5) when a variant's digest does not match its contents.
+    """
+    return parse_lock(_read_text(path), str(path))
+
+
+def parse_lock(text: str, name: str) -> Lock:
+    """The same from text; `name` is what messages call it."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise EnvbuildError(
+            "lock-syntax", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
+        ) from error
+    _check_version(data, name)
+    return _validated(_with_model_names(data), name)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise EnvbuildError(
+            "lock-missing",
+            f"there is no lock file {path}",
+            hint=f"create it: `envbuild lock create STACK --output {path}`",
+        ) from error
+    except OSError as error:
+        raise EnvbuildError("lock-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
+    if len(raw) > MAX_BYTES:
+        raise EnvbuildError("lock-too-large", f"{path} is larger than {MAX_BYTES // 2**20} MiB", why="not a lock file")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EnvbuildError("lock-syntax", f"{path} is not UTF-8", why=f"byte {error.start}: {error.reason}") from error
+
+
+def _check_version(data: dict[str, Any], name: str) -> None:
+    from envbuild.model.lock import LOCK_VERSION
+
+    version = data.get("version")
+    if isinstance(version, int) and not isinstance(version, bool) and version > LOCK_VERSION:
+        raise EnvbuildError(
+            "lock-too-new",
+            f"{name} has lock version {version}; this envbuild reads {LOCK_VERSION}",
+            hint="install a newer envbuild",
+        )
+
+
+def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
+    """`[[variant]]` becomes `variants` and so on; only where tables are, never inside `environment` or `provided`."""
+    long = {short: name for name, short in _TABLES.items()}
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        tables = key in long and isinstance(value, list)
+        rows = [_with_model_names(row) if isinstance(row, dict) else row for row in value] if tables else value
+        out[long.get(key, key)] = rows
+    return out
+
+
+def _validated(data: dict[str, Any], name: str) -> Lock:
+    from pydantic import ValidationError
+
+    from envbuild.model.lock import Lock
+
+    try:
+        return Lock.from_plain(data)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            # json refuses dates, nan and inf, which TOML has and a lock has not.
+            raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=str(error)) from error
+        problems = [f"{'.'.join(str(part) for part in e['loc']) or 'lock'}: {e['msg']}" for e in error.errors()]
+        if any("the digest does not match" in problem for problem in problems):
+            raise EnvbuildError(
+                "lock-digest-mismatch",
+                f"{name} was changed after it was written",
+                why="; ".join(problems),
+                hint="restore the file, or create it again with `envbuild lock create`",
+                exit_code=ExitCode.INTEGRITY,
+            ) from error
+        raise EnvbuildError(
+            "lock-invalid",
+            f"{name} is not a valid lock",
+            why="; ".join(problems[:10]),
+            hint="restore the file, or create it again with `envbuild lock create`",
+        ) from error
+
+
+def render_lock(lock: Lock) -> str:
+    """The text of a lock file: fields in the order of the model, names sorted, no empty fields."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in HEADER:
+        document.add(tomlkit.comment(line))
+    document.add(tomlkit.nl())
+    _fill(document, lock.to_json_dict())
+    return tomlkit.dumps(document)
+
+
+def _fill(table: Any, data: dict[str, Any]) -> None:
+    # Sub-tables come last: a plain key after one would belong to it.
+    last = (*_NAMED, *_TABLES)
+    ordered = [key for key in data if key not in last] + [key for key in last if key in data]
+    for key in ordered:
+        value = data[key]
+        if value in ({}, []):
+            continue
+        if key in _TABLES:
+            table.add(_TABLES[key], _tables(value))
+        else:
+            table.add(key, _named(value) if key in _NAMED else _value(value))
+
+
+def _tables(items: list[dict[str, Any]]) -> AoT:
+    import tomlkit
+
+    tables = tomlkit.aot()
+    for item in items:
+        table = tomlkit.table()
+        _fill(table, item)
+        tables.append(table)
+    return tables
+
+
+def _named(data: dict[str, Any]) -> Table:
+    import tomlkit
+
+    table = tomlkit.table()
+    for key in sorted(data):
+        table.add(key, _value(data[key]))
+    return table
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _inline(value)
+    if isinstance(value, list):
+        return _array(value)
+    return value
+
+
+def _inline(data: dict[str, Any]) -> InlineTable:
+    import tomlkit
+
+    table = tomlkit.inline_table()
+    for key, value in data.items():
+        if value not in ({}, []):
+            table.append(key, _value(value))
+    return table
+
+
+def _array(items: list[Any]) -> Array:
+    import tomlkit
+
+    array = tomlkit.array()
+    array.extend(_value(item) for item in items)
+    if items and isinstance(items[0], dict):
+        array.multiline(True)
+    return array
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    """Write a lock file atomically: temporary file beside it, fsync, rename.
+
+    Raises EnvbuildError `lock-unwritable` (exit 2).
+    """
+    text = render_lock(lock)
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise EnvbuildError("lock-unwritable", f"{path} cannot be written", why=error.strerror or str(error)) from error

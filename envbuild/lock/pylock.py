@@ -1,0 +1,151 @@
+"""Reads the `pylock.toml` that uv writes and chooses the one file of each package that a variant uses."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+# What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
+GLIBC_MINOR = 28
+ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+
+
+@dataclass(frozen=True)
+class OfferedFile:
+    """One file of a release as the index offers it; `size` in bytes where known, `url` may be a file:// one."""
+
+    file: str
+    url: str
+    sha256: str
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One resolved package with the files that it offers."""
+
+    name: str
+    version: str
+    wheels: tuple[OfferedFile, ...]
+    sdist: OfferedFile | None
+
+
+def uv_platform(platform: str) -> str:
+    """The `--python-platform` of a lock platform."""
+    return f"{ARCHITECTURES[platform]}-manylinux_2_{GLIBC_MINOR}"
+
+
+def tags_of(python: str, platform: str) -> list[Tag]:
+    """Acceptable wheel tags of CPython `python` (as `3.11`) on a platform, the best first."""
+    arch = ARCHITECTURES[platform]
+    platforms: list[str] = []
+    for minor in range(GLIBC_MINOR, 4, -1):
+        platforms.append(f"manylinux_2_{minor}_{arch}")
+        if minor in _LEGACY:
+            platforms.append(f"{_LEGACY[minor]}_{arch}")
+    platforms.append(f"linux_{arch}")
+    major, minor_version = (int(part) for part in python.split("."))
+    nodot = f"cp{major}{minor_version}"
+    abis = [nodot + ("m" if minor_version < 8 else "")]
+    version = (major, minor_version)
+    return [
+        *cpython_tags(version, abis=abis, platforms=platforms),
+        *compatible_tags(version, interpreter=nodot, platforms=platforms),
+    ]
+
+
+def _file(entry: dict[str, Any]) -> OfferedFile:
+    where = entry.get("url") or entry.get("path") or ""
+    name = entry.get("name") or unquote(urlsplit(where).path).rsplit("/", 1)[-1]
+    return OfferedFile(name, where, entry.get("hashes", {}).get("sha256", ""), entry.get("size"))
+
+
+def parse_pylock(text: str) -> list[Offer]:
+    """The packages of a pylock file, by name. Raises EnvbuildError `pylock-unreadable` for what uv never writes."""
+    try:
+        data = tomllib.loads(text)
+        offers = [
+            Offer(
+                canonicalize_name(package["name"]),
+                package["version"],
+                tuple(_file(entry) for entry in package.get("wheels", [])),
+                _file(package["sdist"]) if "sdist" in package else None,
+            )
+            for package in data.get("packages", [])
+        ]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise EnvbuildError(
+            "pylock-unreadable",
+            "uv's answer could not be read",
+            why=f"{type(error).__name__}: {error}",
+            exit_code=ExitCode.INTERNAL,
+        ) from error
+    return sorted(offers, key=lambda offer: offer.name)
+
+
+def rank(file: str, tags: Sequence[Tag]) -> int | None:
+    """How good a wheel is for the tags (0 is best), None when it does not fit or is not a wheel."""
+    try:
+        own = parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
+        return None
+    return min((place for place, tag in enumerate(tags) if tag in own), default=None)
+
+
+def choose_file(offer: Offer, tags: Sequence[Tag], *, keep: str | None = None) -> OfferedFile:
+    """The one file a variant uses: `keep` where it is still offered, else the best wheel, else the sdist.
+
+    One file and not all acceptable ones, because an equal variant digest must mean equal files.
+    Raises EnvbuildError `no-acceptable-file`.
+    """
+    ranked = [(place, item.file, item) for item in offer.wheels if (place := rank(item.file, tags)) is not None]
+    kept = [item for _, file, item in ranked if file == keep]
+    if kept:
+        return kept[0]
+    if ranked:
+        return min(ranked, key=lambda entry: entry[:2])[2]
+    if offer.sdist is not None:
+        return offer.sdist
+    raise EnvbuildError(
+        "no-acceptable-file",
+        f"{offer.name} {offer.version} has neither a wheel for this platform nor a source distribution",
+        hint="choose another version or another Python",
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def _size_of(item: OfferedFile) -> int | None:
+    parts = urlsplit(item.url)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path)).stat().st_size
+    if parts.scheme not in ("http", "https"):
+        return None
+    try:
+        request = Request(item.url, method="HEAD")  # noqa: S310 - the scheme was checked above
+        with urlopen(request, timeout=10) as answer:  # noqa: S310
+            length = answer.headers.get("Content-Length")
+    except (URLError, OSError, ValueError):
+        # A size is a courtesy (the plan sums them); a lock without it is as good.
+        return None
+    return int(length) if length and length.isdigit() else None
+
+
+def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:
+    """The same files with their sizes asked of the index where it did not say them (at most 8 requests at once)."""
+    wanted = list(files)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        sizes = pool.map(lambda item: item.size if item.size is not None else _size_of(item), wanted)
+        return [replace(item, size=size) for item, size in zip(wanted, sizes, strict=True)]

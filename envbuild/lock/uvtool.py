@@ -1,0 +1,89 @@
+"""Runs uv, the one resolver: its path, its version, and its failures as coded errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+# uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
+_NETWORK = re.compile(
+    r"(Failed to fetch|error sending request|dns error|Connection refused|Connection reset|timed out|"
+    r"HTTP status (server error|client error \((401|403|407|429))|Network (is unreachable|connectivity is disabled)|"
+    r"tcp connect error|invalid peer certificate)",
+    re.IGNORECASE,
+)
+_TIMEOUT_S = 900
+
+
+def uv_bin() -> str:
+    """Full path of the uv that envbuild depends on. Raises EnvbuildError `uv-missing`."""
+    from uv import find_uv_bin
+
+    try:
+        return os.fsdecode(find_uv_bin())
+    except FileNotFoundError as error:
+        raise EnvbuildError(
+            "uv-missing",
+            "the uv program is not installed",
+            why=str(error),
+            hint="install envbuild's dependencies again",
+        ) from error
+
+
+def uv_version() -> str:
+    """uv's version, as `0.13.8`."""
+    done = subprocess.run([uv_bin(), "--version"], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.split()[1]
+
+
+def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Run uv and return stdout and stderr joined. Raises EnvbuildError.
+
+    `resolution-failed` (exit 7) when there is no solution, `index-unreachable` (exit 75) when the index could not be
+    asked, `uv-timeout` (exit 75) after 15 minutes.
+    """
+    command = [uv_bin(), *arguments]
+    env = dict(os.environ if environ is None else environ)
+    env["UV_PYTHON_DOWNLOADS"] = "never"
+    env["NO_COLOR"] = "1"
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvbuildError(
+            "uv-timeout",
+            f"uv did not finish within {_TIMEOUT_S} s",
+            hint="try again; check the index and the proxy",
+            exit_code=ExitCode.TRY_AGAIN,
+        ) from error
+    if done.returncode == 0:
+        return done.stdout + done.stderr
+    why = done.stderr.strip()
+    if _NETWORK.search(why):
+        raise EnvbuildError(
+            "index-unreachable",
+            "the package index could not be asked",
+            why=why,
+            hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+    raise EnvbuildError(
+        "resolution-failed",
+        "no set of packages fits the requirements",
+        why=why,
+        hint="loosen a requirement or a constraint, or choose another `as_of`",
+        exit_code=ExitCode.REFUSED,
+    )

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock, render_lock, write_lock
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
+from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
+from tests.lock.build import SHA, lock, package, variant
+
+names = st.from_regex(r"\A[a-z][a-z0-9-]{0,8}[a-z0-9]\Z")
+texts = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)
+shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
+commits = st.binary(min_size=20, max_size=20).map(bytes.hex)
+env_names = st.one_of(st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}\Z"), st.sampled_from(["package", "source", "variant"]))
+packages = st.builds(
+    LockedPackage,
+    name=names,
+    version=st.just("1.0"),
+    files=st.lists(
+        st.builds(
+            ArtifactFile,
+            file=names.map(lambda n: n + "-1.0.tar.gz"),
+            sha256=st.one_of(shas, st.just("unrecorded")),
+            size=st.one_of(st.none(), st.integers(0, 2**40)),
+            reason=st.one_of(st.none(), texts),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+)
+sources = st.builds(
+    LockedSource,
+    name=names,
+    git=st.just("https://example.org/a.git"),
+    commit=commits,
+    tree=commits,
+    ref=st.one_of(st.none(), texts),
+    submodules=st.lists(
+        st.builds(
+            LockedSubmodule,
+            path=st.just("third/sub"),
+            git=st.just("ssh://git@example.org/b"),
+            commit=commits,
+            tree=commits,
+        ),
+        max_size=2,
+    ).map(tuple),
+    build=st.one_of(st.none(), st.builds(Build, flags=st.lists(texts, max_size=2).map(tuple))),
+)
+
+
+@st.composite
+def locks(draw: st.DrawFn) -> Lock:
+    ids = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    variants = tuple(
+        variant(
+            id_,
+            base=draw(st.sampled_from([Base(kind="none"), Base(kind="system", provides=("torch>=2",))])),
+            provided=draw(st.dictionaries(st.sampled_from(["source", "numpy", "a.b"]), texts, max_size=2)),
+            packages=tuple(draw(st.lists(packages, max_size=3))),
+            sources=tuple(draw(st.lists(sources, max_size=2))),
+            environment=draw(
+                st.dictionaries(
+                    env_names,
+                    st.one_of(texts, st.builds(lambda p: EnvPath.model_validate({"path": p, "if": "exists"}), texts)),
+                    max_size=3,
+                )
+            ),
+            smoke=(SmokeItem(name="sound", floors={"x": draw(st.floats(0, 1e6))}),),
+        )
+        for id_ in ids
+    )
+    return lock(*variants, created_with=draw(st.dictionaries(names, texts, max_size=2)), as_of=draw(texts | st.none()))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(locks())
+def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) -> None:
+    text = render_lock(made)
+    again = parse_lock(text, "x")
+    assert again == made
+    assert render_lock(again) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(st.text(max_size=200), st.dictionaries(names, texts).map(lambda d: "\n".join(f"{k} = 1" for k in d))))
+def test_any_text_is_read_or_refused_with_a_code(text: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        parse_lock(text, "x")
+    assert caught.value.code in ("lock-syntax", "lock-invalid", "lock-too-new")
+
+
+def small() -> Lock:
+    return lock(variant(packages=(package("six"),), environment={"A": "1"}))
+
+
+def test_a_written_lock_reads_for_people(tmp_path: Path) -> None:
+    path = tmp_path / "demo.lock.toml"
+    write_lock(path, small())
+    text = path.read_text()
+    assert text.startswith("# A lock of envbuild")
+    assert "[[variant]]" in text
+    assert "[[variant.package]]" in text
+    assert f'{{file = "six-1.0-py3-none-any.whl", sha256 = "{SHA}", size = 10}}' in text
+    assert "://" not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [p.name for p in tmp_path.iterdir()] == ["demo.lock.toml"]
+    assert read_lock(path) == small()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "exit_code", "says"),
+    [
+        ('"1.0"', '"1.1"', "lock-digest-mismatch", ExitCode.INTEGRITY, "cp311-linux_x86_64"),
+        (SHA, SHA[::-1], "lock-digest-mismatch", ExitCode.INTEGRITY, "digest"),
+        ("version = 1\n", "version = 2\n", "lock-too-new", ExitCode.USAGE, ""),
+        ("version = 1\n", "version = 1\nfoo = 1\n", "lock-invalid", ExitCode.USAGE, "foo"),
+        ("version = 1\n", "version = 1\nas_of = 2020-01-01\n", "lock-invalid", ExitCode.USAGE, "JSON"),
+        ("version = 1\n", 'version = "1"\n', "lock-invalid", ExitCode.USAGE, "version"),
+        ("version = 1\n", "version = = 1\n", "lock-syntax", ExitCode.USAGE, "line 4, column"),
+        ("version = 1\n", "version = 1\nversion = 1\n", "lock-syntax", ExitCode.USAGE, "line 5, column"),
+        ("[[variant]]", "[[varant]]", "lock-invalid", ExitCode.USAGE, "varant"),
+    ],
+)
+def test_a_damaged_lock_is_refused_with_its_code(
+    tmp_path: Path, old: str, new: str, code: str, exit_code: ExitCode, says: str
+) -> None:
+    path = tmp_path / "x.lock.toml"
+    text = render_lock(small())
+    changed = text.replace(old, new) if old == SHA else text.replace(old, new, 1)
+    assert changed != text
+    path.write_text(changed)
+    with pytest.raises(EnvbuildError) as caught:
+        read_lock(path)
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
+    assert says in caught.value.why
+
+
+def test_a_missing_lock_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        read_lock(tmp_path / "none.lock.toml")
+    assert (caught.value.code, caught.value.exit_code) == ("lock-missing", ExitCode.USAGE)
+    assert "envbuild lock create" in caught.value.hint
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.lock.toml"
+    with path.open("wb") as stream:
+        stream.truncate(MAX_BYTES + 1)
+    with pytest.raises(EnvbuildError) as caught:
+        read_lock(path)
+    assert caught.value.code == "lock-too-large"
+
+
+def test_invalid_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock.toml"
+    path.write_bytes(b'stack = "\xff"')
+    with pytest.raises(EnvbuildError) as caught:
+        read_lock(path)
+    assert caught.value.code == "lock-syntax"
+
+
+def test_an_unwritable_place_is_a_coded_error_and_leaves_the_old_lock(tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        write_lock(tmp_path / "no" / "x.lock.toml", small())
+    assert caught.value.code == "lock-unwritable"
+    assert list(tmp_path.iterdir()) == []
