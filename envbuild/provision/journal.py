@@ -1,0 +1,207 @@
+"""The journal of a run: append-only JSON lines, each on the disk before the work that follows it begins.
+
+One line is `{"seq": 3, "t": "2026-01-31T12:00:00.123456Z", "kind": "step-started", "node": "gpu1", "data": {...}}`.
+`seq` counts from 1 without gaps, `t` is UTC (RFC 3339), `node` is there for events about one node. A process that dies
+while it writes leaves at most one torn line, the last; readers drop it and say so.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.redact import redact_data
+
+
+class EventKind(enum.StrEnum):
+    """What happened."""
+
+    RUN_STARTED = "run-started"
+    CONTACTED = "contacted"
+    RESOLVED = "resolved"
+    PLANNED = "planned"
+    PLAYBOOK_STARTED = "playbook-started"
+    STEP_STARTED = "step-started"
+    STEP_FINISHED = "step-finished"
+    NODE_FINISHED = "node-finished"
+    EVIDENCE_WRITTEN = "evidence-written"
+    RUN_FINISHED = "run-finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+TERMINAL = frozenset({EventKind.RUN_FINISHED, EventKind.INTERRUPTED, EventKind.FAILED})
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a journal. `kind` is plain text, so that a newer journal can be read."""
+
+    seq: int
+    t: str
+    kind: str
+    node: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def utc_now() -> str:
+    """The time as RFC 3339 in UTC with microseconds."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Journal:
+    """Appends events to one file; every event is synchronised to the disk before `append` returns.
+
+    Safe to use from several threads. `on_event` sees each event after it is on the disk.
+    """
+
+    def __init__(self, path: Path, *, on_event: Callable[[Event], None] | None = None) -> None:
+        """Open `path` for appending; a torn last line is cut off, so that the next event starts a line.
+
+        Raises EnvbuildError `journal-unwritable` (exit 75).
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._on_event = on_event
+        try:
+            past = read_journal(path).events if path.exists() else ()
+            self._seq = past[-1].seq if past else 0
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _cut_torn_line(self._fd)
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def append(self, kind: EventKind, *, node: str | None = None, **data: Any) -> Event:
+        """Write one event. `data` must be JSON; secrets in it are redacted.
+
+        Raises EnvbuildError `journal-unwritable` (exit 75), for example when the disk is full.
+        """
+        with self._lock:
+            event = Event(self._seq + 1, utc_now(), str(kind), node, redact_data(data))
+            line: dict[str, Any] = {"seq": event.seq, "t": event.t, "kind": event.kind}
+            if node is not None:
+                line["node"] = node
+            line["data"] = event.data
+            raw = (json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n").encode(
+                "utf-8", "backslashreplace"
+            )
+            try:
+                while raw:
+                    raw = raw[os.write(self._fd, raw) :]
+                os.fsync(self._fd)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+            self._seq = event.seq
+        if self._on_event is not None:
+            self._on_event(event)
+        return event
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+@dataclass(frozen=True)
+class JournalContents:
+    """A journal as read: its events and what was wrong with the file (empty when nothing was)."""
+
+    events: tuple[Event, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def read_journal(path: Path) -> JournalContents:
+    """Read a journal, tolerantly: a torn last line is dropped and said, an unreadable line in between too.
+
+    Raises EnvbuildError `journal-unreadable` (exit 2) when the file itself cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise EnvbuildError("journal-unreadable", f"cannot read {path}", why=str(error.strerror or error)) from error
+    lines = raw.split(b"\n")
+    last = lines.pop()
+    remarks: list[str] = []
+    events: list[Event] = []
+    for number, line in enumerate(lines, start=1):
+        event = _parse(line)
+        if event is None:
+            remarks.append(f"line {number} is not an event and was left out")
+        else:
+            events.append(event)
+    if last:
+        remarks.append(f"the last line is torn ({len(last)} bytes) and was dropped")
+    return JournalContents(tuple(events), tuple(remarks))
+
+
+def _parse(line: bytes) -> Event | None:
+    """One event, or None for anything else."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    seq, t, kind = data.get("seq"), data.get("t"), data.get("kind")
+    node, extra = data.get("node"), data.get("data", {})
+    if not isinstance(seq, int) or not isinstance(t, str) or not isinstance(kind, str) or not isinstance(extra, dict):
+        return None
+    return Event(seq, t, kind, node if isinstance(node, str) else None, extra)
+
+
+def _cut_torn_line(fd: int) -> None:
+    """Truncate the file after its last newline."""
+    size = os.fstat(fd).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - 65536)
+        block = os.pread(fd, end - start, start)
+        newline = block.rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end != size:
+        os.ftruncate(fd, end)
+        os.fsync(fd)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the file's name durable, not only its contents."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unwritable(path: Path, error: OSError) -> EnvbuildError:
+    return EnvbuildError(
+        "journal-unwritable",
+        f"cannot write the journal {path}",
+        why=str(error.strerror or error),
+        hint="free space there, or set XDG_STATE_HOME to a writable directory",
+        exit_code=ExitCode.TRY_AGAIN,
+    )

@@ -1,0 +1,204 @@
+"""The directory of one run: `<root>/runs/<UTC time>-<4 hex>/`, for its owner only (mode 0700).
+
+    plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/
+
+The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
+
+RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
+
+
+def default_root() -> Path:
+    """`$XDG_STATE_HOME/envbuild` (`~/.local/state/envbuild`)."""
+    import platformdirs
+
+    return platformdirs.user_state_path("envbuild")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One run directory. `id` is its folder's name."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The name of the run, as `run show` takes it."""
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        """The plan, as JSON."""
+        return self.path / "plan.json"
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal, one JSON object a line."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def evidence(self) -> Path:
+        """The evidence, as JSON."""
+        return self.path / "evidence.json"
+
+    @property
+    def ansible(self) -> Path:
+        """What belongs to Ansible: inventory, requests, configuration, events."""
+        return self.path / "ansible"
+
+    @property
+    def logs(self) -> Path:
+        """One log a node."""
+        return self.path / "logs"
+
+    @classmethod
+    def create(cls, root: Path) -> RunDir:
+        """Make a new run directory under `<root>/runs/`; root is `default_root()` unless the user says otherwise.
+
+        Raises EnvbuildError `run-directory-unwritable` (exit 75).
+        """
+        runs = root / "runs"
+        try:
+            runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            while True:
+                stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+                path = runs / f"{stamp}-{secrets.token_hex(2)}"
+                try:
+                    path.mkdir(mode=0o700)
+                except FileExistsError:
+                    continue
+                break
+            for name in ("ansible", "logs"):
+                (path / name).mkdir(mode=0o700)
+        except OSError as error:
+            raise EnvbuildError(
+                "run-directory-unwritable",
+                f"cannot make a run directory under {runs}",
+                why=str(error.strerror or error),
+                hint="set XDG_STATE_HOME to a writable directory with free space",
+                exit_code=ExitCode.TRY_AGAIN,
+            ) from error
+        return cls(path)
+
+    def open_journal(self) -> Journal:
+        """The journal, open for appending."""
+        return Journal(self.journal_path)
+
+    def write_json(self, path: Path, data: Any) -> None:
+        """Write `data` as readable JSON, whole or not at all (temporary name, fsync, rename), mode 0600."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as out:
+            json.dump(data, out, indent=2, ensure_ascii=False)
+            out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+
+    @cached_property
+    def journal(self) -> JournalContents:
+        """The journal as it is now (read once); empty when the run never wrote one."""
+        return read_journal(self.journal_path) if self.journal_path.exists() else JournalContents(())
+
+    @property
+    def status(self) -> RunStatus:
+        """What became of the run, from its journal.
+
+        `died`: it neither ended nor said why, and its process is gone. A process is recognised by host, boot and pid
+        as `run-started` recorded them (see `process_identity`); a run of another host that did not end is `running`.
+        """
+        events = self.journal.events
+        last = next((event for event in reversed(events) if event.kind in TERMINAL), None)
+        if last is None:
+            first = next((event for event in events if event.kind == EventKind.RUN_STARTED), None)
+            return "running" if first is not None and _alive(first.data) else "died"
+        if last.kind == EventKind.INTERRUPTED:
+            return "interrupted"
+        if last.kind == EventKind.FAILED or last.data.get("exit", 0) != 0:
+            return "failed"
+        return "finished"
+
+
+def process_identity() -> dict[str, Any]:
+    """Host, boot and process of the caller; belongs in the data of `run-started`."""
+    return {
+        "host": socket.gethostname(),
+        "boot_id": _boot_id(),
+        "pid": os.getpid(),
+        "pid_started": _started(os.getpid()),
+    }
+
+
+def list_runs(root: Path) -> list[RunDir]:
+    """All runs under `<root>/runs/`, the newest first; an empty list when there are none."""
+    runs = root / "runs"
+    if not runs.is_dir():
+        return []
+    return sorted((RunDir(path) for path in runs.iterdir() if path.is_dir()), key=lambda run: run.id, reverse=True)
+
+
+def open_run(root: Path, run: str) -> RunDir:
+    """The run whose id is or begins with `run`, or ends with it after the dash; `last` is the newest.
+
+    Raises EnvbuildError `run-unknown` (exit 2, with the nearest id) or `run-ambiguous` (exit 2).
+    """
+    found = list_runs(root)
+    if run == "last" and found:
+        return found[0]
+    matches = [item for item in found if item.id == run] or [
+        item for item in found if run and (item.id.startswith(run) or item.id.endswith(f"-{run}"))
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(item.id for item in matches[:5])
+        raise EnvbuildError(
+            "run-ambiguous", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
+        )
+    near = difflib.get_close_matches(run, [item.id for item in found], n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else "`envbuild run list` shows the runs there are"
+    raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {root / 'runs'}", hint=hint)
+
+
+def _alive(identity: dict[str, Any]) -> bool:
+    """Whether the recorded process may still be running."""
+    if identity.get("host") != socket.gethostname():
+        return "host" in identity
+    pid = identity.get("pid")
+    if identity.get("boot_id") != _boot_id() or not isinstance(pid, int):
+        return False
+    started = _started(pid)
+    return started is not None and started == identity.get("pid_started", started)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (proc(5), field 22); None for none or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])

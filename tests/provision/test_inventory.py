@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import shlex
+import string
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.target import Connection
+from envbuild.provision.inventory import Inventory, NodeHost, expand_hosts, ssh_options
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `!unsafe` texts as texts."""
+
+
+_Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+def _host(name: str = "gpu1", **more: object) -> NodeHost:
+    return NodeHost(name=name, python="/opt/py/bin/python3", pyz="/p/tools/node.pyz", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given_hosts", "expected"),
+    [
+        (("localhost",), ["localhost"]),
+        (("nid[001-003]",), ["nid001", "nid002", "nid003"]),
+        (("gpu2", "gpu[1-3]"), ["gpu2", "gpu1", "gpu3"]),
+        (("a1,a2", "a1"), ["a1", "a2"]),
+        (("r[1-2]n[01-02]",), ["r1n01", "r1n02", "r2n01", "r2n02"]),
+        (("10.0.0.[7-8]",), ["10.0.0.7", "10.0.0.8"]),
+    ],
+)
+def test_host_lists_expand_in_order_and_without_duplicates(given_hosts: tuple[str, ...], expected: list[str]) -> None:
+    assert expand_hosts(given_hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("gpu[1-", "hosts-invalid"),
+        ("gpu[3-1]", "hosts-invalid"),
+        ("@all", "hosts-invalid"),
+        ("gpu[1-3]!gpu2", "hosts-invalid"),
+        ("", "hosts-invalid"),
+        ("-oProxyCommand=id", "host-invalid"),
+        ("a b", "host-invalid"),
+        ("n{{7*7}}", "host-invalid"),
+        ("gpu\nx", "host-invalid"),
+        ("n[0-99999999999]", "hosts-too-many"),
+        ("n[1-9999]m[1-9999]", "hosts-too-many"),
+    ],
+)
+def test_bad_host_lists_are_refused_with_a_code(text: str, code: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        expand_hosts((text,))
+    assert caught.value.code in {code, "hosts-invalid"}
+    assert caught.value.exit_code == 2
+
+
+@given(st.text(alphabet=string.printable, max_size=30))
+def test_any_text_expands_to_plain_names_or_is_refused(text: str) -> None:
+    try:
+        names = expand_hosts((text,))
+    except EnvbuildError as error:
+        assert error.code in {"hosts-invalid", "host-invalid", "hosts-too-many"}
+    else:
+        assert names
+        assert all(not name.startswith("-") and not set(name) & set(" \n{}'\"$`;|&") for name in names)
+
+
+def test_local_inventory_has_only_the_variables_that_roles_read(tmp_path: Path) -> None:
+    inventory = Inventory((_host("localhost", requests={"install": tmp_path / "install.json"}),), Connection())
+    assert inventory.as_dict() == {
+        "nodes": {
+            "hosts": {
+                "localhost": {
+                    "ansible_python_interpreter": "/opt/py/bin/python3",
+                    "envbuild_python": "/opt/py/bin/python3",
+                    "envbuild_pyz": "/p/tools/node.pyz",
+                    "envbuild_requests": {"install": str(tmp_path / "install.json")},
+                    "ansible_connection": "ansible.builtin.local",
+                }
+            }
+        }
+    }
+
+
+def test_ssh_inventory_quotes_paths_with_spaces_and_percent_signs(tmp_path: Path) -> None:
+    connection = Connection(
+        kind="ssh", user="hpc", port=2222, identity="/k/my key", known_hosts="/k/known %h hosts", config="/k/my config"
+    )
+    inventory = Inventory((_host(),), connection)
+    host = inventory.as_dict()["nodes"]["hosts"]["gpu1"]
+    assert host["ansible_connection"] == "ansible.builtin.ssh"
+    assert (host["ansible_user"], host["ansible_port"]) == ("hpc", 2222)
+    assert host["ansible_ssh_private_key_file"] == "/k/my key"
+    options = shlex.split(host["ansible_ssh_common_args"])
+    assert options == ssh_options(connection)
+    assert options[:2] == ["-F", "/k/my config"]
+    assert 'UserKnownHostsFile="/k/known %%h hosts"' in options
+    assert "StrictHostKeyChecking=yes" in options
+    assert "BatchMode=yes" in options
+
+
+@pytest.mark.parametrize("path", ['/k/a"b', "/k/${HOME}", "/k/a\\b"])
+def test_a_path_that_openssh_would_expand_is_refused(path: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        ssh_options(Connection(kind="ssh", known_hosts=path))
+    assert caught.value.code == "path-unusable"
+
+
+def test_every_text_in_the_file_is_marked_unsafe_and_the_file_is_private(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    inventory = Inventory((_host(store="/x", artifacts=tmp_path / "{{ 7*7 }}.tar", tmp="/p/'tmp'"),), Connection())
+    inventory.write(path)
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    values = [line.split(": ", 1)[1] for line in text.splitlines() if ": " in line and not line.endswith(": {}")]
+    assert values
+    assert all(value.startswith("!unsafe ") for value in values)
+    assert yaml.load(text, Loader=_Loader) == inventory.as_dict()
+
+
+def test_a_step_without_a_playbook_role_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no playbook step"):
+        _host(requests={"ansible_connection": tmp_path / "x"}).variables()

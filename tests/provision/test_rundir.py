@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.provision.journal import EventKind
+from envbuild.provision.rundir import RunDir, list_runs, open_run, process_identity
+
+
+def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    assert run.path.parent == tmp_path / "runs"
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.ansible.stat().st_mode & 0o777 == 0o700
+    assert run.logs.is_dir()
+    run.write_json(run.plan, {"a": "ä"})
+    assert json.loads(run.plan.read_text()) == {"a": "ä"}
+    assert run.plan.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in run.path.iterdir()) == ["ansible", "logs", "plan.json"]
+
+
+def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb", "20260102T000001Z-cccc"):
+        (tmp_path / "runs" / name).mkdir()
+    assert [run.id[-4:] for run in list_runs(tmp_path)] == ["cccc", "bbbb", "aaaa"]
+    assert open_run(tmp_path, "20260101").id == "20260101T000000Z-aaaa"
+    assert open_run(tmp_path, "bbbb").id == "20260102T000000Z-bbbb"
+    assert open_run(tmp_path, "last").id == "20260102T000001Z-cccc"
+    with pytest.raises(EnvbuildError) as caught:
+        open_run(tmp_path, "20260102")
+    assert caught.value.code == "run-ambiguous"
+    with pytest.raises(EnvbuildError) as caught:
+        open_run(tmp_path, "20260101T000000Z-aaab")
+    assert (caught.value.code, caught.value.hint) == ("run-unknown", "did you mean 20260101T000000Z-aaaa?")
+
+
+def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
+    assert list_runs(tmp_path) == []
+    with pytest.raises(EnvbuildError):
+        open_run(tmp_path, "last")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "status"),
+    [
+        (EventKind.RUN_FINISHED, {"exit": 0}, "finished"),
+        (EventKind.RUN_FINISHED, {"exit": 8}, "failed"),
+        (EventKind.FAILED, {}, "failed"),
+        (EventKind.INTERRUPTED, {}, "interrupted"),
+    ],
+)
+def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, data: dict[str, int], status: str) -> None:
+    run = RunDir.create(tmp_path)
+    with run.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **process_identity())
+        journal.append(kind, **data)
+    assert run.status == status
+
+
+def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from envbuild.provision.rundir import RunDir, process_identity\n"
+        "from envbuild.provision.journal import EventKind\n"
+        "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **process_identity())\n"
+        "print('ready', flush=True); time.sleep(60)\n"
+    )
+    run = RunDir.create(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert RunDir(run.path).status == "running"
+        process.kill()
+        process.wait()
+        assert RunDir(run.path).status == "died"
+
+
+def test_a_run_that_never_wrote_a_journal_died(tmp_path: Path) -> None:
+    assert RunDir.create(tmp_path).status == "died"
+
+
+def test_a_root_that_cannot_be_written_is_a_coded_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(EnvbuildError) as caught:
+        RunDir.create(blocked)
+    assert caught.value.code == "run-directory-unwritable"
+    assert os.listdir(tmp_path) == ["file"]
