@@ -47,7 +47,7 @@ def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
     """Run `verb` with the request on stdin; returns (response, exit code)."""
     try:
         changed, result = _dispatch(verb)
-        code = Exit.OK if result.get("ok", True) else Exit.CHECK_FAILED
+        code = int(result.get("exit", Exit.OK if result.get("ok", True) else Exit.CHECK_FAILED))
         return protocol.success(verb, changed, result), code
     except NodeError as error:
         return protocol.failure(verb, error), error.exit_code

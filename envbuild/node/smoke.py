@@ -1,0 +1,300 @@
+"""Verb `smoke`: short benchmarks inside an environment, each of which can fail in a way that says what is wrong.
+
+`sound`: every import comes from the locked place at the locked version. `machine`: matrix products and an all-reduce
+against their expected results. `training`: a small GPT must learn. A failing check is a result, not an error: the
+answer has `ok` false and `exit` 1, or 6 when only floors were missed. Nothing is written into the environment.
+"""
+
+import math
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from .protocol import Exit, NodeError, log
+from .smoke_proc import Outcome, Scratch, how_it_ended, run_programs
+
+_CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
+_CUDA_GEMM = (("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"), "gemm_cuda_float32_tflops")
+_ITEMS = ("sound", "machine", "training")
+
+
+class Spec:
+    """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
+
+    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool) -> None:
+        """`variant` is the lock variant as JSON."""
+        self.environment = environment
+        self.variant = variant
+        self.cuda = cuda
+        self.variables = dict(variant.get("environment") or {})
+        self.base = str((variant.get("base") or {}).get("kind", "none"))
+
+
+class Clock:
+    """What is left of an item's deadline (seconds)."""
+
+    def __init__(self, deadline: float) -> None:
+        """Start now."""
+        self.deadline = deadline
+        self._until = time.monotonic() + deadline
+
+    def left(self) -> float:
+        """Seconds, at least a tenth, so that what is started can say that it was late."""
+        return max(0.1, self._until - time.monotonic())
+
+
+def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
+    """Entry point of the verb; args and result are in docs/architecture.md. Raises NodeError for a bad request."""
+    args = request["args"]
+    environment = str(args.get("environment") or "")
+    if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
+        raise NodeError(
+            "environment-missing",
+            "there is no environment at %s" % (environment or "(no path given)"),
+            why="it has no bin/python",
+            hint="run `envbuild provision`",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
+    checks = smoke_items(spec, list(args.get("items") or []), args.get("tmp"))
+    return False, summary(checks)
+
+
+def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:
+    """The result of the verb: `checks`, `ok`, and `exit` (0, 1, or 6 when all failures are missed floors)."""
+    failed = [check for check in checks if check["status"] == "failed"]
+    code = Exit.OK
+    if failed:
+        only_floors = all(check["details"].get("only_floors") for check in failed)
+        code = Exit.BELOW_FLOOR if only_floors else Exit.CHECK_FAILED
+    return {"checks": checks, "ok": not failed, "exit": int(code)}
+
+
+def smoke_items(
+    spec: Spec, items: List[Dict[str, Any]], tmp: Optional[str], programs: Optional[Dict[str, str]] = None
+) -> List[Dict[str, Any]]:
+    """Run the items in order; Check JSON for each part. `programs` replaces program texts (for tests of faults)."""
+    checks = []  # type: List[Dict[str, Any]]
+    for item in items:
+        if item.get("name") not in _ITEMS:
+            raise NodeError(
+                "smoke-unknown",
+                "there is no smoke item %r" % (item.get("name"),),
+                hint="known: %s" % ", ".join(_ITEMS),
+            )
+    with Scratch(tmp, programs) as scratch:
+        for item in items:
+            log("smoke: %s" % item["name"])
+            checks.extend(_item(spec, scratch, item))
+    return checks
+
+
+def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, Any]]:
+    clock = Clock(float(item.get("deadline", 600.0)))
+    floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
+    if item["name"] == "sound":
+        parts = [_sound(spec, scratch, clock)]
+    elif item["name"] == "training":
+        parts = [_training(spec, scratch, clock)]
+    else:
+        gemm, gpus = _gemm(spec, scratch, clock)
+        parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
+    apply_floors(parts, floors)
+    return [part.check() for part in parts]
+
+
+class Part:
+    """One check being put together: failures, metrics and details."""
+
+    def __init__(self, name: str) -> None:
+        """`name` as in the evidence, `smoke/…`."""
+        self.name = name
+        self.failures = []  # type: List[str]
+        self.missed = []  # type: List[str]
+        self.metrics = []  # type: List[Dict[str, Any]]
+        self.details = {}  # type: Dict[str, Any]
+        self.says = ""
+        self._started = time.monotonic()
+        self._seconds = None  # type: Optional[float]
+
+    def stop(self) -> "Part":
+        """Fix the time it took."""
+        self._seconds = time.monotonic() - self._started
+        return self
+
+    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
+        """Add what one process reported and how it ended."""
+        self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
+        ended = how_it_ended(outcome, clock.deadline)
+        if ended:
+            self.failures.append("%s %s" % (who, ended))
+            self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
+
+    def demand(self, outcome: Outcome, names: Tuple[Any, ...]) -> None:
+        """Take the named metrics; one that is not there is a failure. A tuple of names means one of them."""
+        found = {str(event.get("name")): event for event in outcome.of("metric")}
+        for wanted in names:
+            accepted = wanted if isinstance(wanted, tuple) else (wanted,)
+            present = [name for name in accepted if name in found]
+            if not present:
+                self.failures.append("the metric %s was not reported" % " or ".join(accepted))
+            for name in present:
+                self.add_metric(found[name])
+
+    def add_metric(self, event: Dict[str, Any]) -> None:
+        """One Metric as the model wants it."""
+        metric = {key: float(event[key]) for key in ("median", "least", "greatest")}  # type: Dict[str, Any]
+        if not all(math.isfinite(value) for value in metric.values()):
+            self.failures.append("the metric %s is not a finite number" % event["name"])
+            return
+        metric.update({"name": str(event["name"]), "unit": str(event["unit"]), "n": int(event["n"])})
+        self.metrics.append(metric)
+
+    def check(self) -> Dict[str, Any]:
+        """Check JSON (`model/evidence.py`)."""
+        failures = self.failures + self.missed
+        details = dict(self.details)
+        if failures:
+            details["failures"] = failures[:50]
+            details["only_floors"] = not self.failures
+        more = " (and %d more)" % (len(failures) - 1) if len(failures) > 1 else ""
+        return {
+            "name": self.name,
+            "status": "failed" if failures else "passed",
+            "says": failures[0] + more if failures else self.says,
+            "seconds": round(self._seconds if self._seconds is not None else 0.0, 3),
+            "metrics": self.metrics,
+            "details": details,
+        }
+
+
+def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
+    """Compare medians with floors by metric name; a floor without its metric is a failure of the last part."""
+    for name, floor in sorted(floors.items()):
+        holders = [(part, metric) for part in parts for metric in part.metrics if metric["name"] == name]
+        if not holders:
+            parts[-1].failures.append("the floor %s has no metric of that name" % name)
+        for part, metric in holders:
+            metric["floor"] = floor
+            if not metric["median"] >= floor:
+                text = "%s is %.4g %s, below its floor %.4g" % (name, metric["median"], metric["unit"], floor)
+                part.missed.append(text)
+
+
+def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
+    part = Part("smoke/sound")
+    variant = spec.variant
+    imports = [str(name) for name in variant.get("imports") or []]
+    if variant.get("torch") and "torch" not in imports:
+        imports.insert(0, "torch")
+    packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
+    provided = {str(name): str(version) for name, version in (variant.get("provided") or {}).items()}
+    todo, modules, first = list(imports), [], True  # type: Tuple[List[str], List[Dict[str, Any]], bool]
+    while first or todo:
+        request = {
+            "environment": spec.environment,
+            "imports": todo,
+            "first": first,
+            "packages": packages,
+            "provided": provided,
+            "base": spec.base,
+            "python": variant.get("python"),
+            "torch": variant.get("torch"),
+            "flavour": variant.get("flavour"),
+        }
+        left = clock.left()
+        outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_sound", [request], left)[0]
+        part.take(outcome, clock, "python")
+        part.details.update(outcome.facts())
+        modules.extend(_without_kind(event) for event in outcome.of("imported"))
+        begun = [str(event.get("module")) for event in outcome.of("importing")]
+        if outcome.of("done") or outcome.timed_out or not begun:
+            todo = todo if not outcome.of("done") else []
+            break
+        todo, first = todo[todo.index(begun[-1]) + 1 :], False  # a crash: go on after the module that crashed
+    part.details["modules"] = modules
+    if todo:
+        part.details["not_run"] = todo
+    counts = (len(imports), len(packages) + len(provided))
+    part.says = "imports that come from the locked place: %d; packages at the locked version: %d" % counts
+    return part.stop()
+
+
+def _without_kind(event: Dict[str, Any]) -> Dict[str, Any]:
+    return {key: value for key, value in event.items() if key != "kind"}
+
+
+def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> Tuple[Part, Optional[int]]:
+    part = Part("smoke/machine/gemm")
+    request = {"cuda": spec.cuda}
+    left = clock.left()
+    outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_gemm", [request], left)[0]
+    part.take(outcome, clock, "the GEMM program")
+    part.demand(outcome, _CPU_GEMM + (_CUDA_GEMM if spec.cuda else ()))
+    part.details.update(outcome.facts())
+    part.says = "matrix products equal their float64 reference on %s" % ("CPU and GPUs" if spec.cuda else "the CPU")
+    gpus = part.details.get("gpus") if spec.cuda else 0
+    return part.stop(), gpus if isinstance(gpus, int) else None
+
+
+def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: Optional[int]) -> Part:
+    part = Part("smoke/machine/all-reduce")
+    if gpus is None:
+        part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
+        return part.stop()
+    backend, world = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
+    note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""
+    store = scratch.fresh("store")
+    requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
+    left = clock.left()
+    outcomes = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_allreduce", requests, left)
+    for rank, outcome in enumerate(outcomes):
+        part.take(outcome, clock, "rank %d of %d" % (rank, world))
+    judge_ranks(part, [outcome.facts() for outcome in outcomes], world, backend)
+    part.details.update({"backend": backend, "ranks": world})
+    part.says = "the sum over %d ranks (%s) is exact in every size and dtype%s" % (world, backend, note)
+    return part.stop()
+
+
+def judge_ranks(part: Part, facts: List[Dict[str, Any]], world: int, backend: str) -> None:
+    """Every rank must have been there; bus bandwidth from the slowest rank of each repeat, in GB/s."""
+    ranks = sorted(fact.get("rank", -1) for fact in facts)
+    present = [rank for rank in ranks if rank >= 0]
+    if present != list(range(world)):
+        part.failures.append("%d ranks were asked for and %d took part: %s" % (world, len(present), present))
+    for fact in facts:
+        if "rank" in fact and (fact.get("world") != world or fact.get("backend") != backend):
+            said = (fact["rank"], fact.get("world"), fact.get("backend"))
+            part.failures.append("rank %s says it is one of %s ranks with %s" % said)
+    samples = [list(fact.get("seconds") or []) for fact in facts]
+    sizes = {float(fact.get("bytes") or 0) for fact in facts}
+    repeats = min(len(sample) for sample in samples)
+    if repeats == 0 or len(sizes) != 1:
+        part.failures.append("the metric all_reduce_busbw_gbps was not reported by every rank")
+        return
+    size = sizes.pop()
+    slowest = [max(sample[repeat] for sample in samples) for repeat in range(repeats)]
+    factor = 2.0 * (world - 1) / world * size / 1e9
+    rates = sorted(factor / max(seconds, 1e-9) for seconds in slowest)
+    middle = len(rates) // 2
+    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
+    metric = {"name": "all_reduce_busbw_gbps", "unit": "GB/s", "n": len(rates)}  # type: Dict[str, Any]
+    metric.update({"median": median, "least": rates[0], "greatest": rates[-1]})
+    part.add_metric(metric)
+    part.details["bytes"] = int(size)
+
+
+def _training(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
+    part = Part("smoke/training")
+    request = {"cuda": spec.cuda}
+    left = clock.left()
+    outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_training", [request], left)[0]
+    part.take(outcome, clock, "the training program")
+    part.demand(outcome, ("training_tokens_per_second",))
+    facts = outcome.facts()
+    part.details.update(facts)
+    if all(isinstance(facts.get(key), (int, float)) for key in ("loss_first", "loss_last", "steps_done")):
+        part.says = "the loss fell from {loss_first:.3g} to {loss_last:.3g} in {steps_done} steps".format(**facts)
+    elif not part.failures:
+        part.failures.append("the losses were not reported")
+    return part.stop()

@@ -1,0 +1,84 @@
+"""What every smoke program does the same way; imported inside the environment, so neither torch nor numpy here.
+
+A program reads one JSON request from stdin and appends one JSON event a line to the file that the request names. Its
+standard output belongs to whatever it imports. Events survive a crash, so the reader knows what was being done.
+"""
+
+import faulthandler
+import json
+import math
+import sys
+from typing import Any, Dict, List
+
+
+class Channel:
+    """Appends events to the file that the orchestrator reads."""
+
+    def __init__(self, path: str) -> None:
+        """Open `path` for appending, line by line."""
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+
+    def emit(self, kind: str, data: Dict[str, Any]) -> None:
+        """One event, on disk before this returns."""
+        event = {"kind": kind}
+        event.update(data)
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+    def stage(self, what: str) -> None:
+        """Say what is being done now; named when the program dies or hangs in it."""
+        self.emit("stage", {"what": what})
+
+    def failure(self, what: str) -> None:
+        """A check that did not hold."""
+        self.emit("failure", {"what": what})
+
+    def facts(self, data: Dict[str, Any]) -> None:
+        """Values worth keeping in the evidence."""
+        self.emit("facts", {"data": data})
+
+    def metric(self, name: str, unit: str, values: List[float]) -> None:
+        """A measured number with its sample: median, least and greatest of `values` (at least one)."""
+        ordered = sorted(values)
+        middle = len(ordered) // 2
+        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        if not all(math.isfinite(value) for value in ordered):
+            self.failure("%s is not a finite number" % name)
+            return
+        self.emit(
+            "metric",
+            {
+                "name": name,
+                "unit": unit,
+                "n": len(ordered),
+                "median": median,
+                "least": ordered[0],
+                "greatest": ordered[-1],
+            },
+        )
+
+    def done(self) -> None:
+        """The program reached its end; without this event it did not."""
+        self.emit("done", {})
+
+
+class Request:
+    """The request of this process and the channel for its answer."""
+
+    def __init__(self, args: Dict[str, Any], channel: Channel) -> None:
+        """Keep both; made by `begin`."""
+        self.args = args
+        self.channel = channel
+
+
+def begin() -> Request:
+    """Read the request and arm the stack dump: at the deadline all stacks go to stderr, then the reader kills."""
+    args = json.load(sys.stdin)
+    faulthandler.enable(file=2, all_threads=True)
+    faulthandler.dump_traceback_later(float(args["deadline"]), exit=False, file=2)
+    return Request(args, Channel(args["events"]))
+
+
+def torch_version(torch: Any) -> List[int]:
+    """`[1, 8]` of `1.8.0a0+17f8c32`."""
+    return [int(part) for part in str(torch.__version__).split(".")[:2]]

@@ -1,0 +1,274 @@
+"""Runs smoke programs in the environment's interpreter: isolated, with a deadline, and told apart when they die.
+
+The programs are modules of this package. Their text is copied to a scratch folder and started from there, because the
+package may lie inside a zip file that the environment's interpreter does not know.
+"""
+
+import json
+import os
+import pkgutil
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+# `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
+_FLAGS = ["-I", "-B", "-X", "faulthandler"]
+_START = (
+    "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
+    "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
+)
+_TAIL = 6000
+_EVENTS_LIMIT = 4 * 1024 * 1024
+_GRACE = 1.5  # s after the deadline, for the stack dump of the program itself
+_SIBLING_GRACE = 5.0  # s for the other ranks to end by themselves after one has died
+
+
+class Outcome:
+    """How one process ended: `events` as it wrote them, `stderr` its last lines, `seconds` of wall time."""
+
+    def __init__(self) -> None:
+        """Empty; filled while the process runs."""
+        self.returncode = None  # type: Optional[int]
+        self.timed_out = False
+        self.stopped = False
+        self.seconds = 0.0
+        self.events = []  # type: List[Dict[str, Any]]
+        self.stderr = ""
+
+    def of(self, kind: str) -> List[Dict[str, Any]]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if event.get("kind") == kind]
+
+    def stage(self) -> str:
+        """What it was doing last, as it said itself."""
+        stages = self.of("stage")
+        return str(stages[-1].get("what")) if stages else "starting"
+
+    def facts(self) -> Dict[str, Any]:
+        """All facts it reported, later ones over earlier ones."""
+        merged = {}  # type: Dict[str, Any]
+        for event in self.of("facts"):
+            merged.update(event.get("data") or {})
+        return merged
+
+
+def how_it_ended(outcome: Outcome, deadline: float) -> Optional[str]:
+    """One phrase for an end that is not a regular one; None when the program reached its end."""
+    during = " during %s" % outcome.stage()
+    if outcome.timed_out:
+        return "hung past its deadline of %g s%s" % (round(deadline, 1), during)
+    if outcome.stopped:
+        return "was stopped%s, because another rank had ended" % during
+    code = outcome.returncode
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "signal %d" % -code
+        note = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
+        return "crashed with %s%s%s" % (name, note, during)
+    if code != 0:
+        return "ended with exit code %s%s%s" % (code, during, _last_line(outcome.stderr))
+    if not outcome.of("done"):
+        return "ended without saying that it was done%s" % during
+    return None
+
+
+def _last_line(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return ": " + lines[-1][:300] if lines else ""
+
+
+class Scratch:
+    """A private folder with the programs' text; removed at the end. Use it in a `with` statement."""
+
+    def __init__(self, tmp: Optional[str], programs: Optional[Dict[str, str]] = None) -> None:
+        """`tmp` is where the folder goes (None: the system's place), `programs` replaces texts by module name."""
+        self._tmp = tmp
+        self._programs = programs or {}
+        self.path = ""
+        self._count = 0
+
+    def __enter__(self) -> "Scratch":
+        """Make the folder (mode 0700) and write the programs."""
+        if self._tmp and not os.path.isdir(self._tmp):
+            os.makedirs(self._tmp)
+        self.path = tempfile.mkdtemp(prefix="smoke-", dir=self._tmp or None)
+        package = os.path.join(self.path, "envbuild_smoke")
+        os.mkdir(package)
+        os.mkdir(os.path.join(self.path, "tmp"))
+        self._write("__init__", "")
+        for name in (
+            "smoke_common",
+            "smoke_sound",
+            "smoke_torch_gemm",
+            "smoke_torch_allreduce",
+            "smoke_torch_training",
+        ):
+            self._write(name, self._programs.get(name) or _text(name))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _write(self, name: str, text: str) -> None:
+        with open(os.path.join(self.path, "envbuild_smoke", name + ".py"), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def fresh(self, name: str) -> str:
+        """A path in the folder that was not given before."""
+        self._count += 1
+        return os.path.join(self.path, "%s-%d" % (name, self._count))
+
+
+def _text(name: str) -> str:
+    data = pkgutil.get_data(__name__.rpartition(".")[0], name + ".py")
+    if data is None:
+        raise OSError("the node program has no file %s.py" % name)
+    return data.decode("utf-8")
+
+
+def child_environment(environment: str, variables: Dict[str, Any], scratch: str) -> Dict[str, str]:
+    """The variables of a smoke process: the caller's without PYTHON*, the stack's, caches in the scratch folder."""
+    child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    child["VIRTUAL_ENV"] = environment
+    child["PATH"] = os.path.join(environment, "bin") + os.pathsep + child.get("PATH", os.defpath)
+    child["PYTHONDONTWRITEBYTECODE"] = "1"  # for Python processes that an imported module starts
+    child["PYTHONNOUSERSITE"] = "1"
+    for key in ("TMPDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"):
+        child[key] = os.path.join(scratch, "tmp")
+    for key, value in variables.items():
+        if isinstance(value, dict):
+            if os.path.exists(str(value.get("path"))):
+                child[key] = str(value["path"])
+        else:
+            child[key] = str(value)
+    return child
+
+
+class _Process:
+    """One running program, its stderr drained so that it can neither block nor fill a disk."""
+
+    def __init__(self, argv: List[str], request: Dict[str, Any], variables: Dict[str, str], cwd: str) -> None:
+        self.outcome = Outcome()
+        self._events = str(request["events"])
+        self._tail = b""
+        self._started = time.monotonic()
+        self.popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self._drain = threading.Thread(target=self._read, daemon=True)
+        self._drain.start()
+        try:
+            assert self.popen.stdin is not None
+            self.popen.stdin.write(json.dumps(request).encode("utf-8"))
+            self.popen.stdin.close()
+        except OSError:
+            pass  # it died at once; its exit status says how
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        fd = self.popen.stdout.fileno()
+        while True:
+            block = os.read(fd, 65536)
+            if not block:
+                return
+            self._tail = (self._tail + block)[-_TAIL:]
+
+    def ended(self) -> bool:
+        """True once the process is gone; records when."""
+        if self.outcome.returncode is None and self.popen.poll() is not None:
+            self.outcome.returncode = self.popen.returncode
+            self.outcome.seconds = time.monotonic() - self._started
+        return self.outcome.returncode is not None
+
+    def kill(self) -> None:
+        """Kill the whole process group; a group that is already gone is fine."""
+        try:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        except OSError:
+            pass
+        try:
+            self.popen.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass  # stuck in the kernel: nothing more can be done from here
+
+    def finish(self) -> Outcome:
+        """Collect events and the last lines of output."""
+        if not self.ended():
+            self.outcome.seconds = time.monotonic() - self._started
+        self._drain.join(timeout=1)
+        self.outcome.stderr = self._tail.decode("utf-8", "replace")
+        self.outcome.events = read_events(self._events)
+        return self.outcome
+
+
+def read_events(path: str) -> List[Dict[str, Any]]:
+    """The events in a file; what is not a JSON object on a line of its own (a torn write) is left out."""
+    events = []
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_EVENTS_LIMIT).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def run_programs(
+    scratch: Scratch,
+    environment: str,
+    variables: Dict[str, Any],
+    name: str,
+    requests: List[Dict[str, Any]],
+    deadline: float,
+) -> List[Outcome]:
+    """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
+
+    When one process ends badly the others get a few seconds to notice and are then stopped.
+    """
+    argv = [os.path.join(environment, "bin", "python")] + _FLAGS + ["-c", _START, scratch.path, name]
+    child = child_environment(environment, variables, scratch.path)
+    started = time.monotonic()
+    processes = []  # type: List[_Process]
+    try:
+        for request in requests:
+            full = dict(request, deadline=max(deadline, 0.1), events=scratch.fresh("events"))
+            processes.append(_Process(argv, full, child, scratch.path))
+        _wait(processes, started + deadline + _GRACE)
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.finish() for process in processes]
+
+
+def _wait(processes: List[_Process], until: float) -> None:
+    stop_at = None  # type: Optional[float]
+    while sum(process.ended() for process in processes) < len(processes):  # every one is asked each time
+        now = time.monotonic()
+        if stop_at is None and any(process.outcome.returncode for process in processes):
+            stop_at = now + _SIBLING_GRACE
+        if now >= until or (stop_at is not None and now >= stop_at):
+            for process in processes:
+                if not process.ended():
+                    process.outcome.timed_out = now >= until
+                    process.outcome.stopped = now < until
+            return
+        time.sleep(0.02)

@@ -1,0 +1,187 @@
+"""Smoke program `sound`: every import comes from the locked place, at the locked version. Needs Python 3.8.
+
+Runs inside the environment. Versions are read from the metadata first (nothing is imported for that), then each
+module is imported and asked where it came from.
+"""
+
+import importlib
+import os
+import re
+import sys
+import sysconfig
+import time
+from typing import Any, Dict, List, Optional
+
+from .smoke_common import Channel, begin
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _under(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def comparable(version: str) -> List[str]:
+    """Parts of a version for equality: case, leading zeros, `v` and the separator do not matter."""
+    text = version.strip().lower().lstrip("v")
+    parts = [part for part in re.split(r"[._+-]|(?<=\d)(?=[a-z])|(?<=[a-z])(?=\d)", text) if part]
+    return [str(int(part)) if part.isdigit() else part for part in parts]
+
+
+def same_version(locked: str, found: str) -> bool:
+    """Equal; a lock without a local part (`+cpu`) accepts any local part."""
+    if "+" not in locked:
+        found = found.split("+", 1)[0]
+    return comparable(locked) == comparable(found)
+
+
+class Places:
+    """Where a module may come from: the environment, the standard library and, for what it provides, the base."""
+
+    def __init__(self, environment: str, base: str, provided: Dict[str, str]) -> None:
+        """`base` is the kind (`none`: nothing is provided), `provided` its packages."""
+        self.environment = _real(environment)
+        self.base = base
+        self.provided = provided
+        self.stdlib = sorted({_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+        self._tops = None  # type: Optional[List[str]]
+
+    def _in_stdlib(self, path: str) -> bool:
+        for root in self.stdlib:
+            if _under(path, root):
+                rest = path[len(root) :].split(os.sep)
+                return "site-packages" not in rest and "dist-packages" not in rest
+        return False
+
+    def problem(self, module: str, path: str) -> Optional[str]:
+        """Why this place is wrong for this module; None when it is right."""
+        real = _real(path)
+        if _under(real, self.environment) or _under(os.path.abspath(path), self.environment) or self._in_stdlib(real):
+            return None
+        if self.base != "none" and self._is_provided(module.split(".")[0]):
+            return None
+        return "%s comes from %s, which is outside the environment" % (module, path)
+
+    def _is_provided(self, top: str) -> bool:
+        if self._tops is None:
+            self._tops = []
+            for name in self.provided:
+                self._tops.extend(_top_levels(name))
+        return top in self._tops
+
+    def stray_paths(self) -> List[str]:
+        """Existing entries of sys.path from which a module of neither environment nor interpreter could come."""
+        if self.base != "none":
+            return []
+        found = []
+        for entry in sys.path:
+            real = _real(entry)
+            if os.path.exists(real) and not _under(real, self.environment) and not self._in_stdlib(real):
+                found.append(entry)
+        return found
+
+
+def _top_levels(name: str) -> List[str]:
+    """Importable top-level names of a distribution, as far as its metadata says."""
+    from importlib import metadata
+
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return []
+    text = distribution.read_text("top_level.txt")
+    names = {name.replace("-", "_")}
+    names.update((text or "").split())
+    for file in distribution.files or []:
+        first = file.parts[0] if file.parts else ""
+        if not first.endswith((".dist-info", ".egg-info", "..")):
+            names.add(first.split(".")[0])
+    return sorted(names)
+
+
+def _check_versions(channel: Channel, wanted: Dict[str, str], where: str) -> None:
+    from importlib import metadata
+
+    for name, locked in sorted(wanted.items()):
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            channel.failure("%s %s is in the %s and not installed" % (name, locked, where))
+            continue
+        if not same_version(locked, str(found)):
+            channel.failure("%s is %s, the %s says %s" % (name, found, where, locked))
+
+
+def _location(module: Any) -> List[str]:
+    file = getattr(module, "__file__", None)
+    if file:
+        return [file]
+    return [str(path) for path in getattr(module, "__path__", [])]  # a namespace package, or built in: none
+
+
+def _import(channel: Channel, places: Places, name: str) -> Any:
+    channel.emit("importing", {"module": name})
+    channel.stage("import %s" % name)
+    started = time.perf_counter()
+    try:
+        module = importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
+        channel.failure("import %s: %s: %s" % (name, type(error).__name__, str(error)[:500]))
+        channel.emit("imported", {"module": name, "ok": False})
+        return None
+    seconds = time.perf_counter() - started
+    paths = _location(module)
+    problems = [text for text in (places.problem(name, path) for path in paths) if text]
+    for text in problems:
+        channel.failure(text)
+    data = {"module": name, "ok": not problems, "seconds": round(seconds, 4), "file": paths[0] if paths else "built-in"}
+    channel.emit("imported", data)
+    return module
+
+
+def _check_torch(channel: Channel, torch: Any, wanted: str, flavour: Optional[str]) -> None:
+    cuda = torch.version.cuda
+    channel.facts({"torch": str(torch.__version__), "torch_cuda": cuda})
+    if wanted and not same_version(wanted, str(torch.__version__)):
+        channel.failure("torch says it is %s, the lock says %s" % (torch.__version__, wanted))
+    if flavour == "cpu" and cuda is not None:
+        channel.failure("torch is built for CUDA %s, the lock says cpu" % cuda)
+    if flavour and flavour.startswith("cu"):
+        expected = "%s.%s" % (flavour[2:-1], flavour[-1])
+        if cuda is None or ".".join(str(cuda).split(".")[:2]) != expected:
+            channel.failure("torch is built for CUDA %s, the lock says %s" % (cuda, expected))
+
+
+def _check_interpreter(channel: Channel, args: Dict[str, Any], places: Places) -> None:
+    version = "%d.%d" % sys.version_info[:2]
+    channel.facts({"python": ".".join(str(part) for part in sys.version_info[:3]), "prefix": sys.prefix})
+    if args["python"] and version != args["python"]:
+        channel.failure("the interpreter is Python %s, the lock says %s" % (version, args["python"]))
+    if _real(sys.prefix) != places.environment:
+        channel.failure("the interpreter belongs to %s, not to the environment" % sys.prefix)
+    for entry in places.stray_paths():
+        channel.failure("sys.path has %s, which is outside the environment" % entry)
+    _check_versions(channel, args["packages"], "lock")
+    _check_versions(channel, args["provided"], "base")
+
+
+def main() -> None:
+    """Check what the request asks for; failures are events."""
+    request = begin()
+    sys.path.pop(0)  # the programs' own folder; it must not serve an import
+    args, channel = request.args, request.channel
+    places = Places(args["environment"], args["base"], args["provided"])
+    if args["first"]:
+        channel.stage("reading the metadata of the packages")
+        _check_interpreter(channel, args, places)
+    for name in args["imports"]:
+        module = _import(channel, places, name)
+        if name == "torch" and module is not None:
+            _check_torch(channel, module, args["torch"] or "", args["flavour"])
+    channel.done()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Smoke program `machine`, second half: one rank of an all-reduce whose sums are checked element by element.
+
+Runs inside the environment, once per rank; needs torch 1.8 or newer and no numpy. The ranks meet through a file. All
+values are small integers, so the expected sum is exact in every dtype and any difference is an error.
+"""
+
+import datetime
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .smoke_common import Channel, begin
+
+_WARM_UP = 2
+_REPEATS = 10
+_CPU_SIZES = (1, 1000, 65537, 1 << 20)
+_CUDA_SIZES = (1, 1000, 65537, 1 << 24)
+_CPU_TIMED = 1 << 22  # elements of float32: 16 MiB
+_CUDA_TIMED = 1 << 28  # elements of bfloat16: 512 MiB
+
+
+def _own(size: int, rank: int, dtype: Any, device: Any) -> Any:
+    """This rank's data: (index mod 7) + (rank mod 8); summed over 16 ranks it stays below 2^8, exact in bfloat16."""
+    return (torch.arange(size, device=device) % 7 + rank % 8).to(dtype)
+
+
+def _expected(size: int, world: int, dtype: Any, device: Any) -> Any:
+    ranks = sum(rank % 8 for rank in range(world))
+    return ((torch.arange(size, device=device) % 7) * world + ranks).to(dtype)
+
+
+def _check(channel: Channel, got: Any, expected: Any, what: str) -> None:
+    wrong = got != expected
+    count = int(wrong.sum().item())
+    if count:
+        first = int(torch.nonzero(wrong)[0].item())
+        channel.failure(
+            "%s: wrong sum in %d of %d elements, element %d is %s instead of %s"
+            % (what, count, got.numel(), first, got[first].item(), expected[first].item())
+        )
+
+
+def _correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
+    dtypes = [(torch.float32, "float32"), (torch.int64, "int64")]
+    dtypes.append((torch.bfloat16, "bfloat16") if device.type == "cuda" else (torch.float64, "float64"))
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
+        dtypes[-1] = (torch.float16, "float16")
+    for dtype, name in dtypes:
+        for size in _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES:
+            what = "all-reduce of %d × %s" % (size, name)
+            channel.stage(what)
+            data = _own(size, rank, dtype, device)
+            dist.all_reduce(data)
+            _check(channel, data, _expected(size, world, dtype, device), what)
+
+
+def _bandwidth(channel: Channel, rank: int, world: int, device: Any) -> None:
+    """Seconds of each timed all-reduce on this rank; the reader takes the slowest rank of each."""
+    cuda = device.type == "cuda"
+    size, dtype = (_CUDA_TIMED, torch.bfloat16) if cuda else (_CPU_TIMED, torch.float32)
+    if cuda and torch.cuda.get_device_capability(device)[0] < 8:
+        dtype = torch.float16
+    own = _own(size, rank, dtype, device)
+    expected = _expected(size, world, dtype, device)
+    what = "all-reduce of %d MiB" % (size * own.element_size() >> 20)
+    channel.stage(what)
+    seconds = []
+    for repeat in range(_WARM_UP + _REPEATS):
+        data = own.clone()
+        dist.barrier()
+        if cuda:
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        dist.all_reduce(data)
+        if cuda:
+            torch.cuda.synchronize(device)
+        if repeat >= _WARM_UP:
+            seconds.append(time.perf_counter() - started)
+        _check(channel, data, expected, what)
+    channel.facts({"seconds": seconds, "bytes": size * own.element_size()})
+
+
+def main() -> None:
+    """One rank: meet, check, time."""
+    request = begin()
+    args, channel = request.args, request.channel
+    rank, world, backend = int(args["rank"]), int(args["world"]), str(args["backend"])
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
+    channel.stage("rendezvous of %d ranks (%s)" % (world, backend))
+    dist.init_process_group(
+        backend,
+        init_method="file://" + args["store"],
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=float(args["deadline"])),
+    )
+    channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
+    _correctness(channel, rank, world, device)
+    _bandwidth(channel, rank, world, device)
+    channel.stage("leaving the group")
+    dist.barrier()
+    dist.destroy_process_group()
+    channel.done()
+
+
+if __name__ == "__main__":
+    main()
