@@ -1,0 +1,346 @@
+"""The one YAML loader: plain data from files that strangers may have written.
+
+A strict subset of YAML 1.2: `true`/`false` are the only booleans, numbers are decimal, everything else is text; no tags
+beyond the core ones, no duplicate keys, bounded size, depth and aliases. Every refusal is an `EnvbuildError` (exit 2)
+whose `why` begins with `file:line:column`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.parser import Parser
+from yaml.reader import Reader
+from yaml.resolver import BaseResolver
+from yaml.scanner import Scanner
+
+from envbuild.errors import EnvbuildError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 40
+MAX_NODES = 50_000
+MAX_ALIASES = 200
+
+_CORE = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_A_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+# As YAML 1.2 defines printable, less the byte order mark.
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+# Longer integers do not survive a round trip through JSON in other programs.
+_LONGEST_INT = 18
+
+
+@dataclass(frozen=True)
+class YamlDocument:
+    """Plain data with its places: `name` as shown in errors, `data`, and the node tree that `locate` walks."""
+
+    name: str
+    data: Any
+    root: Node | None
+
+    def locate(self, path: tuple[str | int, ...]) -> tuple[int, int]:
+        """Line and column (from 1) of the deepest part of a data path that exists here."""
+        node, mark = self.root, self.root.start_mark if self.root else None
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                break
+            mark, node = found
+        return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+
+    def holds(self, path: tuple[str | int, ...]) -> bool:
+        """Whether the whole path exists in this document."""
+        node = self.root
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                return False
+            node = found[1]
+        return True
+
+
+def load_yaml(path: Path) -> Any:
+    """The plain data of a YAML file (mappings, lists, text, numbers, booleans, None). Raises EnvbuildError."""
+    return read_yaml(path).data
+
+
+def read_yaml(path: Path) -> YamlDocument:
+    """Read and parse one file. Only regular files are opened for reading. Raises EnvbuildError."""
+    return parse_yaml(read_manifest(path), str(path))
+
+
+def parse_yaml(content: bytes, name: str) -> YamlDocument:
+    """Parse one document; `name` stands for the file in errors. Raises EnvbuildError."""
+    if len(content) > MAX_BYTES:
+        raise _too_large(name, len(content))
+    text = _decoded(content, name)
+    root = _composed(text, name)
+    if root is None:
+        return YamlDocument(name, None, None)
+    _check_expansion(root, name)
+    return YamlDocument(name, _plain(root, name), root)
+
+
+def read_manifest(path: Path) -> bytes:
+    """The bytes of a regular file of at most `MAX_BYTES`; a FIFO or device is refused without waiting for it."""
+    name = str(path)
+    try:
+        # Non-blocking, because opening a FIFO would wait for its writer for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise EnvbuildError("manifest-missing", f"no such file: {name}", why=f"{name}: not found") from None
+    except (OSError, ValueError) as error:
+        raise EnvbuildError("manifest-unreadable", f"cannot read {name}", why=f"{name}: {error}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise EnvbuildError(
+                "manifest-not-a-file",
+                f"{name} is not a regular file",
+                why=f"{name}: a folder, FIFO, socket or device",
+                hint="name a YAML file",
+            )
+        if status.st_size > MAX_BYTES:
+            raise _too_large(name, status.st_size)
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            content = stream.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_BYTES:
+        raise _too_large(name, len(content))
+    return content
+
+
+def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:
+    """The error for one place (line and column from 1) of one file."""
+    return EnvbuildError(
+        code,
+        f"{name}: {problem}",
+        why=f"{name}:{line}:{column}: {problem}",
+        hint=hint,
+        details={"file": name, "line": line, "column": column},
+    )
+
+
+def _too_large(name: str, size: int) -> EnvbuildError:
+    return EnvbuildError(
+        "manifest-too-large",
+        f"{name} is larger than {MAX_BYTES} bytes",
+        why=f"{name}:1:1: {size} bytes",
+        hint="a manifest is a few kilobytes; is this the right file?",
+    )
+
+
+def _at(code: str, name: str, mark: yaml.Mark | None, problem: str, hint: str = "") -> EnvbuildError:
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    return refuse(code, name, line, column, problem, hint)
+
+
+def _decoded(content: bytes, name: str) -> str:
+    if content.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise refuse("manifest-encoding", name, 1, 1, "begins with a byte order mark", "save it as plain UTF-8")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        problem = f"byte 0x{content[error.start]:02x} is not valid UTF-8"
+        raise refuse("manifest-encoding", name, line, column, problem, "save it as UTF-8") from None
+    bad = _UNPRINTABLE.search(text)
+    if bad:
+        line = text.count("\n", 0, bad.start()) + 1
+        column = bad.start() - text.rfind("\n", 0, bad.start())
+        problem = f"control character U+{ord(bad.group()):04X}"
+        raise refuse("manifest-encoding", name, line, column, problem, "remove it, or write it as an escape in quotes")
+    return text
+
+
+class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
+    """PyYAML's reader to node tree, with limits; nothing here can construct a Python object."""
+
+    def __init__(self, text: str, name: str) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        Composer.__init__(self)
+        BaseResolver.__init__(self)
+        self.file_name = name
+        self.depth = self.nodes = self.aliases = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self.nodes += 1
+        self.depth += 1
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
+        if self.depth > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise _at("manifest-too-deep", self.file_name, event.start_mark, problem)
+        if self.nodes > MAX_NODES:
+            problem = f"more than {MAX_NODES} values"
+            raise _at("manifest-too-large", self.file_name, event.start_mark, problem)
+        if self.aliases > MAX_ALIASES:
+            problem = f"more than {MAX_ALIASES} aliases"
+            raise _at("manifest-alias", self.file_name, event.start_mark, problem)
+        node: Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """Tag of an untagged node; plain scalars get the empty tag and are read in `_scalar`."""
+        if kind is ScalarNode:
+            return "" if implicit[0] else f"{_CORE}str"
+        return f"{_CORE}seq" if kind is SequenceNode else f"{_CORE}map"
+
+
+def _composed(text: str, name: str) -> Node | None:
+    composer = None
+    try:
+        composer = _Composer(text, name)
+        node: Node | None = composer.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(text, name, error) from None
+    # PyYAML's scanner lets these escape for impossible escapes ("\UFFFFFFFF") and version numbers.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        mark = composer.get_mark() if composer else None
+        raise _at("manifest-invalid", name, mark, f"not valid YAML: {_one_line(error)}") from None
+    return node
+
+
+def _syntax_error(text: str, name: str, error: yaml.MarkedYAMLError) -> EnvbuildError:
+    mark = error.problem_mark or error.context_mark
+    line_text = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
+    if "\t" in line_text[: (mark.column if mark else 0) + 1]:
+        column = line_text.index("\t") + 1
+        line = mark.line + 1 if mark else 1
+        return refuse("manifest-tab", name, line, column, "a tab in the indentation", "indent with spaces")
+    said = "; ".join(part for part in (error.context, error.problem) if part)
+    if "alias" in said or "anchor" in said:
+        return _at("manifest-alias", name, mark, f"not valid YAML: {said}")
+    return _at("manifest-invalid", name, mark, f"not valid YAML: {said}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _check_expansion(root: Node, name: str) -> None:
+    """Refuse aliases that contain themselves or that expand to more than `MAX_NODES` values or `MAX_DEPTH` levels."""
+    sizes: dict[int, tuple[int, int]] = {}
+    open_nodes: set[int] = set()
+
+    def measure(node: Node) -> tuple[int, int]:
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in open_nodes:
+            raise _at("manifest-alias", name, node.start_mark, "an alias contains itself")
+        open_nodes.add(id(node))
+        measured = [measure(child) for child in _children(node)]
+        total, depth = 1 + sum(m[0] for m in measured), 1 + max((m[1] for m in measured), default=0)
+        if total > MAX_NODES or depth > MAX_DEPTH:
+            problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"
+            raise _at("manifest-alias", name, node.start_mark, problem)
+        open_nodes.discard(id(node))
+        sizes[id(node)] = (total, depth)
+        return sizes[id(node)]
+
+    measure(root)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, SequenceNode) else []
+
+
+def _child(node: Node | None, step: str | int) -> tuple[yaml.Mark, Node] | None:
+    """Where one step of a path leads: its mark (that of the key, in a mapping) and its node."""
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if key.value == step:
+                return key.start_mark, value
+    elif isinstance(node, SequenceNode) and isinstance(step, int) and 0 <= step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    return None
+
+
+def _plain(node: Node, name: str) -> Any:
+    if isinstance(node, MappingNode):
+        return _mapping(node, name)
+    if isinstance(node, SequenceNode):
+        if node.tag != f"{_CORE}seq":
+            raise _bad_tag(node, name)
+        return [_plain(item, name) for item in node.value]
+    return _scalar(node, name)
+
+
+def _mapping(node: MappingNode, name: str) -> dict[str, Any]:
+    if node.tag != f"{_CORE}map":
+        raise _bad_tag(node, name)
+    out: dict[str, Any] = {}
+    first: dict[str, yaml.Mark] = {}
+    for key_node, value_node in node.value:
+        key = _scalar(key_node, name) if isinstance(key_node, ScalarNode) else None
+        if not isinstance(key, str):
+            raise _at("manifest-invalid", name, key_node.start_mark, "a key must be text", "put it in quotes")
+        if key in out:
+            problem = f"duplicate key {key!r} (first on line {first[key].line + 1})"
+            raise _at("manifest-duplicate-key", name, key_node.start_mark, problem, "keep one of the two")
+        first[key] = key_node.start_mark
+        out[key] = _plain(value_node, name)
+    return out
+
+
+def _scalar(node: Node, name: str) -> str | int | float | bool | None:
+    value: str = node.value
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise _at("manifest-encoding", name, node.start_mark, "half of a surrogate pair, not a character")
+    tag = node.tag.removeprefix(_CORE)
+    if tag == "":
+        return _plain_scalar(node, name)
+    if tag == "str":
+        return value
+    if tag not in ("int", "float", "bool", "null") or not node.tag.startswith(_CORE):
+        raise _bad_tag(node, name)
+    read = _plain_scalar(node, name)
+    if tag == "float" and type(read) is int:
+        return float(read)
+    if type(read).__name__ != {"null": "NoneType"}.get(tag, tag):
+        raise _at("manifest-invalid", name, node.start_mark, f"{value[:40]!r} is not a !!{tag}")
+    return read
+
+
+def _plain_scalar(node: Node, name: str) -> str | int | float | bool | None:
+    value: str = node.value
+    if value in ("", "~", "null"):
+        return None
+    if value in ("true", "false"):
+        return value == "true"
+    if _INT.fullmatch(value):
+        if len(value) > _LONGEST_INT:
+            raise _at("manifest-invalid", name, node.start_mark, "a number too large", "put it in quotes if it is text")
+        return int(value)
+    if _NOT_A_NUMBER.fullmatch(value):
+        raise _at("manifest-invalid", name, node.start_mark, f"{value} is not allowed: numbers are finite")
+    if _FLOAT.fullmatch(value):
+        number = float(value)
+        if number in (float("inf"), float("-inf")):
+            raise _at("manifest-invalid", name, node.start_mark, "a number too large")
+        return number
+    return value
+
+
+def _bad_tag(node: Node, name: str) -> EnvbuildError:
+    shown = node.tag.replace(_CORE, "!!")[:60]
+    return _at("manifest-tag", name, node.start_mark, f"the tag {shown!r} is not allowed", "write plain values")

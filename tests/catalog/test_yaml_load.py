@@ -1,0 +1,197 @@
+"""The one YAML loader: what it reads, what it refuses, and that it refuses cheaply."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envbuild.catalog.yaml_load import MAX_BYTES, load_yaml, parse_yaml, read_yaml
+from envbuild.errors import EnvbuildError, ExitCode
+
+
+def plain(text: str) -> Any:
+    return parse_yaml(text.encode(), "my.yaml").data
+
+
+def refused(content: bytes | str) -> EnvbuildError:
+    raw = content.encode() if isinstance(content, str) else content
+    with pytest.raises(EnvbuildError) as caught:
+        parse_yaml(raw, "my.yaml")
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.why.startswith("my.yaml:")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("Off", "Off"),
+        ("True", "True"),
+        ("true", True),
+        ("false", False),
+        ("null", None),
+        ("~", None),
+        ("12:30:45", "12:30:45"),
+        ("0o17", "0o17"),
+        ("017", "017"),
+        ("0x1F", "0x1F"),
+        ("1_000", "1_000"),
+        ("2023-03-20", "2023-03-20"),
+        ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
+        ("0", 0),
+        ("-12", -12),
+        ("1.5", 1.5),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("'1'", "1"),
+        ("!!str 5", "5"),
+        ("!!float 5", 5.0),
+        ("<<", "<<"),
+        ("=", "="),
+        ("", None),
+        ("{a: [1, {b: c}]}", {"a": [1, {"b": "c"}]}),
+        ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
+    ],
+)
+def test_scalars_mean_what_they_look_like(text: str, value: Any) -> None:
+    read = plain(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def nested_aliases() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "place"),
+    [
+        (b"a: 1\nb: 2\na: 3\n", "manifest-duplicate-key", "3:1"),
+        (b"x:\n  k: 1\n  'k': 2\n", "manifest-duplicate-key", "3:3"),
+        (b"a:\n\tb: 1\n", "manifest-tab", "2:1"),
+        (b"a:\n  b: 1\n \tc: 2\n", "manifest-tab", "3:2"),
+        (nested_aliases().encode(), "manifest-alias", None),
+        (b"a: &a [*a]\n", "manifest-alias", None),
+        (b"a: *nowhere\n", "manifest-alias", "1:4"),
+        (b"a: !!python/object:os.system x\n", "manifest-tag", "1:4"),
+        (b"a: !!python/object/apply:os.system [id]\n", "manifest-tag", "1:4"),
+        (b"a: !!set {x, y}\n", "manifest-tag", "1:4"),
+        (b"a: !!binary aGk=\n", "manifest-tag", "1:4"),
+        (b"a: !!timestamp 2020-01-01\n", "manifest-tag", "1:4"),
+        (b"a: !mine x\n", "manifest-tag", "1:4"),
+        (b"%TAG !! tag:yaml.org,2002:python/\n---\na: !!none x\n", "manifest-tag", "3:4"),
+        (b"a: caf\xe9\n", "manifest-encoding", "1:7"),
+        (b"a: 1\nb: \xc3\xa9\xff\n", "manifest-encoding", "2:5"),
+        (b"\xef\xbb\xbfa: 1\n", "manifest-encoding", "1:1"),
+        ("a: 1".encode("utf-16"), "manifest-encoding", "1:1"),
+        (b"a: x\x00y\n", "manifest-encoding", "1:5"),
+        (b"a: 1\nb: \x1b[31m\n", "manifest-encoding", "2:4"),
+        (b'a: "\\ud800"\n', "manifest-encoding", "1:4"),
+        (b"a: .inf\n", "manifest-invalid", "1:4"),
+        (b"a: -.inf\n", "manifest-invalid", "1:4"),
+        (b"a: .nan\n", "manifest-invalid", "1:4"),
+        (b"a: 1e999\n", "manifest-invalid", "1:4"),
+        (b"a: 99999999999999999999\n", "manifest-invalid", "1:4"),
+        (b"a: !!int abc\n", "manifest-invalid", "1:4"),
+        (b"1: x\n", "manifest-invalid", "1:1"),
+        (b"? [a, b]\n: x\n", "manifest-invalid", "1:3"),
+        (b"a: [1, 2\nb: 3\n", "manifest-invalid", None),
+        (b"a: 1\n--- \nb: 2\n", "manifest-invalid", None),
+        (b'a: "\\UFFFFFFFF"\n', "manifest-invalid", None),
+        (b"[" * 5000, "manifest-too-deep", None),
+        (b"- " * 5000, "manifest-too-deep", None),
+        (b"[" + b"1," * 60_000 + b"]", "manifest-too-large", None),
+        (b"#" * (MAX_BYTES + 1), "manifest-too-large", "1:1"),
+    ],
+)
+def test_bad_input_is_refused_with_its_code_and_place(content: bytes, code: str, place: str | None) -> None:
+    error = refused(content)
+    assert error.code == code, str(error)
+    if place:
+        assert error.why.startswith(f"my.yaml:{place}:")
+
+
+def test_a_tab_inside_a_block_of_text_is_text() -> None:
+    assert plain("check: |\n  all:\n  \techo hi\n") == {"check": "all:\n\techo hi\n"}
+
+
+def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> None:
+    big = tmp_path / "big.yaml"
+    with big.open("wb") as stream:
+        stream.truncate(100_000_000)
+    started = time.process_time()
+    with pytest.raises(EnvbuildError) as caught:
+        load_yaml(big)
+    assert caught.value.code == "manifest-too-large"
+    assert time.process_time() - started < 0.5
+
+
+def test_a_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo.yaml"
+    os.mkfifo(fifo)
+    with pytest.raises(EnvbuildError) as caught:
+        load_yaml(fifo)
+    assert caught.value.code == "manifest-not-a-file"
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
+def test_devices_and_folders_are_refused(path: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        load_yaml(Path(path))
+    assert caught.value.code == "manifest-not-a-file"
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_missing_file_and_an_impossible_name_are_coded_errors(tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        load_yaml(tmp_path / "none.yaml")
+    assert caught.value.code == "manifest-missing"
+    with pytest.raises(EnvbuildError) as caught:
+        load_yaml(tmp_path / "a\0b.yaml")
+    assert caught.value.code == "manifest-unreadable"
+
+
+def test_a_place_can_be_asked_for_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: 1\nb:\n  - x: 1\n  - y: 2\n")
+    document = read_yaml(path)
+    assert document.locate(("b", 1, "y")) == (4, 5)
+    assert document.locate(("b", 7, "y")) == (2, 1)
+    assert document.holds(("b", 0, "x"))
+    assert not document.holds(("b", 0, "y"))
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_give_plain_data_or_a_coded_error(content: bytes) -> None:
+    check_plain_or_refused(content)
+
+
+ALPHABET = "abc \n\t-:?,[]{}#&*!|>'\"%@`~0123.<=\\/u\r"
+
+
+@settings(max_examples=400)
+@given(st.text(ALPHABET, max_size=60))
+def test_yaml_like_text_gives_plain_data_or_a_coded_error(text: str) -> None:
+    check_plain_or_refused(text.encode())
+
+
+def check_plain_or_refused(content: bytes) -> None:
+    try:
+        data = parse_yaml(content, "my.yaml").data
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.USAGE
+        assert error.code.startswith("manifest-")
+    else:
+        json.dumps(data, allow_nan=False).encode()
