@@ -35,11 +35,12 @@ class LibcFacts(_Fact):
 
 
 class PythonFacts(_Fact):
-    """One interpreter: real path, full version, whether `venv` and `ensurepip` work, and its site packages."""
+    """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages."""
 
     path: str
     version: str
     implementation: str = "cpython"
+    virtual: bool = False
     packages: dict[str, str] | None = None
 
 

@@ -1,0 +1,124 @@
+"""`probe`: read the facts of this node, in the shape of `model/facts.py`. A missing tool is a fact, never an error."""
+
+import os
+import time
+from functools import partial
+
+from envbuild.node import (
+    probe_disk,
+    probe_gpu,
+    probe_prefix,
+    probe_python,
+    probe_system,
+    probe_tools,
+    proc,
+    protocol,
+)
+from envbuild.node.probe_files import search_path
+from envbuild.node.protocol import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _texts(args: "dict[str, Any]", key: "str") -> "list[str]":
+    value = args.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise NodeError("request-invalid", "`args.%s` is not a list of text" % key)
+    return value
+
+
+def _addresses(args: "dict[str, Any]") -> "dict[str, str]":
+    value = args.get("reach") or {}
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise NodeError("request-invalid", "`args.reach` is not an object of text")
+    return value
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Probe this node; `request` as in docs/architecture.md. Changes nothing. Raises NodeError for a bad request."""
+    args = request["args"]
+    prefix = request["prefix"]
+    folders = search_path()
+    reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
+    modules = probe_system.modules_system()
+    asked = {
+        "gpu": partial(probe_gpu.gpu_facts, folders),
+        "pythons": partial(probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages"))),
+        "compilers": partial(probe_tools.compiler_facts, folders),
+        "tools": partial(probe_tools.tool_facts, folders, modules),
+        "nvcc": partial(probe_gpu.nvcc_facts, folders),
+        "quota": partial(probe_disk.quotas, folders),
+        "scheduler": partial(probe_system.scheduler_facts, folders),
+        "libc": partial(probe_system.libc_facts, folders),
+        "reachable": partial(probe_prefix.reachable, reach),
+    }  # type: dict[str, Callable[[], Any]]
+    answers, warnings = _together(asked)
+    quota = answers.pop("quota") or {}
+    facts = _quick(args, prefix, files, modules, folders)
+    facts.update(answers.pop("gpu") or {})
+    facts.update({name: answer for name, answer in answers.items() if answer is not None})
+    facts["prefix"] = probe_disk.disk_facts(prefix, quota)
+    if args.get("tmp"):
+        facts["tmp"] = probe_disk.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
+    facts["warnings"] = warnings + _observations(facts)
+    return False, facts
+
+
+def _quick(
+    args: "dict[str, Any]", prefix: "str", files: "list[str]", modules: "str | None", folders: "list[str]"
+) -> "dict[str, Any]":
+    """Everything that starts no other program."""
+    hostname = os.uname().nodename
+    return {
+        "protocol": protocol.PROTOCOL,
+        "node": str(args.get("node") or hostname),
+        "hostname": hostname,
+        "user": protocol.user_name(),
+        "home": os.path.expanduser("~"),
+        "probed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "os": probe_system.os_facts(),
+        "libc": {},
+        "cpus": probe_system.cpu_count(),
+        "memory_bytes": probe_system.memory_bytes(),
+        "nics": probe_system.nic_facts(),
+        "modules": modules,
+        "containers": probe_system.container_tools(folders),
+        "umask": probe_system.umask(),
+        "environments": probe_prefix.environment_facts(prefix),
+        "toolchain": probe_prefix.toolchain_names(prefix),
+        "files_found": probe_prefix.files_found(files),
+        "busy": probe_prefix.lease(prefix),
+    }
+
+
+def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[dict[str, Any], list[str]]":
+    """Ask at once what starts other programs; a fact that could not be read is a warning that names it."""
+    warnings = []  # type: list[str]
+
+    def guarded(name: "str") -> "Any":
+        try:
+            return asked[name]()
+        except Exception as error:  # noqa: BLE001 - one strange node must not cost all its other facts
+            warnings.append("%s could not be read: %s: %s" % (name, type(error).__name__, str(error)[:200]))
+            return None
+
+    names = list(asked)
+    answers = proc.parallel([partial(guarded, name) for name in names])
+    return dict(zip(names, answers)), sorted(warnings)  # noqa: B905 - strict= is of Python 3.10
+
+
+def _observations(facts: "dict[str, Any]") -> "list[str]":
+    """What stands out and belongs to no fact of its own."""
+    found = []
+    if facts["umask"][-1] in "0145":
+        found.append("umask %s lets everybody change new files" % facts["umask"])
+    seen = len(facts.get("gpus", ()))
+    if seen and seen < facts["gpus_physical"]:
+        found.append("nvidia-smi shows %d of %d GPUs" % (seen, facts["gpus_physical"]))
+    half = sum(1 for environment in facts["environments"] if environment["stamp"] is None)
+    if half:
+        found.append("%d environment(s) without a stamp under the prefix" % half)
+    return found

@@ -1,0 +1,78 @@
+"""Space, inodes, quota and mount flags where something will be written. Nothing is written to find out."""
+
+import os
+
+from envbuild.node import parse_system, proc
+from envbuild.node.probe_files import read, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Quotas = dict[str, dict[str, int | None]]
+
+QUOTA_DEADLINE = 3.0
+
+
+def quotas(folders: "list[str]") -> "Quotas":
+    """The user's quota by file system, empty where there is none or no `quota` tool."""
+    tool = which("quota", folders)
+    if tool is None:
+        return {}
+    return parse_system.parse_quota(proc.run([tool, "-w", "-p"], timeout=QUOTA_DEADLINE).out)
+
+
+def existing_parent(path: "str") -> "str":
+    """The nearest path upwards that exists; a dangling link counts as existing, because it is in the way."""
+    while path != "/" and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> "dict[str, Any]":
+    """`DiskFacts` of absolute `path`: bytes and inodes free for this user, with `quota` (see `quotas`) counted in.
+
+    `quota_bytes` and `quota_inodes` are the limits themselves. `reason` says why it cannot be written to.
+    """
+    parent = existing_parent(path)
+    real = os.path.realpath(parent)
+    mounts = parse_system.parse_mountinfo(read("/proc/self/mountinfo") if mountinfo is None else mountinfo)
+    mount = parse_system.mount_of(real, mounts) or {"filesystem": "", "source": "", "options": set(), "point": "/"}
+    reason = _reason(parent, mount["options"])
+    fact = {
+        "path": path,
+        "filesystem": mount["filesystem"],
+        "writable": reason is None,
+        "noexec": "noexec" in mount["options"],
+        "reason": reason,
+    }
+    try:
+        numbers = os.statvfs(real)
+    except OSError as error:
+        fact.update(writable=False, reason="%s: %s" % (parent, error.strerror))
+        return fact
+    limits = quota.get(mount["source"]) or quota.get(mount["point"]) or {}
+    fact["free_bytes"] = _least(numbers.f_bavail * numbers.f_frsize, limits.get("bytes_left"))
+    fact["total_bytes"] = numbers.f_blocks * numbers.f_frsize
+    if numbers.f_files:  # some file systems (btrfs, many network ones) do not count inodes
+        fact["free_inodes"] = _least(numbers.f_favail, limits.get("inodes_left"))
+        fact["total_inodes"] = numbers.f_files
+    fact["quota_bytes"] = limits.get("bytes")
+    fact["quota_inodes"] = limits.get("inodes")
+    return fact
+
+
+def _least(free: "int", left: "int | None") -> "int":
+    return free if left is None else min(free, left)
+
+
+def _reason(parent: "str", options: "set[str]") -> "str | None":
+    if not os.path.exists(parent):
+        return "%s is a link that leads nowhere" % parent
+    if not os.path.isdir(parent):
+        return "%s is not a folder" % parent
+    if "ro" in options:
+        return "the file system of %s is mounted read-only" % parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return "%s is not writable for this user" % parent
+    return None

@@ -1,0 +1,45 @@
+"""Small reads that a probe makes everywhere: a file that is missing or unreadable is an absent fact."""
+
+import os
+
+# Reading more than this of a /proc, /sys or JSON file would mean that it is not what it should be.
+READ_LIMIT = 16 * 1024 * 1024
+
+
+def read(path: "str", limit: "int" = READ_LIMIT) -> "str":
+    """Text of a file, empty when it cannot be read."""
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(limit).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def names(path: "str") -> "list[str]":
+    """Sorted names in a folder, empty when it cannot be listed."""
+    try:
+        return sorted(os.listdir(path))
+    except (OSError, ValueError):
+        return []
+
+
+def which(name: "str", folders: "list[str]") -> "str | None":
+    """The first executable file `name` in `folders`."""
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return None
+
+
+def search_path() -> "list[str]":
+    """PATH's absolute folders, each once; then the usual ones, which a non-login shell may not have."""
+    folders = os.environ.get("PATH", "").split(":") + ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+    found = []
+    seen = set()
+    for folder in folders:
+        real = os.path.realpath(folder) if folder.startswith("/") else ""
+        if real and real not in seen and os.path.isdir(real):
+            seen.add(real)
+            found.append(folder)
+    return found

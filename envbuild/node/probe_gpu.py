@@ -1,0 +1,108 @@
+"""GPUs, driver and CUDA toolkits. nvidia-smi is asked first; /proc, /dev and PCI are further witnesses."""
+
+import os
+import re
+from functools import partial
+
+from envbuild.node import parse_nvidia, proc
+from envbuild.node.probe_files import names, read, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SMI_DEADLINE = 10.0
+NVCC_DEADLINE = 10.0
+_FORMAT = "--format=csv,noheader,nounits"
+
+
+def gpu_facts(folders: "list[str]", deadline: "float" = SMI_DEADLINE, root: "str" = "/") -> "dict[str, Any]":
+    """`driver`, `gpus`, `gpus_physical`, `visible_devices` as in `NodeFacts`; `deadline` seconds for nvidia-smi.
+
+    `root` is where `proc`, `dev` and `sys` are.
+    """
+    module = parse_nvidia.parse_proc_version(read(os.path.join(root, "proc/driver/nvidia/version")))
+    physical = _physical(root)
+    smi = which("nvidia-smi", folders)
+    if smi is None:
+        problem = "nvidia-smi is not there, but the kernel module or a GPU is" if module or physical else None
+        driver = {"version": module, "cuda_ceiling": None, "problem": problem}
+        gpus = []  # type: list[dict[str, Any]]
+    else:
+        driver, gpus = _ask(smi, deadline)
+        driver["version"] = driver["version"] or module
+    return {
+        "driver": driver,
+        "gpus": gpus,
+        "gpus_physical": max(physical, len(gpus)),
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _ask(smi: "str", deadline: "float") -> "tuple[dict[str, Any], list[dict[str, Any]]]":
+    query = [smi, "--query-gpu=" + ",".join(parse_nvidia.QUERY_FIELDS), _FORMAT]
+    both = proc.parallel([partial(proc.run, argv, timeout=deadline) for argv in ([smi], query)])
+    plain, answer = both[0] or proc.Finished(missing=True), both[1] or proc.Finished(missing=True)
+    header = parse_nvidia.parse_header(plain.out)
+    driver = {
+        "version": header["version"],
+        "cuda_ceiling": header["cuda_ceiling"],
+        "problem": _problem(plain, deadline) or _problem(answer, deadline),
+    }  # type: dict[str, Any]
+    fields = parse_nvidia.QUERY_FIELDS
+    if parse_nvidia.query_is_too_new(answer.out + answer.err):
+        fields = parse_nvidia.OLD_QUERY_FIELDS
+        answer = proc.run([smi, "--query-gpu=" + ",".join(fields), _FORMAT], timeout=deadline)
+        driver["problem"] = _problem(plain, deadline) or _problem(answer, deadline)
+    gpus = parse_nvidia.parse_query(answer.out, fields)
+    for gpu in gpus:
+        driver["version"] = driver["version"] or gpu["driver_version"]
+        del gpu["driver_version"]
+    if any(gpu["mig_enabled"] for gpu in gpus):
+        instances = parse_nvidia.parse_list(proc.run([smi, "-L"], timeout=deadline).out)
+        for gpu in gpus:
+            gpu["mig"] = instances.get(gpu["index"], [])
+    return driver, gpus
+
+
+def _problem(answer: "proc.Finished", deadline: "float") -> "str | None":
+    if answer.timed_out:
+        return "nvidia-smi did not answer within %g s" % deadline
+    if answer.missing:
+        return "nvidia-smi could not be started: %s" % answer.err[:200]
+    said = parse_nvidia.parse_problem(answer.out + "\n" + answer.err)
+    if said or answer.rc == 0 or parse_nvidia.query_is_too_new(answer.out + answer.err):
+        return said
+    lines = (answer.out.strip() or answer.err.strip()).splitlines()
+    return "nvidia-smi ended with %s: %s" % (answer.rc, lines[-1][:200] if lines else "no output")
+
+
+def _physical(root: "str") -> "int":
+    """GPUs in this machine, also those that a job or a container may not use: the most that any witness sees."""
+    devices = [name for name in names(os.path.join(root, "dev")) if re.match(r"nvidia[0-9]+\Z", name)]
+    pci = 0
+    folder = os.path.join(root, "sys/bus/pci/devices")
+    for name in names(folder):
+        if read(os.path.join(folder, name, "vendor")).strip() == "0x10de":
+            pci += read(os.path.join(folder, name, "class")).startswith(("0x0300", "0x0302"))
+    return max(len(names(os.path.join(root, "proc/driver/nvidia/gpus"))), len(devices), pci)
+
+
+def nvcc_facts(folders: "list[str]", root: "str" = "/") -> "list[dict[str, str]]":
+    """Every CUDA compiler of PATH, CUDA_HOME, CUDA_PATH and /usr/local/cuda*: real path and version."""
+    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    local = os.path.join(root, "usr/local")
+    homes += [os.path.join(local, name) for name in names(local) if name.startswith("cuda")]
+    places = folders + [os.path.join(home, "bin") for home in homes if home.startswith("/")]
+    paths = []
+    for place in places:
+        path = os.path.realpath(os.path.join(place, "nvcc"))
+        if path not in paths and os.path.isfile(path) and os.access(path, os.X_OK):
+            paths.append(path)
+    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=NVCC_DEADLINE) for path in paths])
+    found = []
+    for path, answer in zip(paths, answers):  # noqa: B905 - strict= is of Python 3.10
+        version = parse_nvidia.parse_nvcc(answer.out) if answer else None
+        if version:
+            found.append({"path": path, "version": version})
+    return found

@@ -1,0 +1,124 @@
+"""What is under the prefix already, and which wanted files and indexes this node can get at."""
+
+import json
+import os
+import sys
+from functools import partial
+
+from envbuild.node import parse_pip, proc
+from envbuild.node.probe_files import names, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STAMP = os.path.join(".envbuild", "stamp.json")
+REACH_DEADLINE = 3.0
+_PORTS = {"http": 80, "https": 443}
+
+
+def _json_object(path: "str") -> "dict[str, Any] | None":
+    try:
+        data = json.loads(read(path))
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def environment_facts(prefix: "str") -> "list[dict[str, Any]]":
+    """`StampFacts` of every folder under `<prefix>/envs`; `current` where a link in `<prefix>/current` leads to it."""
+    links = os.path.join(prefix, "current")
+    in_use = {os.path.realpath(os.path.join(links, name)) for name in names(links)}
+    found = []
+    for name in names(os.path.join(prefix, "envs")):
+        path = os.path.join(prefix, "envs", name)
+        if not os.path.isdir(path):
+            continue
+        stamp = _json_object(os.path.join(path, STAMP))
+        fact = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}  # type: dict[str, Any]
+        for key in ("stack", "profile", "variant_digest", "root"):
+            value = (stamp or {}).get(key)
+            fact[key] = value if isinstance(value, str) else None
+        found.append(fact)
+    return found
+
+
+def toolchain_names(prefix: "str") -> "list[str]":
+    """Folders under `<prefix>/tools`."""
+    tools = os.path.join(prefix, "tools")
+    return [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
+
+
+def lease(prefix: "str") -> "dict[str, Any] | None":
+    """Who is changing the prefix now: the content of `<prefix>/lease.json`, empty when it is there and unreadable."""
+    path = os.path.join(prefix, "lease.json")
+    return (_json_object(path) or {}) if os.path.lexists(path) else None
+
+
+def files_found(wanted: "list[str]") -> "dict[str, str]":
+    """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
+    if not wanted:
+        return {}
+    folders = parse_pip.local_folders(_find_links(), os.path.expanduser("~"))
+    found = {}
+    for name in wanted:
+        if "/" in name or "\0" in name or name in ("", ".", ".."):
+            continue
+        for folder in folders:
+            path = os.path.join(folder, name)
+            if name not in found and os.path.isfile(path) and os.access(path, os.R_OK):
+                found[name] = path
+    return found
+
+
+def _find_links() -> "list[str]":
+    links = parse_pip.split_links(os.environ.get("PIP_FIND_LINKS", ""))
+    links += os.environ.get("UV_FIND_LINKS", "").split(",")
+    for path in _pip_files():
+        links += parse_pip.parse_find_links(read(path, 1 << 20))
+    return links
+
+
+def _pip_files() -> "list[str]":
+    """pip's configuration files in the order of its documentation; PIP_CONFIG_FILE=/dev/null turns all off."""
+    chosen = os.environ.get("PIP_CONFIG_FILE", "")
+    if chosen == os.devnull:
+        return []
+    home = os.path.expanduser("~")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    system = [os.path.join(folder, "pip") for folder in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    folders = system + ["/etc", os.path.join(home, ".pip"), os.path.join(config, "pip"), sys.prefix]
+    return [chosen] * bool(chosen) + [os.path.join(folder, "pip.conf") for folder in folders]
+
+
+def reachable(targets: "dict[str, str]", deadline: "float" = REACH_DEADLINE) -> "dict[str, bool]":
+    """Index name -> a TCP connection to its host, or to the proxy for it, came up within `deadline` seconds."""
+    if not targets:
+        return {}
+    ordered = sorted(targets)
+    # Resolving a name has no deadline of its own, so late answers are given up here.
+    answers = proc.parallel([partial(_connects, targets[name], deadline) for name in ordered], deadline + 1.0)
+    return {name: bool(answer) for name, answer in zip(ordered, answers)}  # noqa: B905 - of Python 3.10
+
+
+def _connects(url: "str", deadline: "float") -> "bool":
+    import socket
+    from urllib.parse import unquote, urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            return os.path.exists(unquote(parts.path))
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+        proxies = getproxies()
+        proxy = proxies.get(parts.scheme) or proxies.get("all")
+        if host and proxy and not proxy_bypass(host):
+            via = urlsplit(proxy if "://" in proxy else "http://" + proxy)
+            host, port = via.hostname, via.port or _PORTS.get(via.scheme) or 1080
+        if not host or not port:
+            return False
+        socket.create_connection((host, port), timeout=deadline).close()
+    except (OSError, ValueError, UnicodeError):
+        return False
+    return True

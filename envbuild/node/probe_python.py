@@ -1,0 +1,138 @@
+"""Every CPython on the node, found by running what looks like one: a shim or a wrapper never counts as itself."""
+
+import json
+import os
+import re
+from functools import partial
+
+from envbuild.node import proc
+from envbuild.node.probe_files import names, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEADLINE = 10.0
+_NAME = re.compile(r"python3(?:\.([0-9]{1,2}))?\Z")
+
+# What an interpreter is asked; it must run on every Python 3.
+_ASK = """
+import json, os, sys
+out = {"implementation": sys.implementation.name, "version": sys.version.split()[0], "executable": sys.executable}
+def read(path):
+    try:
+        with open(path, "rb") as handle:
+            return handle.read(65536).decode("utf-8", "replace")
+    except OSError:
+        return ""
+def packages():
+    found = {}
+    for folder in sys.path:
+        try:
+            entries = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.endswith(".dist-info"):
+                text = read(os.path.join(folder, entry, "METADATA"))
+            elif entry.endswith(".egg-info"):
+                path = os.path.join(folder, entry)
+                text = read(os.path.join(path, "PKG-INFO") if os.path.isdir(path) else path)
+            else:
+                continue
+            fields = {}
+            for line in text.split("\\n"):
+                key, colon, value = line.partition(":")
+                if not line.strip():
+                    break
+                if colon and key in ("Name", "Version"):
+                    fields[key] = value.strip()
+            if fields.get("Name") and fields.get("Version"):
+                found.setdefault(fields["Name"].lower().replace("_", "-").replace(".", "-"), fields["Version"])
+    return found
+if "-P" in sys.argv:
+    out["packages"] = packages()
+print(json.dumps(out))
+"""
+
+
+def python_facts(
+    folders: "list[str]", prefix: "str", wanted: "list[str]", packages: "bool" = False
+) -> "list[dict[str, Any]]":
+    """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those.
+
+    `folders` are PATH's; pyenv, uv, /opt, the usual conda homes and `<prefix>/tools` are looked into as well. An
+    interpreter in a virtual environment is its own entry, because its site packages are.
+    """
+    candidates = _candidates(_places(folders, prefix), wanted)
+    answers = proc.parallel([partial(_ask, path, packages) for path in candidates])
+    found = {}  # type: dict[str, dict[str, Any]]
+    for answer in answers:
+        if answer and (not wanted or ".".join(answer["version"].split(".")[:2]) in wanted):
+            found.setdefault(answer["path"], answer)
+    return [found[path] for path in sorted(found)]
+
+
+def _places(folders: "list[str]", prefix: "str") -> "list[str]":
+    home = os.path.expanduser("~")
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
+    pyenvs = [os.environ.get("PYENV_ROOT") or os.path.join(home, ".pyenv")]
+    pyenvs += [os.path.dirname(folder) for folder in folders if _is_shims(folder)]
+    parents = [os.path.join(root, "versions") for root in pyenvs]
+    parents.append(os.environ.get("UV_PYTHON_INSTALL_DIR") or os.path.join(data, "uv", "python"))
+    parents += ["/opt", os.path.join(prefix, "tools")]
+    homes = [os.path.join(parent, name) for parent in parents for name in names(parent)]
+    homes += [os.path.join(prefix, "tools", name, "python") for name in names(os.path.join(prefix, "tools"))]
+    homes += [os.path.join(home, name) for name in ("miniconda3", "anaconda3", "miniforge3", "mambaforge")]
+    return [folder for folder in folders if not _is_shims(folder)] + [os.path.join(each, "bin") for each in homes]
+
+
+def _is_shims(folder: "str") -> "bool":
+    return os.path.basename(folder.rstrip("/")) == "shims"
+
+
+def _candidates(places: "list[str]", wanted: "list[str]") -> "list[str]":
+    """One path for each interpreter file; a link in a virtual environment counts apart from what it points to."""
+    tried = ["python3"] + ["python3.%d" % minor for minor in range(4, 30)]
+    chosen = {}  # type: dict[tuple[str, str], str]
+    for place in places:
+        if not os.path.isdir(place):
+            continue
+        home = os.path.dirname(os.path.realpath(place))
+        virtual = home if os.path.isfile(os.path.join(home, "pyvenv.cfg")) else ""
+        for name in tried:
+            path = os.path.join(place, name)
+            if not os.access(path, os.X_OK):
+                continue
+            real = os.path.realpath(path)
+            minor = _NAME.match(os.path.basename(real))
+            if wanted and minor and minor.group(1) and "3." + minor.group(1) not in wanted:
+                continue
+            chosen.setdefault((real, virtual), path)
+    return list(chosen.values())
+
+
+def _ask(path: "str", packages: "bool") -> "dict[str, Any] | None":
+    """Run one candidate; None when it is no CPython 3 that answers in time."""
+    arguments = ["-c", _ASK] + (["-P"] if packages else [])
+    answer = proc.run([path, "-I"] + ([] if packages else ["-S"]) + arguments, timeout=DEADLINE, limit=4 << 20)
+    try:
+        data = json.loads(answer.out.strip().splitlines()[-1])
+    except (IndexError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or data.get("implementation") != "cpython":
+        return None
+    executable, version = data.get("executable"), data.get("version")
+    if not isinstance(executable, str) or not executable.startswith("/") or not isinstance(version, str):
+        return None
+    home = os.path.dirname(os.path.dirname(executable))
+    virtual = bool(read(os.path.join(home, "pyvenv.cfg"), 1))
+    fact = {
+        "path": executable if virtual else os.path.realpath(executable),
+        "version": version,
+        "implementation": "cpython",
+        "virtual": virtual,
+    }  # type: dict[str, Any]
+    if packages:
+        fact["packages"] = data.get("packages")
+    return fact

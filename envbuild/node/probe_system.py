@@ -1,0 +1,188 @@
+"""Operating system, libc, CPUs, memory, network interfaces, scheduler, modules and containers."""
+
+import os
+import re
+
+from envbuild.node import parse_system, proc
+from envbuild.node.probe_files import names, read, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEADLINE = 5.0
+CONTAINERS = ("apptainer", "singularity", "podman", "docker", "buildah", "enroot", "nerdctl", "shifter", "ch-run")
+# Interfaces that belong to containers and virtual machines say nothing about the node.
+_VIRTUAL_NIC = re.compile(r"(lo|veth|docker|br-|virbr|cni|flannel|cali|tap|tun|dummy|ifb|sit|gre|ip6tnl)")
+_SIOCGIFADDR = 0x8915
+
+
+def os_facts() -> "dict[str, str]":
+    """`OsFacts`."""
+    release = parse_system.parse_os_release(read("/etc/os-release") or read("/usr/lib/os-release"))
+    kernel = os.uname()
+    return {
+        "id": release.get("ID", ""),
+        "version": release.get("VERSION_ID", ""),
+        "kernel": kernel.release,
+        "arch": kernel.machine,
+    }
+
+
+def libc_facts(folders: "list[str]") -> "dict[str, str]":
+    """`LibcFacts`; `ldd` decides where confstr is mute (a Python built against musl, or a musl node)."""
+    try:
+        kind, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        kind, version = "", ""
+    if kind == "glibc" and version:
+        return {"kind": kind, "version": version}
+    ldd = which("ldd", folders)
+    answer = proc.run([ldd, "--version"], timeout=DEADLINE) if ldd else proc.Finished()
+    found = parse_system.parse_ldd(answer.out + answer.err)
+    if found:
+        return found
+    musl = any(name.startswith("ld-musl-") for name in names("/lib"))
+    return {"kind": "musl" if musl else "", "version": ""}
+
+
+def cpu_count(root: "str" = "/") -> "int":
+    """CPUs that this process may use: affinity, then the cgroup's quota (rounded up)."""
+    count = float(len(os.sched_getaffinity(0)))
+    paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
+    base = os.path.join(root, "sys/fs/cgroup")
+    for folder in _upwards(base, paths.get("")) + _upwards(os.path.join(base, "unified"), paths.get("")):
+        count = min(count, parse_system.parse_cpu_max(read(os.path.join(folder, "cpu.max"))) or count)
+    for folder in _upwards(os.path.join(base, "cpu"), paths.get("cpu")):
+        quota, period = (read(os.path.join(folder, "cpu.cfs_%s_us" % name)).strip() for name in ("quota", "period"))
+        count = min(count, parse_system.parse_cpu_max("%s %s" % (quota, period)) or count)
+    return max(1, int(-(-count // 1)))
+
+
+def memory_bytes(root: "str" = "/") -> "int | None":
+    """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
+    found = [parse_system.parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
+    paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
+    base = os.path.join(root, "sys/fs/cgroup")
+    places = [os.path.join(folder, "memory.max") for folder in _upwards(base, paths.get(""))]
+    v1 = _upwards(os.path.join(base, "memory"), paths.get("memory"))
+    places += [os.path.join(folder, "memory.limit_in_bytes") for folder in v1]
+    for place in places:
+        text = read(place).strip()
+        if re.match(r"[0-9]{1,19}\Z", text):
+            found.append(int(text))
+    return min([number for number in found if number], default=None)
+
+
+def _upwards(base: "str", path: "str | None") -> "list[str]":
+    """The cgroup's folder and its parents; a container may see only `base` itself."""
+    if path is None:
+        return []
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def umask() -> "str":
+    """As `0022`. /proc is asked first: reading it through umask(2) would change it for a moment."""
+    found = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
+    if found:
+        return found.group(1).zfill(4)
+    value = os.umask(0o022)
+    os.umask(value)
+    return "%04o" % value
+
+
+def nic_facts(root: "str" = "/") -> "list[dict[str, Any]]":
+    """`NicFacts` of Ethernet interfaces and InfiniBand ports, from sysfs."""
+    folder = os.path.join(root, "sys/class/net")
+    found = []
+    for name in names(folder):
+        if _VIRTUAL_NIC.match(name) or not os.path.isdir(os.path.join(folder, name)):
+            continue
+        speed = read(os.path.join(folder, name, "speed")).strip()
+        infiniband = read(os.path.join(folder, name, "type")).strip() == "32"
+        fact = {
+            "name": name,
+            "kind": "infiniband" if infiniband else "ethernet",
+            "state": read(os.path.join(folder, name, "operstate")).strip(),
+            "addresses": _addresses(name, root),
+        }  # type: dict[str, Any]
+        if re.match(r"[1-9][0-9]{0,8}\Z", speed):
+            fact["rate_gbps"] = int(speed) / 1000.0
+        found.append(fact)
+    return found + _infiniband(root)
+
+
+def _addresses(name: "str", root: "str") -> "list[str]":
+    import fcntl
+    import socket
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, name.encode()[:15].ljust(256, b"\0"))
+            found.append(socket.inet_ntoa(answer[20:24]))
+        except OSError:
+            pass  # the interface has no IPv4 address
+    for line in read(os.path.join(root, "proc/net/if_inet6")).splitlines():
+        cells = line.split()
+        if len(cells) == 6 and cells[5] == name and cells[3] == "00":  # 00: global scope
+            try:
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0])))
+            except (OSError, ValueError):
+                pass  # no IPv6 in this Python, or not an address
+    return found
+
+
+def _infiniband(root: "str") -> "list[dict[str, Any]]":
+    folder = os.path.join(root, "sys/class/infiniband")
+    found = []
+    for device in names(folder):
+        for port in names(os.path.join(folder, device, "ports")):
+            place = os.path.join(folder, device, "ports", port)
+            link = read(os.path.join(place, "link_layer")).strip()
+            fact = {
+                "name": device if port == "1" else "%s/%s" % (device, port),
+                "kind": "infiniband" if link == "InfiniBand" else "ethernet",
+                "state": read(os.path.join(place, "state")).strip().partition(": ")[2].lower(),
+            }  # type: dict[str, Any]
+            rate = parse_system.parse_infiniband_rate(read(os.path.join(place, "rate")))
+            if rate is not None:
+                fact["rate_gbps"] = rate
+            found.append(fact)
+    return found
+
+
+def scheduler_facts(folders: "list[str]") -> "dict[str, Any]":
+    """`SchedulerFacts`: the job we are in, else the scheduler whose client is there and answers as itself."""
+    for kind, job, tool in (("slurm", "SLURM_JOB_ID", "sinfo"), ("pbs", "PBS_JOBID", "qstat")):
+        path = which(tool, folders)
+        inside = os.environ.get(job)
+        if not path and not inside:
+            continue
+        answer = proc.run([path, "--version"], timeout=DEADLINE) if path else proc.Finished()
+        version = parse_system.parse_scheduler_version(kind, answer.out + answer.err)
+        # Other batch systems have a `qstat` too.
+        if inside or version or kind == "slurm":
+            return {"kind": kind, "version": version, "job": inside}
+    return {"kind": "none", "version": None, "job": None}
+
+
+def modules_system() -> "str | None":
+    """`lmod 8.7.3`, `tcl 5.2.0` or None; a non-login shell knows it by its files only."""
+    if os.environ.get("LMOD_VERSION"):
+        return "lmod " + os.environ["LMOD_VERSION"]
+    if os.environ.get("LMOD_CMD") or os.path.exists("/usr/share/lmod") or os.path.exists("/opt/ohpc/admin/lmod"):
+        return "lmod"
+    home = os.environ.get("MODULESHOME", "")
+    if home and "lmod" in home.lower():
+        return "lmod"
+    profile = read("/etc/profile.d/modules.sh", 65536) + read("/etc/profile.d/lmod.sh", 65536)
+    if home or profile:
+        return "lmod" if "lmod" in profile.lower() else "tcl"
+    return None
+
+
+def container_tools(folders: "list[str]") -> "list[str]":
+    """Container programs that are on PATH."""
+    return [name for name in CONTAINERS if which(name, folders)]

@@ -1,0 +1,44 @@
+"""The node program as one zipapp, equal byte for byte wherever and whenever it is made."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+from envbuild import resources
+
+NAME = "envbuild-node.pyz"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
+_MAIN = "import sys\nfrom envbuild.node.__main__ import main\nsys.exit(main())\n"
+_PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
+
+
+def build_pyz(package: Path) -> bytes:
+    """Zipapp of the node package in folder `package`, importable as `envbuild.node`; only its `.py` files."""
+    contents = {"__main__.py": _MAIN, "envbuild/__init__.py": _PACKAGE}
+    for path in package.rglob("*.py"):
+        contents[f"envbuild/node/{path.relative_to(package).as_posix()}"] = path.read_text(encoding="utf-8")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, contents[name].encode(), compresslevel=9)
+    return buffer.getvalue()
+
+
+@functools.cache
+def node_pyz() -> bytes:
+    """The node program of this envbuild; made once a process."""
+    return build_pyz(resources.node_package())
+
+
+@functools.cache
+def node_pyz_digest() -> str:
+    """sha256 of `node_pyz()`, hexadecimal."""
+    return hashlib.sha256(node_pyz()).hexdigest()
