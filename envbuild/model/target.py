@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from envbuild.model.common import EnvName, Name, StrictModel, Text
 from envbuild.model.stack import BaseKind, EnvironmentValue
+
+_PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
+
+
+def _not_option(value: str) -> str:
+    if not value or value.startswith("-"):
+        raise ValueError("must not be empty or start with '-'")
+    return value
+
+
+def _path_template(value: str) -> str:
+    """An absolute path that may begin with, and hold, the placeholders of `Target`."""
+    unknown = set(_PLACEHOLDERS.findall(value)) - {"{user}", "{home}", "{data}"}
+    if unknown or "{{" in value or "}}" in value:
+        raise ValueError("only the placeholders {user}, {home} and {data} can be used")
+    if not value.startswith(("/", "{home}", "{data}")):
+        raise ValueError("must be absolute, or begin with {home} or {data}")
+    if ".." in value.split("/"):
+        raise ValueError("must not hold '..'")
+    return value
+
+
+def _host(value: str) -> str:
+    _not_option(value)
+    if "{{" in value or any(c.isspace() for c in value):
+        raise ValueError("a host holds no spaces and no '{{'")
+    return value
+
+
+PathTemplate = Annotated[Text, AfterValidator(_path_template)]
+FileText = Annotated[Text, AfterValidator(_not_option)]
+Host = Annotated[Text, AfterValidator(_host)]
 
 
 class Connection(StrictModel):
@@ -20,9 +53,9 @@ class Connection(StrictModel):
     kind: Literal["local", "ssh"] = "local"
     user: Name | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    identity: Text | None = None
-    known_hosts: Text | None = None
-    config: Text | None = None
+    identity: FileText | None = None
+    known_hosts: FileText | None = None
+    config: FileText | None = None
     connect_timeout: Annotated[float, Field(gt=0, le=3600)] = 15.0
 
 
@@ -46,18 +79,18 @@ class Target(StrictModel):
     extends: Text | None = None
     stack: Text | None = None
     profile: Name | None = None
-    hosts: tuple[Text, ...] = ("localhost",)
+    hosts: tuple[Host, ...] = ("localhost",)
     connection: Connection = Connection()
     engine: Literal["venv"] = "venv"
     base: BaseKind | None = None
-    base_python: Text | None = None
-    interpreter: Text | None = None
-    prefix: Text
+    base_python: FileText | None = None
+    interpreter: FileText | None = None
+    prefix: PathTemplate
     placement: Literal["shared", "node-local"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"
     delivery: Literal["node", "controller"] = "node"
-    cache: Text | None = None
-    tmp: Text | None = None
+    cache: PathTemplate | None = None
+    tmp: PathTemplate | None = None
     environment: dict[EnvName, EnvironmentValue] = {}
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
@@ -68,6 +101,4 @@ class Target(StrictModel):
             raise ValueError("connection: local has one host, localhost")
         if not self.hosts:
             raise ValueError("`hosts` is empty")
-        if any(host.startswith("-") for host in self.hosts):
-            raise ValueError("a host must not start with '-'")
         return self

@@ -1,0 +1,224 @@
+"""Loads stacks and targets: shipped ones by name, a user's own by path."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envbuild import resources
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.catalog.validation import manifest_error, show_value
+from envbuild.catalog.yaml_load import YamlDocument, read_yaml, refuse
+from envbuild.errors import EnvbuildError
+from envbuild.model.lock import canonical_json
+from envbuild.model.stack import Profile, Stack
+from envbuild.model.target import Target
+
+MAX_EXTENDS = 8
+PLACEHOLDER_HOST = "<your-hosts>"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class LoadedStack:
+    """A stack with where it came from: `ref` as it was asked for, the file, and whether it is one of the shipped."""
+
+    ref: str
+    stack: Stack
+    path: Path
+    shipped: bool
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """A target with where it came from; `files` are its file and those it extends, the most specific first."""
+
+    ref: str
+    target: Target
+    path: Path
+    shipped: bool
+    files: tuple[Path, ...]
+
+
+def list_stacks() -> tuple[str, ...]:
+    """Names of the shipped stacks."""
+    return _names("stacks")
+
+
+def list_targets() -> tuple[str, ...]:
+    """Names of the shipped targets."""
+    return _names("targets")
+
+
+def is_path(ref: str) -> bool:
+    """Whether a reference means a file (`./my.yaml`) and not a shipped name."""
+    return "/" in ref or ref.endswith((".yaml", ".yml"))
+
+
+def load_stack(ref: str) -> LoadedStack:
+    """A stack by shipped name or by path.
+
+    Raises EnvbuildError, exit 2: `stack-unknown`, `manifest-*`.
+    """
+    path = _find(ref, "stack", Path())
+    document = read_yaml(path)
+    _need_mapping(document, "stack")
+    try:
+        stack = Stack.from_plain(document.data)
+    except ValidationError as error:
+        raise manifest_error(error, Stack, document.data, [document]) from None
+    return LoadedStack(ref, stack, path, shipped=not is_path(ref))
+
+
+def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, template: bool = False) -> LoadedTarget:
+    """A target by shipped name or by path, its `extends:` resolved and `overrides` (plain data) merged on top.
+
+    Mappings merge deeply, lists and single values replace, null takes an inherited value away. `template`: also accept
+    a target that is there only to be extended.
+    Raises EnvbuildError, exit 2: `target-unknown`, `target-extends`, `target-template`, `manifest-*`.
+    """
+    path = _find(ref, "target", Path())
+    documents = _chain(path)
+    data: dict[str, Any] = {}
+    for document in reversed(documents):
+        data = _merged(data, document.data)
+    own = documents[0].data
+    # A target is not its parent: what names it is never inherited.
+    for key in ("name", "summary", "extends"):
+        data.pop(key, None)
+        if key in own:
+            data[key] = own[key]
+    data = _merged(data, overrides or {})
+    try:
+        target = Target.from_plain(data)
+    except ValidationError as error:
+        raise manifest_error(error, Target, data, documents) from None
+    if not template:
+        _refuse_placeholder(target, documents)
+    files = tuple(Path(document.name) for document in documents)
+    return LoadedTarget(ref, target, path, shipped=not is_path(ref), files=files)
+
+
+def pick_profile(loaded: LoadedStack, profile: str | None) -> str:
+    """The profile asked for, or the default one. Raises EnvbuildError `profile-unknown`, exit 2."""
+    name = profile or loaded.stack.default_profile
+    if name not in loaded.stack.profiles:
+        raise EnvbuildError(
+            "profile-unknown",
+            f"the stack {loaded.stack.name} has no profile {show_value(name)}",
+            why=f"{loaded.path} has {', '.join(loaded.stack.profiles)}",
+            hint=did_you_mean(name, loaded.stack.profiles),
+        )
+    return name
+
+
+def lock_path(loaded: LoadedStack, profile: str) -> Path:
+    """Where the lock of a stack and profile lies, whether it exists or not."""
+    if loaded.shipped:
+        return resources.lockfiles() / f"{loaded.stack.name}.{profile}.lock.toml"
+    stem = loaded.path.stem
+    middle = "" if profile == loaded.stack.default_profile else f".{profile}"
+    return loaded.path.with_name(f"{stem}{middle}.lock.toml")
+
+
+def manifest_digest(stack: Stack, profile: str) -> str:
+    """sha256 (hex) over the canonical JSON of the stack's name and one profile: what a lock was made from."""
+    contents: Profile = stack.profiles[profile]
+    document = {"name": stack.name, "profile": profile, "contents": contents.to_json_dict()}
+    return hashlib.sha256(canonical_json(document)).hexdigest()
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (resources.catalog() / folder).glob("*.yaml")))
+
+
+def _find(ref: str, noun: str, base: Path) -> Path:
+    """The file that a reference means; relative paths are relative to `base`."""
+    if is_path(ref):
+        path = base / Path(ref).expanduser()
+        if not path.exists() and not path.is_symlink():
+            raise EnvbuildError(
+                f"{noun}-unknown",
+                f"there is no {noun} file {show_value(ref)}",
+                why=f"{path} does not exist",
+                hint=f"a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}",
+            )
+        return path
+    names = _names(f"{noun}s")
+    if not _NAME.fullmatch(ref) or ref not in names:
+        raise EnvbuildError(
+            f"{noun}-unknown",
+            f"there is no {noun} named {show_value(ref)}",
+            why=f"neither shipped nor a path (a path has a '/' or ends in .yaml): {show_value(ref)}",
+            hint=did_you_mean(ref, names),
+        )
+    return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
+
+
+def _need_mapping(document: YamlDocument, noun: str) -> None:
+    if not isinstance(document.data, dict):
+        problem = "the file is empty" if document.data is None else "is not a mapping of keys"
+        raise refuse("manifest-invalid", document.name, 1, 1, problem, f"a {noun} begins with `name:`")
+
+
+def _chain(path: Path) -> list[YamlDocument]:
+    """The document of a target and of those it extends, the most specific first."""
+    documents: list[YamlDocument] = []
+    seen: set[Path] = set()
+    while True:
+        real = path.resolve()
+        if real in seen or len(documents) >= MAX_EXTENDS:
+            problem = "extends itself" if real in seen else f"extends more than {MAX_EXTENDS} targets in a row"
+            raise _extends_error(documents[-1], problem)
+        seen.add(real)
+        document = read_yaml(path)
+        _need_mapping(document, "target")
+        documents.append(document)
+        parent = document.data.get("extends")
+        if parent is None:
+            return documents
+        if not isinstance(parent, str):
+            raise _extends_error(document, "`extends` must be the name or the path of one target")
+        try:
+            path = _find(parent, "target", path.parent)
+        except EnvbuildError as error:
+            raise _extends_error(document, f"extends an unknown target: {show_value(parent)}", error.hint) from None
+
+
+def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> EnvbuildError:
+    line, column = document.locate(("extends",))
+    return refuse("target-extends", document.name, line, column, problem, hint)
+
+
+def _refuse_placeholder(target: Target, documents: list[YamlDocument]) -> None:
+    """A template such as `ssh` leaves `hosts` to be said by the target that extends it."""
+    if PLACEHOLDER_HOST not in target.hosts:
+        return
+    line, column = next((d.locate(("hosts",)) for d in documents if d.holds(("hosts",))), (1, 1))
+    raise refuse(
+        "target-template",
+        documents[0].name,
+        line,
+        column,
+        f"`hosts` still holds the placeholder {PLACEHOLDER_HOST}",
+        f"write your own target with `extends: {target.name}` and `hosts: [...]`",
+    )
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`: mappings deeply, lists and single values replace, null removes."""
+    out = dict(base)
+    for key, value in over.items():
+        if value is None and key in out:
+            del out[key]
+        elif isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
+            out[key] = _merged(out[key], value)
+        else:
+            out[key] = dict(value) if isinstance(value, Mapping) else value
+    return out

@@ -1,0 +1,201 @@
+"""Turns a failed validation into one coded error: dotted field, line and column, the value, the nearest known key."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.catalog.yaml_load import YamlDocument
+from envbuild.errors import EnvbuildError
+from envbuild.redact import redact_text
+
+SHOWN = 5
+_LONGEST_VALUE = 60
+_MISSING = object()
+Step = str | int
+
+_COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
+_BY_FIELD = {"commit": _COMMIT, "tree": _COMMIT, "contains": _COMMIT}
+_BY_TYPE = {
+    "extra_forbidden": "is an unknown key",
+    "missing": "is missing",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+}
+
+
+def manifest_error(
+    error: ValidationError, model: type[BaseModel], data: Any, documents: Sequence[YamlDocument]
+) -> EnvbuildError:
+    """The `manifest-invalid` error for plain `data` that `model` refused.
+
+    `documents` are the files the data came from, the most specific first; what none of them holds was given on the
+    command line.
+    """
+    problems = [_problem(item, model, data, documents) for item in _distinct(error, data)]
+    first = problems[0]
+    more = len(problems) - SHOWN
+    lines = [problem["line"] for problem in problems[:SHOWN]] + ([f"and {more} more"] if more > 0 else [])
+    return EnvbuildError(
+        "manifest-invalid",
+        f"{first['field']} {first['says']}" if first["field"] else first["says"],
+        why="\n     ".join(lines),
+        hint=next((problem["hint"] for problem in problems if problem["hint"]), ""),
+        details={"problems": [{k: p[k] for k in ("field", "says", "file", "line_number", "column")} for p in problems]},
+    )
+
+
+def _distinct(error: ValidationError, data: Any) -> list[Any]:
+    """One problem per place: a union reports every alternative it tried."""
+    seen: set[tuple[Step, ...]] = set()
+    out = []
+    for item in error.errors(include_url=False, include_context=True):
+        place = _real_path(item["loc"], item["type"], data)
+        if place not in seen:
+            seen.add(place)
+            out.append(item)
+    return out
+
+
+def _real_path(loc: tuple[Step, ...], kind: str, data: Any) -> tuple[Step, ...]:
+    """The part of a location that exists in the data, plus the key that is missing."""
+    path: list[Step] = []
+    current = data
+    for step in loc:
+        following = _step(current, step)
+        if following is _MISSING:
+            if kind == "missing" and step == loc[-1]:
+                path.append(step)
+            # Names of union members and validators stand between real steps; skip them.
+            continue
+        path.append(step)
+        current = following
+    return tuple(path)
+
+
+def _step(current: Any, step: Step) -> Any:
+    if isinstance(current, dict):
+        return current.get(step, _MISSING)
+    if isinstance(current, list) and isinstance(step, int) and step < len(current):
+        return current[step]
+    return _MISSING
+
+
+def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[YamlDocument]) -> dict[str, Any]:
+    kind = item["type"]
+    path = _real_path(item["loc"], kind, data)
+    field = _dotted(path)
+    place = _place(path, kind, documents)
+    value = item.get("input")
+    says = _says(item, kind, path)
+    shown = "" if kind == "missing" or isinstance(value, dict | list) else f": {show_value(value)}"
+    where = f"{place[0]}:{place[1]}:{place[2]}" if place else "given on the command line"
+    hint = ""
+    if kind == "extra_forbidden":
+        hint = did_you_mean(str(path[-1]), _keys_at(model, path[:-1]))
+        shown = ""
+    elif kind == "string_type" and isinstance(value, int | float):
+        hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
+    elif kind == "literal_error":
+        hint = did_you_mean(str(value), _literals(item))
+    return {
+        "field": field,
+        "says": says,
+        "file": place[0] if place else None,
+        "line_number": place[1] if place else None,
+        "column": place[2] if place else None,
+        "hint": hint,
+        "line": " ".join(part for part in (f"{where}:", field, says) if part) + shown,
+    }
+
+
+def _says(item: Any, kind: str, path: tuple[Step, ...]) -> str:
+    if kind == "string_pattern_mismatch":
+        field = next((step for step in reversed(path) if isinstance(step, str)), "")
+        pattern = item.get("ctx", {}).get("pattern", "")
+        return _BY_FIELD.get(field, f"must match {pattern}")
+    if kind == "value_error":
+        return str(item["msg"]).removeprefix("Value error, ")
+    if kind == "literal_error":
+        return "must be " + str(item["msg"]).removeprefix("Input should be ")
+    return _BY_TYPE.get(kind, str(item["msg"]).replace("Input should", "must", 1))
+
+
+def _literals(item: Any) -> list[str]:
+    expected = str(item.get("ctx", {}).get("expected", ""))
+    return [part.strip(" '") for part in expected.replace(" or ", ",").split(",") if part.strip(" '")]
+
+
+def show_value(value: Any) -> str:
+    """A value for a message: redacted, escaped to one line of ASCII, short."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    shown = json.dumps(redact_text(text))
+    return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 4] + '..."'
+
+
+def _dotted(path: tuple[Step, ...]) -> str:
+    out = ""
+    for step in path:
+        if isinstance(step, int):
+            out += f"[{step}]"
+        else:
+            # A key is a stranger's text as well.
+            name = step if step.isidentifier() or step.replace("-", "_").isidentifier() else show_value(step)
+            out += f".{name}" if out else name
+    return out
+
+
+def _place(path: tuple[Step, ...], kind: str, documents: Sequence[YamlDocument]) -> tuple[str, int, int] | None:
+    wanted = path[:-1] if kind == "missing" else path
+    for document in documents:
+        if document.holds(wanted):
+            return (document.name, *document.locate(wanted))
+    return None
+
+
+def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
+    """The keys that a model knows at a data path (the union of the alternatives there)."""
+    found: list[Any] = [model]
+    for step in path:
+        found = [inner for annotation in found for inner in _descend(annotation, step)]
+    models = [m for annotation in found for m in _alternatives(annotation) if _is_model(m)]
+    return [field.alias or name for m in models for name, field in m.model_fields.items()]
+
+
+def _descend(annotation: Any, step: Step) -> list[Any]:
+    out: list[Any] = []
+    for option in _alternatives(annotation):
+        if _is_model(option):
+            out += [f.annotation for name, f in option.model_fields.items() if (f.alias or name) == step]
+            continue
+        arguments = typing.get_args(option)
+        if arguments:
+            out.append(arguments[-1] if typing.get_origin(option) is dict else arguments[0])
+    return out
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, without `Annotated`."""
+    origin = typing.get_origin(annotation)
+    unwrap: Callable[[Any], list[Any]] = _alternatives
+    if origin is typing.Annotated:
+        return unwrap(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [one for argument in typing.get_args(annotation) for one in unwrap(argument)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,328 @@
+"""Stacks and targets: shipped and a user's own, and every refusal with its code, place and hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild import resources
+from envbuild.catalog.loader import (
+    list_stacks,
+    list_targets,
+    load_stack,
+    load_target,
+    lock_path,
+    manifest_digest,
+    pick_profile,
+)
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.stack import Stack
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+STACK = f"""\
+name: mine
+summary: a stack of my own
+profiles:
+  exact:
+    python: ["3.11"]
+    packages: ["numpy==2.1.0"]
+    environment:
+      LITERAL: "$(rm -rf /) '\\"{{{{ x }}}}`"
+      TOPOLOGY: {{path: /opt/topo.xml, if: exists}}
+    sources:
+      - name: lib
+        git: https://example.org/lib.git
+        commit: {COMMIT}
+        tree: {COMMIT}
+"""
+TARGET = """\
+name: my-node
+stack: torch-smoke
+prefix: "{data}/envbuild"
+"""
+
+
+def stack_file(tmp_path: Path, text: str = STACK) -> str:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def target_file(tmp_path: Path, text: str, name: str = "target.yaml") -> str:
+    (tmp_path / name).write_text(text)
+    return str(tmp_path / name)
+
+
+def refused(load: Any, *arguments: Any) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        load(*arguments)
+    assert caught.value.exit_code == ExitCode.USAGE
+    return caught.value
+
+
+@pytest.mark.parametrize("name", list_stacks())
+def test_every_shipped_stack_loads_under_its_own_name(name: str) -> None:
+    loaded = load_stack(name)
+    assert loaded.stack.name == name
+    assert loaded.shipped
+
+
+@pytest.mark.parametrize("name", list_targets())
+def test_every_shipped_target_loads_under_its_own_name(name: str) -> None:
+    loaded = load_target(name, template=True)
+    assert loaded.target.name == name
+    assert loaded.target.summary
+
+
+def test_the_default_stack_and_target_are_shipped() -> None:
+    assert "torch-smoke" in list_stacks()
+    assert {"local", "ssh"} <= set(list_targets())
+    profile = load_stack("torch-smoke").stack.profiles["exact"]
+    assert profile.torch is not None
+    assert (profile.torch.version, profile.torch.flavours) == ("2.13.0", ("cpu", "cu130"))
+    assert [base.kind for base in profile.bases] == ["none", "system"]
+    assert [item.name for item in profile.smoke] == ["sound", "machine", "training"]
+
+
+def test_a_users_stack_loads_and_its_values_arrive_literally(tmp_path: Path) -> None:
+    environment = load_stack(stack_file(tmp_path)).stack.profiles["exact"].environment
+    assert environment["LITERAL"] == "$(rm -rf /) '\"{{ x }}`"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "field", "says"),
+    [
+        ("packages:", "pakages:", "6:5", "profiles.exact.pakages", "unknown key"),
+        ('["3.11"]', "3.11", "5:5", "profiles.exact.python", "must be a list"),
+        ('["3.11"]', "[3.10]", "5:14", "profiles.exact.python[0]", "must be text"),
+        ("name: mine", "name: [x]", "1:1", "name", "must be text"),
+        ("name: mine", "name: '-mine'", "1:1", "name", "must match"),
+        ("name: mine", 'name: "a\\nb"', "1:1", "name", "must match"),
+        ("name: mine", "name: 'a{{ b }}'", "1:1", "name", "must match"),
+        ("name: lib", 'name: "lib\\n"', "11:9", "profiles.exact.sources[0].name", "must match"),
+        (f"commit: {COMMIT}", f"commit: {COMMIT[:12]}", "13:9", "profiles.exact.sources[0].commit", "40 lower-case"),
+        (f"commit: {COMMIT}", f"commit: {'g' * 40}", "13:9", "profiles.exact.sources[0].commit", "40 lower-case"),
+        (f"        commit: {COMMIT}\n", "", "11:9", "profiles.exact.sources[0].commit", "is missing"),
+        ("https://", "https://bob:hunter2@", "12:9", "profiles.exact.sources[0].git", "credentials"),
+        ("https://", "https://ghtoken@", "12:9", "profiles.exact.sources[0].git", "credentials"),
+        ("https://example.org/", "ext::sh -c id ", "12:9", "profiles.exact.sources[0].git", "https:// or ssh://"),
+        ("https://example.org/", "--upload-pack=id ", "12:9", "profiles.exact.sources[0].git", "https:// or ssh://"),
+        ("https://example.org", "ssh://-oProxyCommand=id", "12:9", "profiles.exact.sources[0].git", "no usable host"),
+        ("git: https", "path: ../x\n        git: https", "12:9", "profiles.exact.sources[0].path", "without '..'"),
+        ("git: https", "path: -x\n        git: https", "12:9", "profiles.exact.sources[0].path", "without '..'"),
+        ("numpy==2.1.0", "numpy @ https://x/y.whl", "6:16", "profiles.exact.packages[0]", "URL is not allowed"),
+        ("TOPOLOGY:", "BAD-NAME:", "9:7", "profiles.exact.environment.BAD-NAME", "must match"),
+        ("TOPOLOGY:", '"A\\nB":', "9:7", "profiles.exact.environment", "must match"),
+        ("LITERAL:", 'LITERAL: "a\\nb"\n      OTHER:', "8:7", "profiles.exact.environment.LITERAL", "control char"),
+    ],
+)
+def test_a_bad_stack_is_refused_with_field_place_and_reason(
+    tmp_path: Path, old: str, new: str, place: str, field: str, says: str
+) -> None:
+    assert old in STACK
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace(old, new, 1)))
+    assert error.code == "manifest-invalid"
+    assert error.why.startswith(f"{tmp_path}/my.yaml:{place}:"), error.why
+    assert field in error.why
+    assert says in error.why
+    assert "hunter2" not in error.why
+    assert "ghtoken" not in error.why
+
+
+def test_an_unknown_key_brings_the_nearest_known_one(tmp_path: Path) -> None:
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace("packages:", "pakages:")))
+    assert error.hint == "did you mean `packages`?"
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace("commit:", "comit:")))
+    assert "did you mean `commit`?" in error.hint
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace(", if:", ", iff:")))
+    assert "`if`" in error.hint
+
+
+def test_an_unquoted_python_version_says_to_quote_it(tmp_path: Path) -> None:
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace('["3.11"]', "[3.10]")))
+    assert "quotes" in error.hint
+
+
+def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
+    text = STACK.replace("packages:", "pakages:").replace(COMMIT, "HEAD").replace("name: mine", "name: Mine!")
+    error = refused(load_stack, stack_file(tmp_path, text))
+    assert len(error.details["problems"]) == 4
+    assert error.why.count("my.yaml:") == 4
+
+
+@pytest.mark.parametrize("text", ["", "[a]", "just text", "42"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    assert refused(load_stack, stack_file(tmp_path, text)).code == "manifest-invalid"
+    assert refused(load_target, stack_file(tmp_path, text)).code == "manifest-invalid"
+
+
+@pytest.mark.parametrize(
+    ("ref", "near"),
+    [("torch-smok", "torch-smoke"), ("torchsmoke", "torch-smoke"), ("TORCH-SMOKE\n", ""), ("{{ x }}", ""), ("", "")],
+)
+def test_an_unknown_stack_names_the_nearest(ref: str, near: str) -> None:
+    error = refused(load_stack, ref)
+    assert error.code == "stack-unknown"
+    assert near in error.hint
+
+
+def test_an_unknown_target_or_file_is_a_coded_error(tmp_path: Path) -> None:
+    assert refused(load_target, "lcal").hint == "did you mean `local`?"
+    assert refused(load_stack, "../stacks/torch-smoke").code == "stack-unknown"
+    assert refused(load_target, str(tmp_path / "none.yaml")).code == "target-unknown"
+
+
+def test_an_unknown_profile_names_those_that_are_there() -> None:
+    loaded = load_stack("torch-smoke")
+    assert pick_profile(loaded, None) == "exact"
+    assert refused(pick_profile, loaded, "exat").hint == "did you mean `exact`?"
+
+
+def test_where_locks_lie(tmp_path: Path) -> None:
+    shipped = load_stack("torch-smoke")
+    assert lock_path(shipped, "exact") == resources.lockfiles() / "torch-smoke.exact.lock.toml"
+    mine = load_stack(stack_file(tmp_path))
+    assert lock_path(mine, "exact") == tmp_path / "my.lock.toml"
+    assert lock_path(mine, "ported") == tmp_path / "my.ported.lock.toml"
+
+
+def test_the_manifest_digest_follows_the_profile_and_nothing_else(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        return manifest_digest(load_stack(stack_file(tmp_path, text)).stack, "exact")
+
+    first = digest(STACK)
+    assert len(first) == 64
+    assert digest(STACK.replace("a stack of my own", "other words") + "# a comment\n") == first
+    assert digest(STACK.replace("2.1.0", "2.1.1")) != first
+    assert digest(STACK.replace("name: mine", "name: theirs")) != first
+
+
+def test_a_target_extends_a_shipped_one_and_another_file(tmp_path: Path) -> None:
+    target_file(tmp_path, "name: base\nextends: ssh\nhosts: [a, b]\nconnection: {port: 2222}\n", "base.yaml")
+    ref = target_file(tmp_path, "name: mine\nextends: ./base.yaml\nhosts: [c]\nconnection: {user: me}\n")
+    loaded = load_target(ref)
+    assert loaded.target.name == "mine"
+    assert loaded.target.hosts == ("c",)
+    assert (loaded.target.connection.kind, loaded.target.connection.port) == ("ssh", 2222)
+    assert loaded.target.connection.user == "me"
+    assert [path.name for path in loaded.files] == ["target.yaml", "base.yaml", "ssh.yaml"]
+    assert not loaded.shipped
+
+
+def test_null_takes_an_inherited_value_away_and_overrides_win(tmp_path: Path) -> None:
+    target_file(tmp_path, TARGET + "cache: /scratch/cache\nenvironment: {A: '1', B: '2'}\n", "base.yaml")
+    ref = target_file(tmp_path, "name: mine\nextends: base.yaml\ncache: null\nenvironment: {B: null, C: '3'}\n")
+    target = load_target(ref, {"prefix": "/opt/other", "environment": {"C": "4"}}).target
+    assert target.cache is None
+    assert target.environment == {"A": "1", "C": "4"}
+    assert target.prefix == "/opt/other"
+
+
+def test_a_target_does_not_inherit_its_name(tmp_path: Path) -> None:
+    error = refused(load_target, target_file(tmp_path, "extends: local\n"))
+    assert error.code == "manifest-invalid"
+    assert "name is missing" in error.why
+
+
+def test_targets_that_extend_themselves_or_too_many_are_refused(tmp_path: Path) -> None:
+    loop = target_file(tmp_path, "name: a\nextends: ./b.yaml\n", "a.yaml")
+    target_file(tmp_path, "name: b\nextends: ./a.yaml\n", "b.yaml")
+    error = refused(load_target, loop)
+    assert error.code == "target-extends"
+    assert "b.yaml:2:1: extends itself" in error.why
+    for i in range(12):
+        target_file(tmp_path, f"name: t{i}\nextends: ./t{i + 1}.yaml\n", f"t{i}.yaml")
+    assert refused(load_target, str(tmp_path / "t0.yaml")).code == "target-extends"
+
+
+@pytest.mark.parametrize("parent", ["ssx", "./none.yaml", "[a]", "{a: b}", "7"])
+def test_extending_something_unknown_is_refused(tmp_path: Path, parent: str) -> None:
+    error = refused(load_target, target_file(tmp_path, f"name: a\nextends: {parent}\n"))
+    assert error.code == "target-extends"
+    assert "target.yaml:2:1:" in error.why
+
+
+def test_a_template_says_that_it_must_be_extended(tmp_path: Path) -> None:
+    error = refused(load_target, "ssh")
+    assert error.code == "target-template"
+    assert "extends: ssh" in error.hint
+    assert refused(load_target, target_file(tmp_path, "name: mine\nextends: ssh\n")).code == "target-template"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("prefx: /x", "unknown key"),
+        ("prefix: -x", "must be absolute"),
+        ("prefix: relative", "must be absolute"),
+        ("prefix: /a/../b", "must not hold '..'"),
+        ("prefix: '/a/{{ x }}'", "placeholders"),
+        ("prefix: '/a/{secret}'", "placeholders"),
+        ('prefix: "/a\\nb"', "control characters"),
+        ("cache: ../x", "must be absolute"),
+        ("interpreter: --help", "start with '-'"),
+        ("connection: {kind: telnet}", "must be 'local' or 'ssh'"),
+        ("connection: {kind: ssh, port: 99999}", "less than or equal to 65535"),
+        ("connection: {kind: ssh}\nhosts: [-oProxyCommand=id]", "start with '-'"),
+        ("connection: {kind: ssh}\nhosts: ['{{ x }}']", "a host holds no"),
+        ("connection: {kind: ssh}\nhosts: []", "empty"),
+        ("hosts: [elsewhere]", "connection: local has one host"),
+        ("environment: {'A=B': x}", "must match"),
+        ("environment: {A: 1}", "must be text"),
+        ("expects: {gpus_per_node: many}", "must be a whole number"),
+    ],
+)
+def test_a_bad_target_is_refused(tmp_path: Path, line: str, says: str) -> None:
+    base = TARGET if not line.startswith("prefix") else TARGET.replace('prefix: "{data}/envbuild"\n', "")
+    error = refused(load_target, target_file(tmp_path, base + line + "\n"))
+    assert error.code == "manifest-invalid"
+    assert says in error.why, error.why
+    assert "target.yaml:" in error.why
+
+
+def test_a_bad_override_is_said_to_come_from_the_command_line() -> None:
+    error = refused(load_target, "local", {"nonsense": "x"})
+    assert error.why.startswith("given on the command line: nonsense is an unknown key")
+
+
+def test_a_value_in_an_error_is_escaped_short_and_redacted(tmp_path: Path) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace("name: mine", f'name: "{secret}\\e[31m"')))
+    assert "a1B2" not in error.why
+    assert "\x1b" not in error.why
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace("name: mine", f"name: {'X' * 5000}")))
+    assert len(error.why) < 300
+
+
+@given(
+    data=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["name", "profiles", "exact", "python", "sources", "git", "environment", "x"]),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_data_is_a_stack_or_a_coded_error(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("any") / "any.yaml"
+    path.write_text(yaml.safe_dump(data))
+    for load in (load_stack, load_target):
+        try:
+            load(str(path))
+        except EnvbuildError as error:
+            assert error.exit_code == ExitCode.USAGE
+
+
+def test_a_stack_stays_equal_through_plain_data() -> None:
+    stack = load_stack("torch-smoke").stack
+    assert Stack.from_plain(stack.to_json_dict()) == stack
