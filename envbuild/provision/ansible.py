@@ -1,0 +1,389 @@
+"""The one adapter around ansible-runner: playbooks in, typed events and a typed result out. Nobody else imports it.
+
+What it takes care of: a private configuration (nothing of the user's `ansible.cfg` or `ANSIBLE_*` applies, the user's
+ssh configuration does), host keys, pipelining, deadlines, interruption of everything that was started, and that
+neither secrets of the environment nor credentials in a node's output are written into the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from envbuild import resources
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.processes import end_marked
+
+if TYPE_CHECKING:
+    from envbuild.provision.inventory import Inventory
+
+TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipped"]
+
+# Every process of one playbook run carries this variable, so that all of them can be found and ended.
+MARKER = "ENVBUILD_PLAYBOOK_RUN"
+_POLL_SECONDS = 0.1
+_RESULT_BYTES = 64 * 1024 * 1024
+_STATUS: dict[str, TaskStatus] = {
+    "runner_on_start": "started",
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+}
+
+
+@dataclass(frozen=True)
+class TaskEvent:
+    """One task on one node: begun, or ended. `role` is the step (`install`, `smoke`, …), `task` its sentence.
+
+    `seconds` is the time that Ansible measured (None for `started`); `stdout` and `stderr` are the command's own.
+    """
+
+    node: str
+    task: str
+    status: TaskStatus
+    role: str = ""
+    seconds: float | None = None
+    rc: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class PlaybookResult:
+    """The outcome. `nodes` has the last event of each node, `tasks_run` counts ended tasks that were not skipped."""
+
+    rc: int
+    status: Literal["successful", "failed"]
+    nodes: Mapping[str, TaskEvent] = field(default_factory=dict)
+    tasks_run: int = 0
+    events: Path | None = None
+
+
+def run_playbook(
+    name: str,
+    inventory: Inventory,
+    *,
+    run_dir: Path,
+    on_event: Callable[[TaskEvent], None],
+    forks: int,
+    deadline: float,
+    cancel: Callable[[], bool],
+) -> PlaybookResult:
+    """Run `playbooks/<name>` on an inventory and report every task.
+
+    `run_dir` is the run directory; everything is kept under its `ansible/`. `deadline` is in seconds from now. `cancel`
+    is asked about ten times a second; SIGINT and SIGTERM cancel as well. A task that fails is a result, not an error.
+
+    Raises EnvbuildError `ansible-missing` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
+    `playbook-deadline` (exit 4) and `interrupted` (exit 130); in the last two cases every started process has ended.
+    """
+    program = find_ansible_playbook()
+    playbook = resources.playbooks() / name
+    if not playbook.is_file():
+        raise EnvbuildError("playbook-missing", f"there is no playbook {playbook}", exit_code=ExitCode.INTERNAL)
+    private = run_dir / "ansible" / playbook.stem
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    inventory.write(private / "inventory.yml")
+    # A short path: OpenSSH's control sockets must fit in 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="envbuild-") as sockets:
+        (private / "ansible.cfg").write_text(_configuration(private, Path(sockets)), encoding="utf-8")
+        marker = f"{os.getpid()}-{time.monotonic_ns()}"
+        watch = _Watch(cancel, time.monotonic() + deadline, marker)
+        with _Collector(private / "events.jsonl", on_event) as collector, _signals(watch):
+            try:
+                rc = _run(program, playbook, private, marker, forks, collector, watch)
+            finally:
+                # Connection masters (ControlPersist), and whatever a cancelled task left behind.
+                end_marked(MARKER, marker)
+    if watch.reason:
+        raise _ended_early(name, watch.reason, deadline, collector)
+    if rc != 0 and not collector.nodes:
+        raise _broken(name, private, collector)
+    return PlaybookResult(
+        rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run, private / "events.jsonl"
+    )
+
+
+def find_ansible_playbook() -> Path:
+    """The `ansible-playbook` of this interpreter's environment, else the one on PATH.
+
+    Raises EnvbuildError `ansible-missing` (exit 70).
+    """
+    beside = Path(sys.executable).parent / "ansible-playbook"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("ansible-playbook")
+    if found is None:
+        raise EnvbuildError(
+            "ansible-missing",
+            "ansible-playbook was not found",
+            why=f"neither beside {sys.executable} nor on PATH",
+            hint="install envbuild with its dependencies again; `envbuild doctor` checks them",
+            exit_code=ExitCode.INTERNAL,
+        )
+    return Path(found)
+
+
+class _Watch:
+    """Says when the run must stop, and why; ends its processes the moment it says so."""
+
+    def __init__(self, cancel: Callable[[], bool], until: float, marker: str) -> None:
+        self._cancel, self._until, self._marker = cancel, until, marker
+        self.signalled = threading.Event()
+        self.reason: Literal["", "deadline", "interrupted"] = ""
+
+    def __call__(self) -> bool:
+        """Called by ansible-runner; True cancels."""
+        if not self.reason:
+            if self.signalled.is_set() or self._cancel():
+                self.reason = "interrupted"
+            elif time.monotonic() > self._until:
+                self.reason = "deadline"
+            if self.reason:
+                # ansible-runner kills the process group of ansible-playbook only; its workers have left that group.
+                end_marked(MARKER, self._marker)
+        return bool(self.reason)
+
+
+@contextmanager
+def _signals(watch: _Watch) -> Iterator[None]:
+    """SIGINT and SIGTERM cancel the run (main thread only; elsewhere Python allows no handlers)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: watch.signalled.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Collector:
+    """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
+
+    def __init__(self, path: Path, on_event: Callable[[TaskEvent], None]) -> None:
+        from envbuild.redact import Redactor
+
+        self._redactor = Redactor(os.environ)
+        self._path = path
+        self._on_event = on_event
+        self._file: IO[str] | None = None
+        self.nodes: dict[str, TaskEvent] = {}
+        self.tasks_run = 0
+        self.said: list[str] = []
+
+    def __enter__(self) -> _Collector:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __call__(self, raw: dict[str, Any]) -> bool:
+        """Called by ansible-runner for each event; False: do not keep the raw event."""
+        data = raw.get("event_data") or {}
+        result = data.get("res") or {}
+        self._keep(raw, data, result)
+        status = _STATUS.get(raw.get("event", ""))
+        if status is None:
+            text = str(raw.get("stdout") or "").strip()
+            if raw.get("event") in ("verbose", "error", "warning", "deprecated") and text:
+                self.said.append(self._redactor.text(text))
+            return False
+        if status == "ok" and result.get("changed"):
+            status = "changed"
+        event = TaskEvent(
+            node=str(data.get("host", "")),
+            task=str(data.get("task", "")),
+            status=status,
+            role=str(data.get("role") or ""),
+            seconds=data.get("duration"),
+            rc=result.get("rc"),
+            stdout=str(result.get("stdout") or ""),
+            stderr=str(result.get("stderr") or result.get("module_stderr") or ""),
+            message=str(result.get("msg") or ""),
+        )
+        if status not in ("started", "skipped"):
+            self.tasks_run += 1
+        if status != "skipped":
+            self.nodes[event.node] = event
+        self._on_event(event)
+        return False
+
+    def _keep(self, raw: dict[str, Any], data: dict[str, Any], result: dict[str, Any]) -> None:
+        """Write the event without the request it carried and without the lines that repeat stdout."""
+        kept: dict[str, Any] = {key: raw[key] for key in ("counter", "event", "created", "pid") if key in raw}
+        kept |= {key: data[key] for key in ("host", "role", "task", "duration", "changed", "failures") if key in data}
+        dropped = ("invocation", "stdout_lines", "stderr_lines", "cmd")
+        if raw.get("event") in ("verbose", "error", "warning"):
+            kept["stdout"] = str(raw.get("stdout") or "")
+        if result:
+            kept["res"] = {key: value for key, value in result.items() if key not in dropped}
+        if self._file is not None:
+            self._file.write(json.dumps(self._redactor.data(kept), ensure_ascii=False, default=str) + "\n")
+            self._file.flush()
+
+
+def _run(
+    program: Path,
+    playbook: Path,
+    private: Path,
+    marker: str,
+    forks: int,
+    collector: _Collector,
+    watch: _Watch,
+) -> int:
+    """One run through ansible-runner; the exit code of ansible-playbook."""
+    from ansible_runner.interface import init_runner
+
+    arguments: dict[str, Any] = {
+        "private_data_dir": str(private),
+        "ident": "artifacts",
+        "artifact_dir": str(private),
+        "playbook": str(playbook),
+        "inventory": str(private / "inventory.yml"),
+        "forks": forks,
+        "quiet": True,
+        "suppress_env_files": True,
+        "envvars": _variables(private, marker),
+        "event_handler": collector,
+        "status_handler": _forget_environment,
+        "cancel_callback": watch,
+    }
+    runner = init_runner(**arguments)
+    runner.config.command[0] = str(program)
+    runner.config.env = _without_user_settings(runner.config.env)
+    # Settings are only read from a file; these two are the ones that matter. `cancel_callback` is asked once per wait.
+    runner.config.pexpect_timeout = _POLL_SECONDS
+    runner.config.suppress_output_file = True
+    runner.run()
+    return int(runner.rc if runner.rc is not None else 1)
+
+
+def _forget_environment(status: dict[str, Any], runner_config: Any) -> bool:
+    """ansible-runner writes the whole environment, secrets included, into a file; only the names stay.
+
+    It does so right before it says `running`, and starts Ansible after.
+    """
+    if status.get("status") == "running":
+        path = Path(runner_config.artifact_dir) / "command"
+        kept = {"command": runner_config.command, "cwd": runner_config.cwd, "env": sorted(runner_config.env)}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+    return True
+
+
+def _variables(private: Path, marker: str) -> dict[str, str]:
+    """Variables for ansible-playbook; nodes reached locally see them too."""
+    out = {
+        MARKER: marker,
+        "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_CALLBACK_PLUGINS": "",
+        "AWX_LIB_DIRECTORY": "",
+        "MAX_EVENT_RES": str(_RESULT_BYTES),
+    }
+    locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or ""
+    if "utf" not in locale.lower():
+        # ansible-core refuses to start under any other encoding.
+        out["LC_ALL"] = "C.UTF-8"
+    return out
+
+
+def _without_user_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what the user set for other uses of Ansible.
+
+    `JOB_ID` and its like make ansible-runner's callback call `int()`; schedulers put text there.
+    """
+    ours = {"ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_STDOUT_CALLBACK"}
+    awkward = {"JOB_ID", "AD_HOC_COMMAND_ID", "PROJECT_UPDATE_ID", "ORIGINAL_STDOUT_CALLBACK"}
+    return {
+        key: value
+        for key, value in env.items()
+        if (not key.startswith("ANSIBLE_") or key in ours) and key not in awkward
+    }
+
+
+def _configuration(private: Path, sockets: Path) -> str:
+    """Our own ansible.cfg. `%` is the interpolation sign of the format."""
+
+    def text(path: Path) -> str:
+        return str(path).replace("%", "%%")
+
+    return f"""[defaults]
+home = {text(private / "home")}
+local_tmp = {text(private / "tmp")}
+remote_tmp = {text(private / "remote_tmp")}
+collections_path = {text(private / "collections")}
+host_key_checking = True
+gathering = explicit
+nocows = True
+retry_files_enabled = False
+deprecation_warnings = False
+no_target_syslog = True
+any_errors_fatal = False
+force_color = False
+nocolor = True
+timeout = 30
+
+[inventory]
+enable_plugins = ansible.builtin.yaml
+unparsed_is_failed = True
+
+[connection]
+pipelining = True
+
+[ssh_connection]
+pipelining = True
+retries = 2
+control_path_dir = {text(sockets)}
+ssh_args = -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=30 -o ServerAliveCountMax=10
+"""
+
+
+def _ended_early(name: str, reason: str, deadline: float, collector: _Collector) -> EnvbuildError:
+    nodes = {node: f"{event.task}: {event.status}" for node, event in collector.nodes.items()}
+    if reason == "deadline":
+        return EnvbuildError(
+            "playbook-deadline",
+            f"{name} did not end within {deadline:g} s and was stopped",
+            why="; ".join(f"{node}: {last}" for node, last in list(nodes.items())[:5]),
+            hint="give more time, or look into the log of the node that hangs; the same command continues",
+            exit_code=ExitCode.BUILD_FAILED,
+            details={"nodes": nodes},
+        )
+    return EnvbuildError(
+        "interrupted",
+        f"{name} was interrupted",
+        hint="the same command continues where this one stopped",
+        exit_code=ExitCode.INTERRUPTED,
+        details={"nodes": nodes},
+    )
+
+
+def _broken(name: str, private: Path, collector: _Collector) -> EnvbuildError:
+    errors = [line for line in collector.said if "[ERROR]" in line] or collector.said[-5:]
+    return EnvbuildError(
+        "playbook-broken",
+        f"Ansible could not run {name}",
+        why=" ".join(errors)[:600],
+        hint=f"Ansible's events are in {private}",
+        exit_code=ExitCode.INTERNAL,
+    )

@@ -1,0 +1,251 @@
+"""The adapter against the real ansible-playbook, on a local connection; a small script stands for the node program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild import resources
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
+from envbuild.provision.ansible import MARKER, PlaybookResult, TaskEvent, find_ansible_playbook, run_playbook
+from envbuild.provision.inventory import Inventory, NodeHost
+from envbuild.provision.processes import end_marked, find_marked
+
+NODE_PROGRAM = """
+import json, os, subprocess, sys, time
+verb, request = sys.argv[1], json.load(sys.stdin)
+if request.get("hang"):
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    open(request["hang"], "w").write(str(child.pid))
+    child.wait()
+print("a log line about " + verb, file=sys.stderr)
+exit_code = request.get("exit", 0)
+out = {"protocol": 1, "verb": verb, "ok": not exit_code, "changed": request.get("changed", False)}
+out["result"] = {"echo": request, "token": os.environ.get("PLANTED_TOKEN", ""), "job": os.environ.get("JOB_ID")}
+json.dump(out, sys.stdout)
+sys.exit(exit_code)
+"""
+
+
+def _inventory(
+    folder: Path, requests: dict[str, dict[str, object]], names: tuple[str, ...] = ("localhost",)
+) -> Inventory:
+    program = folder / "node program {{ 7*7 }}.py"
+    program.write_text(NODE_PROGRAM)
+    files = {}
+    for verb, request in requests.items():
+        files[verb] = folder / f"{verb} request.json"
+        files[verb].write_text(json.dumps(request))
+    return Inventory(tuple(NodeHost(name, sys.executable, str(program), files) for name in names), Connection())
+
+
+def _run(tmp_path: Path, inventory: Inventory, events: list[TaskEvent], deadline: float = 60.0) -> PlaybookResult:
+    return run_playbook(
+        "provision.yml",
+        inventory,
+        run_dir=tmp_path,
+        on_event=events.append,
+        forks=4,
+        deadline=deadline,
+        cancel=lambda: False,
+    )
+
+
+def _ends(events: list[TaskEvent]) -> list[tuple[str, str, str]]:
+    return [(event.node, event.role, event.status) for event in events if event.status not in ("started", "skipped")]
+
+
+def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> None:
+    nasty = {"a": "{{ 7*7 }}", "b": "$(id) `id` 'x' \"y\" \\ %s", "c": "{% raw %}{#", "d": "ä\n\t", "e": "!unsafe"}
+    events: list[TaskEvent] = []
+    inventory = _inventory(tmp_path, {"install": {**nasty, "changed": True}, "verify": nasty})
+    result = _run(tmp_path, inventory, events)
+    assert (result.rc, result.status, result.tasks_run) == (0, "successful", 2)
+    assert _ends(events) == [("localhost", "install", "changed"), ("localhost", "verify", "ok")]
+    ended = [event for event in events if event.status in ("changed", "ok")]
+    assert json.loads(ended[0].stdout)["result"]["echo"] == {**nasty, "changed": True}
+    assert ended[1].stderr == "a log line about verify"
+    assert ended[1].seconds is not None
+    assert result.nodes == {"localhost": ended[1]}
+
+
+def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path) -> None:
+    events: list[TaskEvent] = []
+    result = _run(tmp_path, _inventory(tmp_path, {"install": {"exit": 5}, "activate": {}}), events)
+    assert result.status == "failed"
+    assert result.rc != 0
+    assert _ends(events) == [("localhost", "install", "failed")]
+    last = result.nodes["localhost"]
+    assert (last.rc, json.loads(last.stdout)["ok"]) == (5, False)
+
+
+def test_nodes_do_not_wait_for_each_other_and_one_failure_leaves_the_others(tmp_path: Path) -> None:
+    good = _inventory(tmp_path, {"install": {}, "verify": {}}, ("one", "two"))
+    (tmp_path / "bad").mkdir()
+    bad = _inventory(tmp_path / "bad", {"install": {"exit": 4}, "verify": {}}, ("three",))
+    events: list[TaskEvent] = []
+    result = _run(tmp_path, Inventory(good.hosts + bad.hosts, Connection()), events)
+    assert result.status == "failed"
+    assert {node: (event.role, event.status) for node, event in result.nodes.items()} == {
+        "one": ("verify", "ok"),
+        "two": ("verify", "ok"),
+        "three": ("install", "failed"),
+    }
+
+
+def test_no_secret_of_the_environment_is_kept_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = "canary-b7c1f0e2d94a"
+    monkeypatch.setenv("PLANTED_TOKEN", canary)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{canary}@proxy.invalid:1")
+    events: list[TaskEvent] = []
+    request = {"index": f"https://me:{canary}@index.invalid/simple", "exit": 1}
+    run = tmp_path / "run"
+    run.mkdir()
+    _run(run, _inventory(tmp_path, {"install": request}), events)
+    assert canary in events[-1].stdout, "the node program needs the variable itself"
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert any(path.name == "events.jsonl" for path in files)
+    assert [str(path) for path in files if canary.encode() in path.read_bytes()] == []
+
+
+def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".ansible.cfg").write_text("[defaults]\nstrategy = nonsense\nstdout_callback = nonsense\n")
+    for name, value in {
+        "HOME": str(home),
+        "ANSIBLE_STRATEGY": "nonsense",
+        "ANSIBLE_STDOUT_CALLBACK": "nonsense",
+        "ANSIBLE_CHECK_MODE_MARKERS": "nonsense",
+        "ANSIBLE_BECOME": "1",
+        "ANSIBLE_INVENTORY": "/nowhere",
+        "ANSIBLE_VAULT_PASSWORD_FILE": "/nowhere",
+        "JOB_ID": "123.scheduler",
+        "LC_ALL": "C",
+    }.items():
+        monkeypatch.setenv(name, value)
+    result = _run(tmp_path, _inventory(tmp_path, {"verify": {}}), [])
+    assert result.status == "successful"
+    assert [path.name for path in home.iterdir()] == [".ansible.cfg"], "nothing is written into HOME"
+
+
+def _await(path: Path) -> int:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.05)
+    raise AssertionError("the node program did not start")
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_deadline_ends_everything_that_was_started(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with pytest.raises(EnvbuildError) as caught:
+        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=3.0)
+    assert (caught.value.code, caught.value.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
+    assert caught.value.details["nodes"] == {"localhost": "Build the environment: started"}
+    assert _gone(_await(pid_file))
+
+
+def test_cancel_stops_the_run(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    inventory = _inventory(tmp_path, {"install": {"hang": str(pid_file)}})
+    with pytest.raises(EnvbuildError) as caught:
+        run_playbook(
+            "provision.yml",
+            inventory,
+            run_dir=tmp_path,
+            on_event=lambda event: None,
+            forks=1,
+            deadline=60,
+            cancel=pid_file.exists,
+        )
+    assert (caught.value.code, caught.value.exit_code) == ("interrupted", ExitCode.INTERRUPTED)
+    pid = pid_file.read_text()
+    assert not pid or _gone(int(pid))
+
+
+def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send() -> None:
+        _await(pid_file)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(EnvbuildError) as caught:
+        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [])
+    sender.join()
+    assert caught.value.code == "interrupted"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert _gone(_await(pid_file))
+
+
+def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "provision.yml").write_text("- hosts: nodes\n  tasks:\n    - no_such_module: {}\n")
+    monkeypatch.setattr(resources, "playbooks", lambda: tmp_path)
+    with pytest.raises(EnvbuildError) as caught:
+        _run(tmp_path, _inventory(tmp_path, {"verify": {}}), [])
+    assert caught.value.code == "playbook-broken"
+    assert "no_such_module" in caught.value.why
+
+
+def test_a_node_without_a_working_python_fails_alone(tmp_path: Path) -> None:
+    inventory = _inventory(tmp_path, {"verify": {}})
+    host = NodeHost("localhost", "/nowhere/python3", inventory.hosts[0].pyz, inventory.hosts[0].requests)
+    result = _run(tmp_path, Inventory((host,), Connection()), [])
+    assert result.status == "failed"
+    assert result.nodes["localhost"].status in ("failed", "unreachable")
+    assert result.nodes["localhost"].message
+
+
+def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert find_ansible_playbook().parent == Path(sys.executable).parent
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvbuildError) as caught:
+        find_ansible_playbook()
+    assert caught.value.code == "ansible-missing"
+
+
+def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() -> None:
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    )
+    value = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, MARKER: value}, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert find_marked(MARKER, value) == [process.pid]
+        assert end_marked(MARKER, value, grace=0.3) == [process.pid]
+        assert process.wait() == -signal.SIGKILL
+    assert end_marked(MARKER, value) == []
+
+
+def test_importing_the_adapter_imports_neither_ansible_nor_pydantic() -> None:
+    heavy = ("ansible_runner", "ansible", "pydantic", "yaml")
+    code = f"import sys, envbuild.provision.ansible; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
