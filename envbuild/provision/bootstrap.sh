@@ -1,0 +1,79 @@
+# First contact: POSIX sh only (dash, bash, busybox). Fed to `/bin/sh -s`; @NAMES@ are filled in by contact.py.
+# Everything of ours on stdout stands between marker lines with a nonce, so that start-up files may print.
+LC_ALL=C.UTF-8
+export LC_ALL
+prefix=@PREFIX@
+say() { printf '%s=%s\n' "$1" "$2"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+user=$(id -un 2>/dev/null || id -u)
+home=${HOME:-/}
+data=${XDG_DATA_HOME:-$home/.local/share}
+# {user}, {home} and {data} by parameter expansion alone: no sed that would read a name as a pattern
+fill() {
+  left=$1 done_=
+  while :; do
+    case $left in
+      *"$2"*) done_=$done_${left%%"$2"*}$3 left=${left#*"$2"} ;;
+      *) filled=$done_$left; return ;;
+    esac
+  done
+}
+fill "$prefix" '{user}' "$user"; fill "$filled" '{home}' "$home"; fill "$filled" '{data}' "$data"
+prefix=$filled
+printf '\n%s\n' "@BEGIN@"
+say protocol 1
+say hostname "$(uname -n)"
+say user "$user"
+say kernel "$(uname -s) $(uname -r)"
+say arch "$(uname -m)"
+libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
+case $libc in
+  glibc*) ;;
+  *)
+    libc=
+    for f in /lib/ld-musl-*; do [ -e "$f" ] && libc=musl; done
+    if [ -z "$libc" ] && have ldd; then libc=$(ldd --version 2>&1 | head -n 1); fi ;;
+esac
+say libc "$libc"
+say prefix "$prefix"
+p=$prefix
+while [ ! -e "$p" ] && [ ! -L "$p" ] && [ "$p" != / ] && [ -n "$p" ]; do
+  p=${p%/*}
+  [ -n "$p" ] || p=/
+done
+say prefix_parent "$p"
+if [ -d "$p" ] && [ -w "$p" ] && [ -x "$p" ]; then say prefix_writable yes; else say prefix_writable no; fi
+if [ -n "${SLURM_JOB_ID-}" ] || have sinfo; then say scheduler slurm
+elif [ -n "${PBS_JOBID-}" ] || have qstat; then say scheduler pbs
+else say scheduler none; fi
+for tool in tar gzip curl wget git; do have "$tool" && say tool "$tool"; done
+
+# A Python runs the node program if it is 3.6 or newer and is real: shims without a version fail here.
+usable() { [ -x "$1" ] && "$1" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1; }
+python=
+old_ifs=$IFS
+IFS=:
+set -f
+set -- $PATH /usr/local/bin /usr/bin
+set +f
+IFS=$old_ifs
+for candidate in "$prefix"/tools/python-*/bin/python3 "$prefix"/tools/python-*/bin/python3.* \
+  "$prefix"/tools/python-*/python/bin/python3 /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
+  if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
+done
+for folder in "$@"; do
+  [ -z "$python" ] || break
+  for name in python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python3.7 python3.6; do
+    if usable "$folder/$name"; then python=$folder/$name; break; fi
+  done
+done
+for candidate in "$home"/.pyenv/versions/3.*/bin/python3 /opt/*/bin/python3; do
+  if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
+done
+say python "$python"
+if [ -n "$python" ]; then
+  # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp
+  printf '%s\n%s\n' '@PYZ@' '@REQUEST@' | "$python" -I -S -c '@LOADER@' '@VERB@'
+  say exit $?
+fi
+printf '%s\n' "@END@"

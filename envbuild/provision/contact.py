@@ -1,0 +1,242 @@
+"""First contact: one POSIX sh text to `/bin/sh -s` on each node, its findings and the node program's answer back.
+
+The login shell never parses anything of ours, and what start-up files print is outside the marker lines. See
+`bootstrap.sh` beside this file and `docs/architecture.md`, First contact.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
+from envbuild.node import proc
+from envbuild.provision.bundle import node_pyz
+
+# A probe's answer is some 10 KB; more than this is a node that prints without end.
+OUTPUT_LIMIT = 16 * 1024 * 1024
+LOG_LIMIT = 64 * 1024
+WORKERS = 64
+DEADLINE = 120.0
+
+_PLACEHOLDER = re.compile(r"@([A-Z]+)@")
+# Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
+_LOADER = """
+import io, os, sys, tempfile, binascii
+pyz, request = sys.stdin.buffer.read().split()
+path = None
+for folder in ("/dev/shm", os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.path.expanduser("~")):
+    try:
+        handle, path = tempfile.mkstemp(".pyz", "envbuild-", folder)
+        with open(handle, "wb") as file:
+            file.write(binascii.a2b_base64(pyz))
+        break
+    except OSError as error:
+        sys.stderr.write("%s: %s\\n" % (folder, error))
+        if path:
+            os.unlink(path)
+            path = None
+if path is None:
+    sys.exit("no folder has room for the node program")
+try:
+    sys.path.insert(0, path)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(binascii.a2b_base64(request)), encoding="utf-8")
+    sys.argv = [path, sys.argv[1]]
+    os.write(1, b"response=")
+    from envbuild.node.__main__ import main
+    code = main()
+finally:
+    os.unlink(path)
+sys.exit(code)
+"""
+
+
+@dataclass(frozen=True)
+class ContactResult:
+    """What one contact brought back.
+
+    `findings`: sh's own, by key (`arch`, `libc`, `prefix`, `prefix_writable`, `scheduler`, `python`, ...); `tools`: the
+    programs it found; `response`: the node program's answer, None where no Python 3.6 or newer is; `exit`: its exit
+    code; `log`: the end of what went to stderr.
+    """
+
+    node: str
+    findings: dict[str, str]
+    tools: tuple[str, ...]
+    response: dict[str, Any] | None
+    exit: int | None
+    log: str = ""
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that runs the node program there."""
+        return self.findings.get("python") or None
+
+    def result(self) -> dict[str, Any]:
+        """The `result` of the response. Raises the EnvbuildError that the node reported, or `node-without-python`."""
+        if self.response is None:
+            raise EnvbuildError(
+                "node-without-python",
+                f"{self.node} has no Python 3.6 or newer",
+                why="none on PATH, in the usual folders or under the prefix",
+                hint="`envbuild provision` brings one into the prefix",
+                exit_code=ExitCode.REFUSED,
+                details={"node": self.node},
+            )
+        if not self.response.get("ok"):
+            raise EnvbuildError.from_dict(self.response.get("error") or {})
+        return dict(self.response["result"])
+
+
+def build_script(request: dict[str, Any], pyz: bytes, nonce: str) -> str:
+    """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol."""
+    if not re.fullmatch(r"[0-9a-f]{16,64}", nonce):
+        raise ValueError("nonce must be hexadecimal")
+    verb = str(request["verb"])
+    if not re.fullmatch(r"[a-z]{1,32}", verb):
+        raise ValueError(f"not a verb: {verb!r}")
+    values = {
+        "BEGIN": _marker("begin", nonce),
+        "END": _marker("end", nonce),
+        "PREFIX": shlex.quote(str(request["prefix"])),
+        "PYZ": base64.b64encode(pyz).decode(),
+        "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
+        "LOADER": _LOADER,
+        "VERB": verb,
+    }
+    text = (Path(__file__).parent / "bootstrap.sh").read_text(encoding="utf-8")
+    code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], code)
+
+
+def _marker(which: str, nonce: str) -> str:
+    return f"===envbuild {which} {nonce}==="
+
+
+def _garbled(node: str, code: str, what: str, why: str, log: str) -> EnvbuildError:
+    return EnvbuildError(
+        code,
+        f"{node}: {what}",
+        why=why,
+        hint=f"run the same by hand: `ssh {node} /bin/sh -c true`" if node != "localhost" else "see the log",
+        exit_code=ExitCode.UNREACHABLE,
+        details={"node": node, "log": log[-2000:]},
+    )
+
+
+def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = "") -> ContactResult:
+    """What came back between the markers. Raises EnvbuildError `contact-no-answer`, `-cut-off` or `-malformed`."""
+    begin, end = (f"\n{_marker(which, nonce)}\n".encode() for which in ("begin", "end"))
+    _, found, rest = (b"\n" + data).partition(begin)
+    if not found:
+        said = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
+        raise _garbled(node, "contact-no-answer", "/bin/sh did not run the first contact", f"it said: {said}", log)
+    body, found, _ = (b"\n" + rest).rpartition(end)
+    if not found:
+        raise _garbled(node, "contact-cut-off", "the first contact ended early", log[-300:].strip(), log)
+    findings: dict[str, str] = {}
+    tools: list[str] = []
+    for line in body.split(b"\n"):
+        key, _, value = line.decode("utf-8", "replace").partition("=")
+        if key == "tool":
+            tools.append(value)
+        elif key:
+            findings.setdefault(key, value)
+    response = _response(findings.pop("response", ""), bool(findings.get("python")), node, log)
+    code = findings.pop("exit", "")
+    number = int(code) if re.fullmatch(r"[0-9]{1,3}", code) else None
+    return ContactResult(node, findings, tuple(tools), response, number, log)
+
+
+def _response(text: str, has_python: bool, node: str, log: str) -> dict[str, Any] | None:
+    if not has_python:
+        return None
+    if not text:
+        raise _garbled(node, "node-program-died", "the node program gave no answer", log[-500:].strip(), log)
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _garbled(node, "contact-malformed", "the answer is not JSON", str(error)[:300], log) from None
+    shape = isinstance(data, dict) and isinstance(data.get("ok"), bool)
+    if not shape or not isinstance(data.get("result" if data["ok"] else "error"), dict):
+        raise _garbled(node, "contact-malformed", "the answer is not of the node protocol", text[:200], log)
+    return dict(data)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a transport brings back: both streams, and whether it was cut at the cap or at the deadline."""
+
+    out: bytes
+    err: str
+    truncated: bool = False
+    timed_out: bool = False
+
+
+def _local(script: str, deadline: float) -> Raw:
+    done = proc.run(
+        ["/bin/sh", "-s"], timeout=deadline, env=dict(os.environ), stdin=script.encode(), limit=OUTPUT_LIMIT
+    )
+    if done.missing:
+        raise _garbled("localhost", "contact-no-answer", "/bin/sh could not be started", done.err, "")
+    return Raw(done.out.encode(), done.err, done.truncated, done.timed_out)
+
+
+def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:
+    """Run `request["verb"]` of the node program on one node; `deadline` in seconds for everything after connecting.
+
+    Raises EnvbuildError with exit code 3 when the node cannot be reached or does not answer as it should; an error
+    that the node program itself reports is in the result (`ContactResult.result()` raises it).
+    """
+    nonce = secrets.token_hex(16)
+    script = build_script(request, node_pyz(), nonce)
+    if connection.kind == "local":
+        raw = _local(script, deadline)
+    else:
+        from envbuild.provision import ssh
+
+        out, err, truncated, timed_out = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)
+        raw = Raw(out, err, truncated, timed_out)
+    log = raw.err[-LOG_LIMIT:]
+    if raw.truncated:
+        why = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
+        raise _garbled(node, "contact-too-much-output", "the node prints without end", why, log)
+    if raw.timed_out:
+        raise _garbled(node, "contact-timeout", f"no answer within {deadline:g} s", log[-300:].strip(), log)
+    return parse_output(raw.out, nonce, node, log)
+
+
+def contact(
+    nodes: Iterable[str],
+    request_for: Callable[[str], dict[str, Any]],
+    connection: Connection,
+    deadline: float = DEADLINE,
+) -> dict[str, ContactResult | EnvbuildError]:
+    """Contact all nodes at once; each has its own result or error, and none waits for another's deadline."""
+
+    def one(node: str) -> ContactResult | EnvbuildError:
+        try:
+            return run_node(node, request_for(node), connection, deadline)
+        except EnvbuildError as error:
+            return error
+
+    wanted = list(dict.fromkeys(nodes))
+    if len(wanted) == 1:
+        return {wanted[0]: one(wanted[0])}
+    node_pyz()
+    with ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(wanted)))) as pool:
+        return dict(zip(wanted, pool.map(one, wanted), strict=True))

@@ -1,0 +1,210 @@
+"""One exchange with a node over SSH through Fabric, host keys always verified. Nothing else imports Fabric.
+
+Fabric takes care of the user's ssh configuration, identities and ProxyJump; its policy of accepting unknown hosts is
+replaced, on every hop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
+
+_CHUNK = 65536
+
+
+class _UnknownHostKeyError(paramiko.SSHException):  # type: ignore[misc]
+    def __init__(self, hostname: str, key: paramiko.PKey) -> None:
+        super().__init__(f"no known host key for {hostname}")
+        self.hostname = hostname
+        self.key = key
+
+
+class _Reject(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        raise _UnknownHostKeyError(hostname, key)
+
+
+def _unreachable(node: str, code: str, what: str, why: str, hint: str = "", **details: str) -> EnvbuildError:
+    found: dict[str, Any] = {"node": node, **details}
+    return EnvbuildError(code, what, why=why, hint=hint, exit_code=ExitCode.UNREACHABLE, details=found)
+
+
+def _known_hosts(connection: fabric.Connection, given: str | None) -> list[Path]:
+    """The files that decide: the one given, or those of ssh's configuration, or the user's and the system's."""
+    if given:
+        return [Path(given).expanduser()]
+    settings = connection.ssh_config
+    user = settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    system = settings.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
+    return [Path(name).expanduser() for name in f"{user} {system}".split()]
+
+
+def _harden(connection: fabric.Connection, given: str | None, node: str) -> None:
+    """Verify host keys on this hop and on every one before it."""
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        hop.client.set_missing_host_key_policy(_Reject())
+        for path in _known_hosts(hop, given):
+            if path.is_file():
+                hop.client.load_system_host_keys(str(path))
+            elif given:
+                raise _unreachable(node, "known-hosts-missing", f"{path} is not there", "the target names it")
+        hop = hop.gateway
+
+
+def open_connection(node: str, options: Connection) -> fabric.Connection:
+    """A Fabric connection to `node` that is not yet open. Raises EnvbuildError `known-hosts-missing`."""
+    config = fabric.Config(runtime_ssh_path=str(Path(options.config).expanduser()) if options.config else None)
+    kwargs: dict[str, Any] = {"banner_timeout": options.connect_timeout, "auth_timeout": options.connect_timeout}
+    if options.identity:
+        kwargs["key_filename"] = str(Path(options.identity).expanduser())
+    connection = fabric.Connection(
+        node,
+        user=None if "@" in node else options.user,
+        port=options.port,
+        config=config,
+        connect_timeout=options.connect_timeout,
+        connect_kwargs=kwargs,
+    )
+    _harden(connection, options.known_hosts, node)
+    return connection
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """As ssh prints it: `SHA256:...`."""
+    return str(key.fingerprint)
+
+
+def _host_and_port(hostname: str) -> tuple[str, str]:
+    if hostname.startswith("[") and "]:" in hostname:
+        host, _, port = hostname[1:].partition("]:")
+        return host, port
+    return hostname, "22"
+
+
+@contextmanager
+def _coded(node: str) -> Iterator[None]:
+    """Turn what Fabric and paramiko raise into coded errors that say what to do."""
+    try:
+        yield
+    except _UnknownHostKeyError as error:
+        host, port = _host_and_port(error.hostname)
+        shown = fingerprint(error.key)
+        raise _unreachable(
+            node,
+            "host-key-unknown",
+            f"the host key of {error.hostname} is not known",
+            f"it offers {error.key.get_name()} {shown}, which is in no known_hosts file",
+            f"compare the fingerprint, then accept it: `ssh -p {port} {host} true`",
+            fingerprint=shown,
+        ) from None
+    except paramiko.BadHostKeyException as error:
+        shown = fingerprint(error.key)
+        raise _unreachable(
+            node,
+            "host-key-changed",
+            f"the host key of {error.hostname} is not the one that is known",
+            f"known: {fingerprint(error.expected_key)}; offered: {error.key.get_name()} {shown}",
+            f"find out why; if it is right, forget the old key: `ssh-keygen -R '{error.hostname}'`, then log in once",
+            fingerprint=shown,
+        ) from None
+    except paramiko.AuthenticationException as error:
+        hint = "check user and identity of the target's `connection:`; `ssh-add` unlocks a key with a passphrase"
+        raise _unreachable(node, "ssh-auth-failed", f"{node} refuses the login", str(error), hint) from error
+    except (OSError, paramiko.SSHException, EOFError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise _unreachable(
+            node, "node-unreachable", f"{node} cannot be reached", why, f"try `ssh {node} true`"
+        ) from error
+
+
+class _Collector:
+    """Both streams of one channel until it ends, a cap is passed or the deadline is over."""
+
+    def __init__(self, channel: paramiko.Channel, limit: int) -> None:
+        self.channel = channel
+        self.limit = limit
+        self.out: list[bytes] = []
+        self.err: list[bytes] = []
+        self.size = 0
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self.channel.sendall(data)
+            self.channel.shutdown_write()
+        except OSError:
+            pass  # the far end closed early; what it said meanwhile tells why
+
+    def _take(self) -> bool:
+        taken = False
+        for ready, receive, parts in (
+            (self.channel.recv_ready, self.channel.recv, self.out),
+            (self.channel.recv_stderr_ready, self.channel.recv_stderr, self.err),
+        ):
+            if ready():
+                parts.append(receive(_CHUNK))
+                self.size += len(parts[-1])
+                taken = True
+        return taken
+
+    def collect(self, deadline: float) -> tuple[bool, bool]:
+        """Returns (truncated, timed out). Polls: a channel has two streams and one cannot wait for both."""
+        end = time.monotonic() + deadline
+        pause = 0.002
+        while self.size <= self.limit:
+            if self._take():
+                pause = 0.002
+                continue
+            if self.channel.closed or (self.channel.exit_status_ready() and self.channel.eof_received):
+                if not self._take():
+                    return False, False
+                continue
+            if time.monotonic() > end:
+                return False, True
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+        return True, False
+
+
+def exchange(
+    node: str, script: bytes, options: Connection, deadline: float, limit: int
+) -> tuple[bytes, str, bool, bool]:
+    """Feed `script` to `/bin/sh -s` on `node`: stdout, stderr, truncated at `limit` bytes, timed out at `deadline` (s).
+
+    Raises EnvbuildError `host-key-unknown`, `host-key-changed`, `ssh-auth-failed`, `node-unreachable`.
+    """
+    with _coded(node):
+        connection = open_connection(node, options)
+        try:
+            connection.open()
+            channel = connection.transport.open_session(timeout=options.connect_timeout)
+            channel.settimeout(deadline)
+            channel.exec_command("/bin/sh -s")
+            collector = _Collector(channel, limit)
+            threading.Thread(target=collector.feed, args=(script,), daemon=True).start()
+            truncated, timed_out = collector.collect(deadline)
+        finally:
+            _close(connection)
+    err = b"".join(collector.err).decode("utf-8", "replace")
+    return b"".join(collector.out), err, truncated, timed_out
+
+
+def _close(connection: fabric.Connection) -> None:
+    """Close every hop; Fabric leaves gateways open."""
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        try:
+            hop.close()
+        except (OSError, paramiko.SSHException):
+            pass  # it is gone already
+        hop = hop.gateway
