@@ -1,0 +1,76 @@
+"""The pinned standalone interpreters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.toolchain import find_python, load_toolchain
+from envbuild.errors import EnvbuildError, ExitCode
+
+MINE = """\
+pythons:
+  - name: my-python.tar.gz
+    version: 3.11.7
+    arch: x86_64
+    libc: gnu
+    sha256: {digest}
+    size: 12
+    url: file:///srv/my-python.tar.gz
+    witness: built here
+"""
+
+
+@pytest.mark.parametrize("minor", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_every_supported_minor_is_pinned_for_both_machines(minor: str, arch: str) -> None:
+    build = find_python(minor, arch, "glibc")
+    assert build.minor == minor
+    assert build.url.startswith("https://github.com/astral-sh/python-build-standalone/releases/download/")
+    assert build.url.endswith(build.name.replace("+", "%2B"))
+    assert arch in build.name
+    assert build.version in build.name
+    assert build.witness
+
+
+def test_digests_are_all_different() -> None:
+    builds = load_toolchain().builds
+    assert len({build.sha256 for build in builds}) == len(builds) == 10
+
+
+def test_the_view_for_locks_has_one_build_a_minor() -> None:
+    pythons = load_toolchain().pythons
+    assert set(pythons) == {"3.9", "3.10", "3.11", "3.12", "3.13"}
+    assert all(build.arch == "x86_64" for build in pythons.values())
+    assert load_toolchain().by_name(pythons["3.12"].name) == pythons["3.12"]
+
+
+def test_a_users_file_of_the_same_shape_replaces_the_shipped_one(tmp_path: Path) -> None:
+    path = tmp_path / "toolchain.yaml"
+    path.write_text(MINE.format(digest="ab" * 32))
+    assert find_python("3.11", path=path).url == "file:///srv/my-python.tar.gz"
+    assert find_python("3.11.7", path=path).size == 12
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "libc"), [("3.8", "x86_64", "gnu"), ("3.11", "ppc64le", "gnu"), ("3.11", "x86_64", "musl")]
+)
+def test_an_interpreter_that_is_not_to_be_had_is_refused(version: str, arch: str, libc: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        find_python(version, arch, libc)
+    assert caught.value.code == "interpreter-unavailable"
+    assert caught.value.exit_code == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("sha256: ab", "sha256: zz"), ("url: file", "url: ftp"), ("witness", "witnes"), ("name: my", "name: -my")],
+)
+def test_a_bad_toolchain_file_is_a_coded_error(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "toolchain.yaml"
+    path.write_text(MINE.format(digest="ab" * 32).replace(old, new))
+    with pytest.raises(EnvbuildError) as caught:
+        load_toolchain(path)
+    assert caught.value.code == "manifest-invalid"
+    assert str(path) in caught.value.why
