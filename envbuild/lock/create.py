@@ -1,0 +1,255 @@
+"""Makes a lock from a stack: one variant for each Python, flavour, base and interpreter kind of a profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild import __version__, resources
+from envbuild.catalog.loader import manifest_digest
+from envbuild.errors import EnvbuildError
+from envbuild.lock.base import BasePython, check_provides, on_top, read_base
+from envbuild.lock.git import git_version
+from envbuild.lock.manifest import field_digests
+from envbuild.lock.packages import PYPI, Index, Request, lock_offers, resolve
+from envbuild.lock.pipconf import find_links as pip_find_links
+from envbuild.lock.pipconf import local_folder
+from envbuild.lock.sources import lock_source
+from envbuild.lock.torch_wheels import (
+    Supply,
+    TorchChoice,
+    can_reach,
+    check_against_records,
+    choose_torch,
+    is_cuda_only,
+    load_records,
+    named,
+)
+from envbuild.lock.uvtool import uv_version
+from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
+from envbuild.model.stack import Base, Profile, Stack
+
+PLATFORM = "linux_x86_64"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One variant to lock: which Python, flavour (None without torch), base and interpreter."""
+
+    id: str
+    python: str
+    flavour: str | None
+    base: Base
+    interpreter: LockedInterpreter
+
+
+def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, Index] | None = None) -> Supply:
+    """Where wheels come from: the given find-links, pip's own, the catalog's indexes and records."""
+    from envbuild.resolve.compat import load_compat
+
+    links = tuple(dict.fromkeys([*find_links, *pip_find_links(os.environ)]))
+    compat = load_compat(resources.catalog() / "compat")
+    return Supply(
+        find_links=tuple(str(folder.resolve()) if (folder := local_folder(link)) else link for link in links),
+        indexes=catalog_indexes() if indexes is None else indexes,
+        pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
+        records=load_records(),
+        reachable=can_reach,
+    )
+
+
+def catalog_indexes() -> dict[str, Index]:
+    """The indexes that the catalog names."""
+    from envbuild.catalog.indexes import load_indexes
+
+    return {name: Index(name, index.url, index.kind) for name, index in load_indexes().items()}
+
+
+def variant_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter] | None = None) -> Iterator[Plan]:
+    """Every variant of a profile, in the order of the stack file.
+
+    `standalone`: minor version to pinned interpreter. Raises EnvbuildError `interpreter-unknown` (exit 2).
+    """
+    kinds = [base.kind for base in profile.bases]
+    for number, base in enumerate(profile.bases):
+        repeated = kinds[:number].count(base.kind)
+        label = "" if base.kind == "none" else f"-{base.kind}" + (f"-{repeated + 1}" if repeated else "")
+        flavours = profile.torch.flavours if profile.torch and not _provides(base, "torch") else (None,)
+        for python in profile.python:
+            for flavour in flavours:
+                for kind in profile.interpreters:
+                    name = f"cp{python.replace('.', '')}-{PLATFORM}" + (f"-{flavour}" if flavour else "") + label
+                    interpreter = LockedInterpreter()
+                    if kind == "standalone":
+                        name += "-standalone"
+                        interpreter = _standalone(python, standalone or {})
+                    yield Plan(name, python, flavour, base, interpreter)
+
+
+def _standalone(python: str, known: Mapping[str, LockedInterpreter]) -> LockedInterpreter:
+    if python not in known:
+        raise EnvbuildError(
+            "interpreter-unknown",
+            f"no standalone CPython {python} is pinned in the catalog",
+            hint=f"use one of {', '.join(sorted(known)) or 'none'}, or `interpreters: [present]`",
+        )
+    return known[python]
+
+
+def _provides(base: Base, package: str) -> bool:
+    return any(canonicalize_name(Requirement(text).name) == package for text in base.provides)
+
+
+def create_lock(
+    stack: Stack,
+    profile_name: str,
+    *,
+    as_of: date | None = None,
+    base_python: Path | None = None,
+    find_links: Sequence[str] = (),
+    indexes: Mapping[str, Index] | None = None,
+    previous: Lock | None = None,
+    upgrade: bool = False,
+    supply: Supply | None = None,
+    standalone: Mapping[str, LockedInterpreter] | None = None,
+) -> Lock:
+    """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
+
+    Raises EnvbuildError: `profile-unknown` (exit 2), and what resolution, sources, bases and records raise.
+    """
+    profile = _profile(stack, profile_name)
+    supply = supply or default_supply(find_links, indexes)
+    base = read_base(base_python) if base_python else None
+    day = as_of or profile.as_of
+    old = {variant.id: variant for variant in previous.variants} if previous else {}
+    sources = tuple(lock_source(source) for source in profile.sources)
+    maker = _Maker(stack.name, profile_name, profile, supply, base, day.isoformat() if day else None, upgrade, sources)
+    plans = variant_plans(profile, standalone_interpreters() if standalone is None else standalone)
+    lock = Lock(
+        stack=stack.name,
+        profile=profile_name,
+        manifest_digest=manifest_digest(stack, profile_name),
+        manifest_fields=field_digests(profile),
+        as_of=maker.as_of,
+        created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version()},
+        variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
+    )
+    return _unchanged_or(lock, previous)
+
+
+def standalone_interpreters() -> dict[str, LockedInterpreter]:
+    """The standalone CPython builds that the catalog pins, by minor version."""
+    from envbuild.catalog.toolchain import load_toolchain
+
+    return {
+        python: LockedInterpreter(kind="standalone", name=build.name, sha256=build.sha256)
+        for python, build in load_toolchain().pythons.items()
+    }
+
+
+def _profile(stack: Stack, name: str) -> Profile:
+    if name not in stack.profiles:
+        raise EnvbuildError(
+            "profile-unknown",
+            f"stack {stack.name} has no profile {name}",
+            hint=f"it has: {', '.join(stack.profiles)}",
+        )
+    return stack.profiles[name]
+
+
+def _unchanged_or(lock: Lock, previous: Lock | None) -> Lock:
+    """The previous lock when only the tools' versions differ: the same contents give the same bytes."""
+    if previous and previous.model_copy(update={"created_with": lock.created_with}) == lock:
+        return previous
+    return lock
+
+
+@dataclass(frozen=True)
+class _Maker:
+    stack: str
+    profile_name: str
+    profile: Profile
+    supply: Supply
+    base: BasePython | None
+    as_of: str | None
+    upgrade: bool
+    sources: tuple[LockedSource, ...]
+
+    def variant(self, plan: Plan, old: Variant | None) -> Variant:
+        """One locked variant."""
+        previous = {package.name: package for package in old.packages} if old else {}
+        choice = self._torch(plan, previous)
+        request = self._request(plan, choice, previous)
+        known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
+        if known:
+            check_provides(plan.base, known.packages)
+            pins = on_top(request, known)
+            request = replace(request, requirements=pins, constraints=(), excludes=(), no_deps=True)
+        packages = self._packages(request, choice, previous)
+        check_against_records(packages, self.supply.records)
+        draft = Variant(
+            id=plan.id,
+            digest="0" * 64,
+            python=plan.python,
+            torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
+            flavour=plan.flavour,
+            base=plan.base,
+            provided=known.packages if known else {},
+            interpreter=plan.interpreter,
+            packages=packages,
+            sources=self.sources,
+            imports=self.profile.imports,
+            environment=dict(sorted(self.profile.environment.items())),
+            smoke=self.profile.smoke,
+        )
+        return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
+
+    def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
+        if self.profile.torch is None or plan.flavour is None:
+            return None
+        version = self.profile.torch.version
+        return choose_torch(version, plan.flavour, plan.python, PLATFORM, self.supply, previous.get("torch"))
+
+    def _request(self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]) -> Request:
+        wanted = tuple(text for text in self.profile.packages if not (choice and _names_torch(text)))
+        excludes = tuple(str(canonicalize_name(Requirement(text).name)) for text in plan.base.provides)
+        # A base that is known is asked through its interpreter; it answers for its packages itself.
+        if self.base and self.base.python == plan.python:
+            excludes = ()
+        if choice and choice.package and not choice.without_cuda:
+            excludes += ("torch",)
+        keep = not self.upgrade and self.as_of is None
+        return Request(
+            python=plan.python,
+            platform=PLATFORM,
+            requirements=wanted + (choice.requirements if choice else ()),
+            constraints=self.profile.constraints,
+            excludes=excludes,
+            as_of=self.as_of,
+            find_links=self.supply.find_links,
+            pins={name: package.version for name, package in previous.items()} if keep else {},
+            indexes={"torch": choice.index} if choice and choice.index else {},
+        )
+
+    def _packages(
+        self, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
+    ) -> tuple[LockedPackage, ...]:
+        offers = resolve(request)
+        if choice and choice.without_cuda:
+            offers = [offer for offer in offers if offer.name != "torch" and not is_cuda_only(offer.name)]
+        packages = lock_offers(offers, request, previous)
+        if choice and choice.package:
+            packages = (*packages, choice.package)
+        index = f"pytorch-{choice.version.partition('+')[2]}" if choice and "+" in choice.version else PYPI
+        named_packages = (named(item, index) if item.name == "torch" else item for item in packages)
+        return tuple(sorted(named_packages, key=lambda package: package.name))
+
+
+def _names_torch(text: str) -> bool:
+    return str(canonicalize_name(Requirement(text).name)) == "torch"

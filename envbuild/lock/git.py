@@ -1,0 +1,182 @@
+"""Asks git about a source: its tree, its ancestors, its submodules, where a branch is now.
+
+The user's own configuration applies (`insteadOf`, credential helper, proxy); hooks, prompts and the `ext` transport
+do not. A commit is proven by its own hash: git checks every object it fetches.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+_TIMEOUT_S = 900
+_SAFE = ("-c", "protocol.ext.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")
+# Set by a git that runs us (in a hook, say); they would point our commands at another repository.
+_INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE")
+
+
+def _environ() -> dict[str, str]:
+    env = {key: value for key, value in os.environ.items() if key not in _INHERITED}
+    return env | {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+
+
+def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run git without a terminal; the caller judges the exit status.
+
+    Raises EnvbuildError `git-missing` (exit 2) and `source-unreachable` (exit 75) after 15 minutes.
+    """
+    try:
+        # A session of its own has no terminal, so that ssh cannot ask for a password there.
+        return subprocess.run(
+            ["git", *_SAFE, *arguments],
+            cwd=cwd,
+            env=_environ(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise EnvbuildError("git-missing", "the git program is not installed", hint="install git") from error
+    except subprocess.TimeoutExpired as error:
+        raise EnvbuildError(
+            "source-unreachable",
+            f"git did not finish within {_TIMEOUT_S} s",
+            hint="try again",
+            exit_code=ExitCode.TRY_AGAIN,
+        ) from error
+
+
+def git_version() -> str:
+    """git's version, as `2.39.5`."""
+    return run_git(["--version"]).stdout.split()[2]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A temporary bare repository with one commit of a source fetched into it."""
+
+    folder: Path
+    url: str
+    commit: str
+
+    def git(self, *arguments: str) -> str:
+        """Output of a git command in the repository. Raises EnvbuildError `git-failed` (exit 70)."""
+        done = run_git(list(arguments), cwd=self.folder)
+        if done.returncode:
+            raise EnvbuildError(
+                "git-failed",
+                f"git {arguments[0]} failed for {self.url}",
+                why=done.stderr.strip(),
+                exit_code=ExitCode.INTERNAL,
+            )
+        return done.stdout
+
+    def tree(self) -> str:
+        """Tree hash of the commit, read from the commit itself."""
+        return self.git("show", "-s", "--format=%T", self.commit).strip()
+
+    def contains(self, ancestor: str) -> bool:
+        """Whether a commit is an ancestor of (or is) the commit; an unknown commit is not."""
+        done = run_git(["merge-base", "--is-ancestor", ancestor, self.commit], cwd=self.folder)
+        return done.returncode == 0
+
+    def gitlinks(self) -> dict[str, str]:
+        """Submodule path to commit, from the tree."""
+        links = {}
+        for line in self.git("ls-tree", "-r", "-z", self.commit).split("\0"):
+            if line.startswith("160000 "):
+                head, path = line.split("\t", 1)
+                links[path] = head.split()[2]
+        return links
+
+    def submodule_urls(self) -> dict[str, str]:
+        """Submodule path to URL, from `.gitmodules`; empty when there is no such file."""
+        done = run_git(["config", "--blob", f"{self.commit}:.gitmodules", "--null", "--list"], cwd=self.folder)
+        paths: dict[str, str] = {}
+        urls: dict[str, str] = {}
+        for entry in done.stdout.split("\0") if done.returncode == 0 else []:
+            key, _, value = entry.partition("\n")
+            if key.startswith("submodule.") and key.endswith(".path"):
+                paths[key[len("submodule.") : -len(".path")]] = value
+            elif key.startswith("submodule.") and key.endswith(".url"):
+                urls[key[len("submodule.") : -len(".url")]] = value
+        return {path: urls[name] for name, path in paths.items() if name in urls}
+
+
+@contextmanager
+def fetched(url: str, commit: str, *, history: bool = False, files: bool = False) -> Iterator[Repository]:
+    """Fetch one commit into a temporary bare repository; with its `history`, with its `files`.
+
+    Raises EnvbuildError `source-unreachable` (exit 75), `commit-missing` (exit 5).
+    """
+    with tempfile.TemporaryDirectory(prefix="envbuild-git-") as folder:
+        place = Path(folder)
+        repository = Repository(place, url, commit)
+        repository.git("init", "--quiet", "--bare", ".")
+        repository.git("remote", "add", "origin", url)
+        # Only what the questions need: for a tree hash the commit object is enough.
+        options = ([] if history else ["--depth=1"]) + ([] if files else ["--filter=tree:0"])
+        done = run_git(["fetch", "--quiet", "--no-tags", *options, "origin", commit], cwd=place)
+        if done.returncode:
+            _fetch_everything(repository, done.stderr)
+        kind = repository.git("cat-file", "-t", commit).strip()
+        if kind != "commit":
+            raise _no_commit(repository, f"{commit} is a {kind}")
+        yield repository
+
+
+def _fetch_everything(repository: Repository, why: str) -> None:
+    """A server may refuse to serve a commit by its hash; then every branch and tag is fetched and searched."""
+    head = run_git(["ls-remote", "--quiet", "origin", "HEAD"], cwd=repository.folder)
+    if head.returncode:
+        raise unreachable(repository.url, head.stderr)
+    everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=repository.folder)
+    found = run_git(["cat-file", "-e", repository.commit], cwd=repository.folder)
+    if everything.returncode or found.returncode:
+        raise _no_commit(repository, why.strip())
+
+
+def _no_commit(repository: Repository, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "commit-missing",
+        f"{repository.url} has no commit {repository.commit}",
+        why=why,
+        hint="check the commit; a force-push or a deleted branch may have removed it upstream",
+        exit_code=ExitCode.INTEGRITY,
+    )
+
+
+def unreachable(url: str, why: str) -> EnvbuildError:
+    """The error for a repository that does not answer."""
+    return EnvbuildError(
+        "source-unreachable",
+        f"{url} cannot be reached",
+        why=why.strip(),
+        hint="check the network, or point git at a mirror: git config url.<mirror>.insteadOf <upstream>",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
+
+
+def resolve_ref(url: str, ref: str) -> str | None:
+    """The commit a branch or tag (annotated tags peeled) is at now; None when there is no such ref.
+
+    Raises EnvbuildError `source-unreachable` (exit 75).
+    """
+    names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
+    done = run_git(["ls-remote", "--quiet", "--", url, f"refs/heads/{ref}", f"refs/tags/{ref}*", ref])
+    if done.returncode:
+        raise unreachable(url, done.stderr)
+    rows = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
+    found = {name: commit for commit, name in rows}
+    return next((found[name] for name in names if name in found), None)

@@ -1,0 +1,159 @@
+"""Resolves the packages of one variant with uv and turns uv's answer into locked packages."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, tags_of, uv_platform, with_sizes
+from envbuild.lock.uvtool import run_uv
+from envbuild.model.lock import ArtifactFile, LockedPackage
+
+PYPI = "pypi"
+
+
+@dataclass(frozen=True)
+class Index:
+    """A wheel index that the catalog names. `kind`: `simple` (PEP 503) or `find-links` (one page of links)."""
+
+    name: str
+    url: str
+    kind: str = "simple"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One resolution. `excludes` are package names never resolved; `pins` are versions to keep where they fit.
+
+    `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
+    `no_deps` takes the requirements alone.
+    """
+
+    python: str
+    platform: str
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    as_of: str | None = None
+    find_links: tuple[str, ...] = ()
+    pins: Mapping[str, str] = field(default_factory=dict)
+    indexes: Mapping[str, Index] = field(default_factory=dict)
+    no_deps: bool = False
+
+
+def resolve(request: Request) -> list[Offer]:
+    """The packages that satisfy a request, with the files that the index offers, by name.
+
+    Raises EnvbuildError `resolution-failed` (exit 7), `index-unreachable` or `uv-timeout` (exit 75).
+    """
+    if not request.requirements:
+        return []
+    with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
+        work = Path(folder)
+        # An answer that is already there is what uv prefers: that keeps the versions of the previous lock.
+        answer = work / "pylock.lock.toml"
+        if request.pins:
+            answer.write_text(_pins_text(request.pins), encoding="utf-8")
+        run_uv(
+            [
+                *("pip", "compile", str(_project(work, request)), "--format", "pylock.toml"),
+                *("--output-file", str(answer), "--no-header", "--no-annotate", "--generate-hashes", "--quiet"),
+                *("--python-version", request.python, "--python-platform", uv_platform(request.platform)),
+                *("--python", sys.executable),
+                *arguments(work, request),
+            ],
+            cwd=work,
+        )
+        return parse_pylock(answer.read_text(encoding="utf-8"))
+
+
+def arguments(work: Path, request: Request) -> list[str]:
+    """uv's options for where packages come from and which are allowed; list files go into the folder `work`."""
+    options: list[str] = []
+    for flag, lines in (("--constraints", request.constraints), ("--excludes", request.excludes)):
+        if lines:
+            listed = work / f"{flag.strip('-')}.txt"
+            listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            options += [flag, str(listed)]
+    for link in request.find_links:
+        options += ["--find-links", link]
+    if request.as_of:
+        # A bare date would mean the end of that day in the local time zone.
+        options += ["--exclude-newer", f"{request.as_of}T23:59:59Z"]
+    if request.no_deps:
+        options.append("--no-deps")
+    return options
+
+
+def _project(work: Path, request: Request) -> Path:
+    """A project file, because only there an index can be bound to one package (`explicit`)."""
+    import tomlkit
+
+    tool: dict[str, object] = {}
+    if request.indexes:
+        tool["sources"] = {name: {"index": index.name} for name, index in sorted(request.indexes.items())}
+        used = {index.name: index for index in request.indexes.values()}
+        tool["index"] = [
+            {"name": index.name, "url": index.url, "explicit": True}
+            | ({"format": "flat"} if index.kind == "find-links" else {})
+            for _, index in sorted(used.items())
+        ]
+    project = {
+        "name": "envbuild-lock-request",
+        "version": "0",
+        "requires-python": f"=={request.python}.*",
+        "dependencies": list(request.requirements),
+    }
+    path = work / "pyproject.toml"
+    path.write_text(tomlkit.dumps({"project": project, "tool": {"uv": tool}}), encoding="utf-8")
+    return path
+
+
+def _pins_text(pins: Mapping[str, str]) -> str:
+    import tomlkit
+
+    packages = [{"name": name, "version": version} for name, version in sorted(pins.items())]
+    return tomlkit.dumps({"lock-version": "1.0", "created-by": "envbuild", "packages": packages})
+
+
+def lock_offers(
+    offers: Sequence[Offer],
+    request: Request,
+    previous: Mapping[str, LockedPackage],
+) -> tuple[LockedPackage, ...]:
+    """One locked package for each offer; what `previous` has at the same version and hash is carried over as it is."""
+    tags = tags_of(request.python, request.platform)
+    chosen: list[tuple[Offer, OfferedFile]] = []
+    for offer in offers:
+        old = previous.get(offer.name)
+        keep = old.files[0].file if old and old.version == offer.version else None
+        item = choose_file(offer, tags, keep=keep)
+        if old and keep == item.file and old.files[0].sha256 == item.sha256:
+            item = OfferedFile(item.file, item.url, item.sha256, old.files[0].size)
+        chosen.append((offer, item))
+    sized = with_sizes(item for _, item in chosen)
+    locked = []
+    for (offer, _), item in zip(chosen, sized, strict=True):
+        index = request.indexes.get(offer.name)
+        package = LockedPackage(
+            name=offer.name, version=offer.version, index=index.name if index else PYPI, files=(_artifact(item),)
+        )
+        locked.append(_carry_over(package, previous.get(offer.name)))
+    return tuple(sorted(locked, key=lambda package: package.name))
+
+
+def _artifact(item: OfferedFile) -> ArtifactFile:
+    if item.sha256:
+        return ArtifactFile(file=item.file, sha256=item.sha256, size=item.size)
+    return ArtifactFile(file=item.file, sha256="unrecorded", size=item.size, reason="the index states no sha256")
+
+
+def _carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
+    """The old entry when both name the same contents: where a record was witnessed must not change the bytes."""
+    if old is None or (old.version, old.index) != (new.version, new.index):
+        return new
+    same = [(f.file, f.sha256) for f in old.files] == [(f.file, f.sha256) for f in new.files]
+    return old if same else new

@@ -1,0 +1,88 @@
+"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down."""
+
+from __future__ import annotations
+
+import posixpath
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import ValidationError
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.git import Repository, fetched
+from envbuild.model.lock import LockedSource, LockedSubmodule
+from envbuild.model.stack import Source
+
+_MAX_DEPTH = 10
+
+
+def lock_source(source: Source) -> LockedSource:
+    """One source of a stack, pinned by commit and tree. Raises EnvbuildError:
+
+    `tree-mismatch`, `commit-missing`, `ancestor-missing` (exit 5), `source-unreachable` (exit 75),
+    `submodule-invalid` (exit 2).
+    """
+    with fetched(source.git, source.commit, history=bool(source.contains), files=source.submodules) as repository:
+        tree = repository.tree()
+        if source.tree is not None and source.tree != tree:
+            raise EnvbuildError(
+                "tree-mismatch",
+                f"source {source.name}: commit {source.commit} does not have the tree that the stack names",
+                why=f"tree {tree} at {source.git}, {source.tree} in the stack",
+                hint="correct `tree` (or leave it out) after you know why they differ",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        for ancestor in source.contains:
+            if not repository.contains(ancestor):
+                raise EnvbuildError(
+                    "ancestor-missing",
+                    f"source {source.name}: commit {source.commit} does not contain {ancestor}",
+                    why="git merge-base --is-ancestor says no",
+                    hint="choose a commit that contains it, or correct `contains`",
+                    exit_code=ExitCode.INTEGRITY,
+                )
+        submodules = tuple(_submodules(repository, "", 0)) if source.submodules else ()
+    return LockedSource(
+        name=source.name,
+        git=source.git,
+        commit=source.commit,
+        tree=tree,
+        ref=source.ref,
+        submodules=submodules,
+        install=source.install,
+        path=source.path,
+        build=source.build,
+        patches=source.patches,
+        generated=source.generated,
+    )
+
+
+def _submodules(repository: Repository, prefix: str, depth: int) -> list[LockedSubmodule]:
+    if depth > _MAX_DEPTH:
+        raise EnvbuildError("submodule-invalid", f"{repository.url}: submodules nest deeper than {_MAX_DEPTH}")
+    urls = repository.submodule_urls()
+    out: list[LockedSubmodule] = []
+    for path, commit in sorted(repository.gitlinks().items()):
+        if path not in urls:
+            raise EnvbuildError("submodule-invalid", f"{repository.url}: .gitmodules has no URL for {path}")
+        url = absolute_url(repository.url, urls[path])
+        with fetched(_checked_url(url, path, commit), commit, files=True) as inner:
+            out.append(LockedSubmodule(path=prefix + path, git=url, commit=commit, tree=inner.tree()))
+            out += _submodules(inner, f"{prefix}{path}/", depth + 1)
+    return out
+
+
+def _checked_url(url: str, path: str, commit: str) -> str:
+    """The URL once the model accepts it: `.gitmodules` is written by others and goes to git."""
+    try:
+        return LockedSubmodule(path=path, git=url, commit=commit, tree=commit).git
+    except ValidationError as error:
+        why = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
+        raise EnvbuildError("submodule-invalid", f"submodule {path} is not acceptable", why=why) from error
+
+
+def absolute_url(parent: str, url: str) -> str:
+    """A submodule URL; `./` and `../` are relative to the parent repository's URL, as in git."""
+    if not url.startswith(("./", "../")):
+        return url
+    parts = urlsplit(parent)
+    return urlunsplit(parts._replace(path=posixpath.normpath(posixpath.join(parts.path, url))))

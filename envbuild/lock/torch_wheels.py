@@ -1,0 +1,240 @@
+"""Where the torch of one flavour comes from, and what is known of a wheel whose index is out of reach.
+
+PyPI carries one flavour of each release under the plain version; every other flavour is `version+flavour` on the
+index `pytorch-<flavour>`. When neither that index nor a find-links folder has the file, the public records in
+`catalog/compat/torch_hashes.yaml` (each with its witness) stand in; without one the hash is `unrecorded`.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.parser import Parser
+from functools import cache
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+from packaging.requirements import Requirement
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+
+from envbuild import resources
+from envbuild.catalog.yaml_load import load_yaml
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.packages import PYPI, Index
+from envbuild.lock.pipconf import local_folder
+from envbuild.lock.pylock import ARCHITECTURES, rank, tags_of
+from envbuild.model.lock import ArtifactFile, LockedPackage
+
+# Packages that only CUDA builds of torch need, by name or prefix (wheel metadata of torch 1.13 to 2.13).
+_CUDA_ONLY = ("nvidia-", "cuda-", "triton", "pytorch-triton")
+
+
+@dataclass(frozen=True)
+class TorchRecords:
+    """Recorded wheels by file name, and what each version requires (from the metadata of a wheel that was read)."""
+
+    files: Mapping[str, ArtifactFile]
+    requires: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Supply:
+    """Where wheels can come from: find-links entries (absolute), named indexes, each release's flavour on PyPI."""
+
+    find_links: tuple[str, ...]
+    indexes: Mapping[str, Index]
+    pypi_flavours: Mapping[str, str | None]
+    records: TorchRecords
+    reachable: Callable[[Index], bool]
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """How torch enters a resolution.
+
+    `requirements` go to uv; `index` binds torch to a named index; `package` is set when torch itself is not resolved
+    but taken from a record, `without_cuda` when the CUDA build's needs must be left out of the answer.
+    """
+
+    version: str
+    requirements: tuple[str, ...]
+    index: Index | None = None
+    package: LockedPackage | None = None
+    without_cuda: bool = False
+
+
+@cache
+def load_records() -> TorchRecords:
+    """The shipped records. Raises EnvbuildError when the file is damaged."""
+    data = load_yaml(resources.catalog() / "compat" / "torch_hashes.yaml")
+    files: dict[str, ArtifactFile] = {}
+    requires: dict[str, tuple[str, ...]] = {}
+    for version, entry in data["versions"].items():
+        requires[version] = tuple(entry.get("requires", ()))
+        for tag, record in entry["wheels"].items():
+            file = f"torch-{version}-{tag}.whl"
+            files[file] = ArtifactFile(
+                file=file, sha256=record["sha256"], size=record.get("size"), witness=record["witness"]
+            )
+    return TorchRecords(files, requires)
+
+
+def can_reach(index: Index) -> bool:
+    """Whether an index answers for torch within 5 s (proxies and certificates of the environment are honoured)."""
+    address = index.url if index.kind == "find-links" else f"{index.url.rstrip('/')}/torch/"
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=5) as answer:  # noqa: S310 - a catalog URL
+            return int(answer.status) < 400
+    except (URLError, OSError, ValueError):
+        return False
+
+
+def is_cuda_only(name: str) -> bool:
+    """True for packages that only a CUDA build of torch pulls in."""
+    return name.startswith(_CUDA_ONLY)
+
+
+def choose_torch(
+    version: str, flavour: str, python: str, platform: str, supply: Supply, previous: LockedPackage | None
+) -> TorchChoice:
+    """Decide where torch comes from for one variant.
+
+    Raises EnvbuildError `index-unknown` (exit 2) when the catalog names no index for the flavour, and
+    `index-unreachable` (exit 75) when nothing is known of what that build needs.
+    """
+    if supply.pypi_flavours.get(version) == flavour:
+        return TorchChoice(version, (_plain(version),))
+    full = f"{version}+{flavour}"
+    index = supply.indexes.get(f"pytorch-{flavour}")
+    if index is None:
+        raise EnvbuildError(
+            "index-unknown",
+            f"no index is named for torch {full}",
+            why=f"the catalog has no index `pytorch-{flavour}`",
+            hint="ask for a flavour that this release has: `envbuild explain` lists them",
+        )
+    if _in_find_links(full, python, platform, supply.find_links):
+        return TorchChoice(full, (f"torch=={full}",), index=None)
+    if supply.reachable(index):
+        return TorchChoice(full, (f"torch=={full}",), index=index)
+    return _from_records(full, python, platform, supply, index, previous)
+
+
+def _plain(version: str) -> str:
+    # `==2.13.0` would take 2.13.0+cpu where a find-links folder has it: a local version counts as newer.
+    return f"torch==={version}"
+
+
+def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
+    folders = [folder for link in find_links if (folder := local_folder(link))]
+    return sorted(wheel for folder in folders for wheel in folder.glob(f"torch-{full}-*.whl"))
+
+
+def _in_find_links(full: str, python: str, platform: str, find_links: tuple[str, ...]) -> bool:
+    tags = tags_of(python, platform)
+    return any(rank(wheel.name, tags) is not None for wheel in _local_wheels(full, find_links))
+
+
+def _from_records(
+    full: str, python: str, platform: str, supply: Supply, index: Index, previous: LockedPackage | None
+) -> TorchChoice:
+    package = _recorded_package(full, python, platform, supply.records, index, previous)
+    siblings = _local_wheels(full, supply.find_links)
+    requires = _requires_of(siblings[0]) if siblings else supply.records.requires.get(full, ())
+    if requires:
+        return TorchChoice(full, tuple(requires), package=package)
+    version, _, flavour = full.partition("+")
+    if flavour == "cpu" or Version(version) < Version("2.0"):
+        # Builds before 2.0 carry CUDA inside; what else they need is what the PyPI build needs.
+        return TorchChoice(full, (_plain(version),), package=package, without_cuda=True)
+    raise EnvbuildError(
+        "index-unreachable",
+        f"what torch {full} needs is not known while `{index.name}` is out of reach",
+        why="CUDA builds since 2.0 need packages of their own flavour, which only that index states",
+        hint="lock where the index can be reached, or put the wheel into a find-links folder",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
+
+
+def _recorded_package(
+    full: str, python: str, platform: str, records: TorchRecords, index: Index, previous: LockedPackage | None
+) -> LockedPackage:
+    tags = tags_of(python, platform)
+    fitting = [
+        (place, file)
+        for file in records.files
+        if file.startswith(f"torch-{full}-") and (place := rank(file, tags)) is not None
+    ]
+    if fitting:
+        return LockedPackage(name="torch", version=full, index=index.name, files=(records.files[min(fitting)[1]],))
+    if previous and (previous.version, previous.index) == (full, index.name):
+        return previous
+    return LockedPackage(name="torch", version=full, index=index.name, files=(_unrecorded(full, python, platform),))
+
+
+def _unrecorded(full: str, python: str, platform: str) -> ArtifactFile:
+    nodot = "cp" + python.replace(".", "")
+    abi = nodot + ("m" if int(python.split(".")[1]) < 8 else "")
+    # Platform tag of the PyTorch indexes: plain `linux` up to 2.6, manylinux 2.28 since 2.7.
+    modern = Version(full.partition("+")[0]) >= Version("2.7")
+    tag = f"manylinux_2_28_{ARCHITECTURES[platform]}" if modern else platform
+    return ArtifactFile(
+        file=f"torch-{full}-{nodot}-{abi}-{tag}.whl",
+        sha256="unrecorded",
+        reason="its index was out of reach and no public record of this file is known; the name follows the rule",
+    )
+
+
+def _requires_of(wheel: Path) -> tuple[str, ...]:
+    """Requires-Dist of a wheel, extras left out. Raises EnvbuildError `wheel-unreadable` (exit 5)."""
+    try:
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+        with zipfile.ZipFile(wheel) as archive:
+            text = archive.read(f"{name}-{version}.dist-info/METADATA").decode("utf-8")
+    except (InvalidWheelFilename, zipfile.BadZipFile, KeyError, OSError, UnicodeDecodeError) as error:
+        raise EnvbuildError(
+            "wheel-unreadable",
+            f"the metadata of {wheel.name} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            hint="replace the damaged file",
+            exit_code=ExitCode.INTEGRITY,
+        ) from error
+    listed = [Requirement(value) for value in Parser().parsestr(text).get_all("Requires-Dist", [])]
+    return tuple(str(item) for item in listed if item.marker is None or "extra" not in str(item.marker))
+
+
+def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRecords) -> None:
+    """Raise EnvbuildError `hash-contradicts-record` (exit 5) where a file differs from its public record."""
+    for package in packages:
+        for item in package.files:
+            record = records.files.get(item.file)
+            if record and item.sha256 not in ("unrecorded", record.sha256):
+                raise EnvbuildError(
+                    "hash-contradicts-record",
+                    f"{item.file} is not the file that others have recorded",
+                    why=f"sha256 {item.sha256} here, {record.sha256} recorded by {record.witness}",
+                    hint="do not use this file before you know why; fetch it again from another mirror",
+                    exit_code=ExitCode.INTEGRITY,
+                )
+
+
+def named(package: LockedPackage, index: str) -> LockedPackage:
+    """The package under the name of its index, whatever folder it came from."""
+    return package if package.index == index else package.model_copy(update={"index": index})
+
+
+__all__ = [
+    "PYPI",
+    "Supply",
+    "TorchChoice",
+    "TorchRecords",
+    "can_reach",
+    "check_against_records",
+    "choose_torch",
+    "is_cuda_only",
+    "load_records",
+    "named",
+]

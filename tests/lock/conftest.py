@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envbuild.lock.packages import Index
+from envbuild.lock.torch_wheels import Supply, TorchRecords
+from envbuild.model.lock import ArtifactFile
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh HOME without pip, uv or git configuration; uv may only use find-links."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for key in [k for k in os.environ if k.startswith(("PIP_", "UV_", "GIT_", "XDG_"))]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / ".config" / "uv").mkdir(parents=True)
+    (folder / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    (folder / ".gitconfig").write_text("[user]\nname = t\nemail = t@example.org\n[init]\ndefaultBranch = main\n")
+    return folder
+
+
+@pytest.fixture
+def supply(home: Path) -> Callable[..., Supply]:
+    def make(*links: Path, records: tuple[ArtifactFile, ...] = (), requires: dict[str, tuple[str, ...]] | None = None,
+             url: str = "", reachable: bool = False) -> Supply:  # fmt: skip
+        index = Index("pytorch-cpu", url or "https://example.org/whl/cpu")
+        return Supply(
+            find_links=tuple(str(link) for link in links),
+            indexes={"pytorch-cpu": index, "pytorch-cu118": Index("pytorch-cu118", "https://example.org/whl/cu118")},
+            pypi_flavours={"1.0.0": "cu130", "2.5.0": "cu124"},
+            records=TorchRecords({record.file: record for record in records}, requires or {}),
+            reachable=lambda _: reachable,
+        )
+
+    return make
+
+
+class Repos:
+    """Git repositories under one folder, reached as https://git.example.org/<name> through insteadOf."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        with (home / ".gitconfig").open("a") as stream:
+            stream.write(f'[url "file://{folder}/"]\ninsteadOf = https://git.example.org/\n')
+            stream.write('[protocol "file"]\nallow = always\n')
+
+    def git(self, name: str, *arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=self.folder / name, check=True, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout.strip()
+
+    def create(self, name: str) -> str:
+        (self.folder / name).mkdir(parents=True)
+        self.git(name, "init", "-q")
+        return self.commit(name, "README", name)
+
+    def commit(self, name: str, file: str, text: str) -> str:
+        (self.folder / name / file).write_text(text)
+        self.git(name, "add", "-A")
+        self.git(name, "commit", "-q", "-m", "change")
+        return self.git(name, "rev-parse", "HEAD")
+
+    def tree(self, name: str, commit: str) -> str:
+        return self.git(name, "rev-parse", f"{commit}^{{tree}}")
+
+    @staticmethod
+    def url(name: str) -> str:
+        return f"https://git.example.org/{name}"
+
+
+@pytest.fixture
+def repos(tmp_path: Path, home: Path) -> Repos:
+    return Repos(tmp_path / "repos", home)

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.create import create_lock
+from envbuild.lock.files import parse_lock, render_lock
+from envbuild.lock.torch_wheels import Supply
+from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
+from envbuild.model.stack import Stack
+from tests.lock.conftest import Repos
+from tests.lock.wheels import make_wheel, sha256
+
+MakeSupply = Callable[..., Supply]
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+NODOT = PYTHON.replace(".", "")
+
+
+def stack(**profile: object) -> Stack:
+    return Stack.from_plain(
+        {"name": "demo", "summary": "s", "profiles": {"exact": {"python": ["3.11"], "smoke": []} | profile}}
+    )
+
+
+def make(wanted: Stack, supply: Supply, **options: object) -> Lock:
+    return create_lock(wanted, "exact", supply=supply, standalone={}, **options)  # type: ignore[arg-type]
+
+
+def versions(lock: Lock, number: int = 0) -> dict[str, str]:
+    return {package.name: package.version for package in lock.variants[number].packages}
+
+
+def test_packages_and_what_they_need_are_locked_with_hash_and_size(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    first = make_wheel(house, "alpha", "1.0", requires=["beta>=1"])
+    second = make_wheel(house, "beta", "2.0")
+    lock = make(stack(packages=["alpha"], imports=["alpha"], environment={"A": "$(x)"}), supply(house))
+    (variant,) = lock.variants
+    assert variant.id == "cp311-linux_x86_64"
+    assert versions(lock) == {"alpha": "1.0", "beta": "2.0"}
+    assert [(f.file, f.sha256, f.size) for p in variant.packages for f in p.files] == [
+        (wheel.name, sha256(wheel), wheel.stat().st_size) for wheel in (first, second)
+    ]
+    assert variant.imports == ("alpha",)
+    assert variant.environment == {"A": "$(x)"}
+    assert set(lock.created_with) == {"envbuild", "git", "uv"}
+    assert str(tmp_path) not in render_lock(lock)
+
+
+def test_locking_again_gives_the_same_bytes_and_keeps_versions_until_upgraded(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    wanted = stack(packages=["alpha>=1"])
+    text = render_lock(make(wanted, supply(house)))
+    assert render_lock(make(wanted, supply(house))) == text
+    make_wheel(house, "alpha", "1.1")
+    previous = parse_lock(text, "x")
+    assert render_lock(make(wanted, supply(house), previous=previous)) == text
+    older = previous.model_copy(update={"created_with": {"envbuild": "0.0.1"}})
+    assert make(wanted, supply(house), previous=older) == older
+    assert versions(make(wanted, supply(house), previous=previous, upgrade=True)) == {"alpha": "1.1"}
+    assert versions(make(stack(packages=["alpha>1"]), supply(house), previous=previous)) == {"alpha": "1.1"}
+
+
+def test_constraints_hold_and_an_impossible_set_is_refused_with_uv_s_reason(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    make_wheel(house, "alpha", "2.0")
+    assert versions(make(stack(packages=["alpha"], constraints=["alpha<2"]), supply(house))) == {"alpha": "1.0"}
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(packages=["alpha>2"]), supply(house))
+    assert (caught.value.code, caught.value.exit_code) == ("resolution-failed", ExitCode.REFUSED)
+    assert "alpha" in caught.value.why
+
+
+def test_one_variant_for_each_python_flavour_base_and_interpreter(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "torch", "1.0.0")
+    make_wheel(house, "torch", "1.0.0+cpu")
+    wanted = stack(
+        python=["3.11", "3.12"],
+        interpreters=["present", "standalone"],
+        torch={"version": "1.0.0", "flavours": ["cpu", "cu130"]},
+        bases=[{"kind": "none"}, {"kind": "system", "provides": ["torch>=1"]}],
+    )
+    pinned = LockedInterpreter(kind="standalone", name="cpython-3", sha256="0" * 64)
+    lock = create_lock(wanted, "exact", supply=supply(house), standalone={"3.11": pinned, "3.12": pinned})
+    assert [variant.id for variant in lock.variants] == [
+        "cp311-linux_x86_64-cpu",
+        "cp311-linux_x86_64-cpu-standalone",
+        "cp311-linux_x86_64-cu130",
+        "cp311-linux_x86_64-cu130-standalone",
+        "cp312-linux_x86_64-cpu",
+        "cp312-linux_x86_64-cpu-standalone",
+        "cp312-linux_x86_64-cu130",
+        "cp312-linux_x86_64-cu130-standalone",
+        "cp311-linux_x86_64-system",
+        "cp311-linux_x86_64-system-standalone",
+        "cp312-linux_x86_64-system",
+        "cp312-linux_x86_64-system-standalone",
+    ]
+    by_id = {variant.id: variant for variant in lock.variants}
+    cpu, gpu = by_id["cp311-linux_x86_64-cpu"], by_id["cp311-linux_x86_64-cu130"]
+    assert [(p.version, p.index) for p in cpu.packages] == [("1.0.0+cpu", "pytorch-cpu")]
+    assert [(p.version, p.index) for p in gpu.packages] == [("1.0.0", "pypi")]
+    assert (cpu.torch, cpu.flavour, gpu.torch, gpu.flavour) == ("1.0.0", "cpu", "1.0.0", "cu130")
+    system = by_id["cp312-linux_x86_64-system"]
+    assert (system.packages, system.torch, system.flavour, system.provided) == ((), None, None, {})
+    assert by_id["cp311-linux_x86_64-cpu-standalone"].interpreter == pinned
+    assert len({variant.digest for variant in lock.variants}) == 12
+    with pytest.raises(EnvbuildError) as caught:
+        create_lock(wanted, "exact", supply=supply(house), standalone={"3.11": pinned})
+    assert caught.value.code == "interpreter-unknown"
+
+
+TORCH = {"version": "2.7.0", "flavours": ["cpu"]}
+
+
+def test_a_torch_out_of_reach_is_taken_from_a_public_record_with_its_witness(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    record = ArtifactFile(
+        file="torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", sha256="a" * 64, size=7, witness="somebody"
+    )
+    lock = make(stack(torch=TORCH), supply(house, records=(record,), requires={"2.7.0+cpu": ("alpha",)}))
+    assert versions(lock) == {"alpha": "1.0", "torch": "2.7.0+cpu"}
+    torch = lock.variants[0].packages[1]
+    assert (torch.index, torch.files) == ("pytorch-cpu", (record,))
+
+
+def test_a_torch_without_any_record_stays_unrecorded_and_says_why(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    # The same version for another Python is there: what it requires is read from it.
+    make_wheel(
+        house, "torch", "2.7.0+cpu", tag="cp310-cp310-manylinux_2_28_x86_64", requires=["alpha", "x; extra=='y'"]
+    )
+    lock = make(stack(torch=TORCH), supply(house))
+    assert versions(lock) == {"alpha": "1.0", "torch": "2.7.0+cpu"}
+    (file,) = lock.variants[0].packages[1].files
+    assert (file.file, file.sha256) == ("torch-2.7.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl", "unrecorded")
+    assert "out of reach" in (file.reason or "")
+
+
+def test_the_needs_of_an_unreachable_cpu_build_come_from_the_pypi_build_without_cuda(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    make_wheel(house, "nvidia-cublas", "1.0")
+    make_wheel(house, "torch", "2.5.0", requires=["alpha", "nvidia-cublas"])
+    lock = make(stack(torch={"version": "2.5.0", "flavours": ["cpu"]}), supply(house))
+    assert versions(lock) == {"alpha": "1.0", "torch": "2.5.0+cpu"}
+    assert lock.variants[0].packages[1].files[0].sha256 == "unrecorded"
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(torch={"version": "2.5.0", "flavours": ["cu118"]}), supply(house))
+    assert (caught.value.code, caught.value.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(torch={"version": "2.5.0", "flavours": ["cu99"]}), supply(house))
+    assert caught.value.code == "index-unknown"
+
+
+def test_a_wheel_that_contradicts_its_public_record_is_an_integrity_failure(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    wheel = make_wheel(house, "torch", "2.7.0+cpu", tag="cp311-cp311-manylinux_2_28_x86_64")
+    record = ArtifactFile(file=wheel.name, sha256="a" * 64, witness="somebody")
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(torch=TORCH), supply(house, records=(record,)))
+    assert (caught.value.code, caught.value.exit_code) == ("hash-contradicts-record", ExitCode.INTEGRITY)
+    assert "somebody" in caught.value.why
+    good = record.model_copy(update={"sha256": sha256(wheel)})
+    assert make(stack(torch=TORCH), supply(house, records=(good,))).variants[0].packages[0].files[0].witness is None
+
+
+@pytest.fixture
+def base_python(tmp_path: Path, home: Path) -> Path:
+    """An environment that provides alpha 1.0 and beta 1.0."""
+    import subprocess
+
+    from uv import find_uv_bin
+
+    base = tmp_path / "base-house"
+    make_wheel(base, "alpha", "1.0", requires=["beta"])
+    make_wheel(base, "beta", "1.0")
+    venv = tmp_path / "base"
+    subprocess.run([find_uv_bin(), "venv", "-q", "-p", sys.executable, venv], check=True)
+    python = venv / "bin" / "python"
+    subprocess.run([find_uv_bin(), "pip", "install", "-q", "-p", python, "--find-links", base, "alpha"], check=True)
+    return python
+
+
+def on_base(packages: list[str], **base: object) -> Stack:
+    return stack(python=[PYTHON], packages=packages, bases=[{"kind": "system"} | base])
+
+
+def test_what_a_base_provides_is_recorded_and_not_locked(tmp_path: Path, supply: MakeSupply, base_python: Path) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "2.0")
+    make_wheel(house, "beta", "2.0")
+    make_wheel(house, "gamma", "1.0", requires=["beta>=1"])
+    wanted = on_base(["alpha", "gamma"], provides=["alpha>=1"])
+    known = make(wanted, supply(house), base_python=base_python)
+    assert versions(known) == {"gamma": "1.0"}
+    assert known.variants[0].provided == {"alpha": "1.0", "beta": "1.0"}
+    unknown = make(wanted, supply(house))
+    assert unknown.variants[0].provided == {}
+    assert "alpha" not in versions(unknown)
+    assert known.variants[0].digest != unknown.variants[0].digest
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_replacing_a_package_of_the_base_is_refused(
+    tmp_path: Path, supply: MakeSupply, base_python: Path, direct: bool
+) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "beta", "2.0")
+    make_wheel(house, "gamma", "1.0", requires=["beta>=2"])
+    with pytest.raises(EnvbuildError) as caught:
+        make(on_base(["beta>=2" if direct else "gamma"]), supply(house), base_python=base_python)
+    assert (caught.value.code, caught.value.exit_code) == ("replaces-base-package", ExitCode.REFUSED)
+    assert "beta 1.0" in caught.value.what
+
+
+def test_a_base_without_what_the_stack_relies_on_is_refused(
+    tmp_path: Path, supply: MakeSupply, base_python: Path
+) -> None:
+    for wanted, says in (("torch", "no torch"), ("alpha>=2", "alpha 1.0")):
+        with pytest.raises(EnvbuildError) as caught:
+            make(on_base([], provides=[wanted]), supply(), base_python=base_python)
+        assert (caught.value.code, caught.value.exit_code) == ("base-lacks-package", ExitCode.REFUSED)
+        assert says in caught.value.why
+    with pytest.raises(EnvbuildError) as caught:
+        make(on_base([]), supply(), base_python=tmp_path / "none")
+    assert caught.value.code == "base-python-broken"
+
+
+def test_sources_are_in_every_variant_and_a_wrong_tree_stops_the_lock(repos: Repos, supply: MakeSupply) -> None:
+    commit = repos.create("a")
+    source = {"name": "a", "git": Repos.url("a"), "commit": commit}
+    lock = make(stack(python=["3.11", "3.12"], sources=[source]), supply())
+    assert {variant.sources[0].tree for variant in lock.variants} == {repos.tree("a", commit)}
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(sources=[source | {"tree": "1" * 40}]), supply())
+    assert caught.value.exit_code == ExitCode.INTEGRITY
+
+
+def test_the_date_of_the_profile_is_recorded_and_an_unknown_profile_is_named(supply: MakeSupply) -> None:
+    assert make(stack(as_of="2023-03-20"), supply()).as_of == "2023-03-20"
+    assert make(stack(as_of="2023-03-20"), supply(), as_of=date(2024, 1, 2)).as_of == "2024-01-02"
+    with pytest.raises(EnvbuildError) as caught:
+        create_lock(stack(), "ported", supply=supply(), standalone={})
+    assert (caught.value.code, caught.value.hint) == ("profile-unknown", "it has: exact")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.git import resolve_ref
+from envbuild.lock.sources import absolute_url, lock_source
+from envbuild.model.stack import Source
+from tests.lock.conftest import Repos
+
+
+def source(name: str, commit: str, **fields: object) -> Source:
+    return Source.from_plain({"name": name, "git": Repos.url(name), "commit": commit} | fields)
+
+
+def refusal(wanted: Source) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        lock_source(wanted)
+    return caught.value
+
+
+def test_a_commit_becomes_commit_and_tree_with_everything_else_kept(repos: Repos) -> None:
+    commit = repos.create("a")
+    repos.commit("a", "x", "later")
+    locked = lock_source(source("a", commit, ref="main", install="path", path="lib", patches=["p"], generated=["v.py"]))
+    assert (locked.commit, locked.tree) == (commit, repos.tree("a", commit))
+    assert (locked.git, locked.ref, locked.install, locked.path) == (Repos.url("a"), "main", "path", "lib")
+    assert (locked.patches, locked.generated) == (("p",), ("v.py",))
+
+
+def test_a_tree_that_the_stack_names_rightly_is_accepted(repos: Repos) -> None:
+    commit = repos.create("a")
+    assert lock_source(source("a", commit, tree=repos.tree("a", commit))).commit == commit
+
+
+def test_a_wrong_tree_is_an_integrity_failure_that_names_both(repos: Repos) -> None:
+    commit = repos.create("a")
+    error = refusal(source("a", commit, tree="1" * 40))
+    assert (error.code, error.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
+    assert repos.tree("a", commit) in error.why
+    assert "1" * 40 in error.why
+
+
+def test_a_missing_commit_is_an_integrity_failure(repos: Repos) -> None:
+    repos.create("a")
+    error = refusal(source("a", "1" * 40))
+    assert (error.code, error.exit_code) == ("commit-missing", ExitCode.INTEGRITY)
+
+
+def test_a_tree_hash_given_as_commit_is_refused(repos: Repos) -> None:
+    commit = repos.create("a")
+    assert refusal(source("a", repos.tree("a", commit))).code == "commit-missing"
+
+
+def test_a_repository_out_of_reach_says_try_again(repos: Repos) -> None:
+    commit = repos.create("a")
+    shutil.rmtree(repos.folder / "a")
+    error = refusal(source("a", commit))
+    assert (error.code, error.exit_code) == ("source-unreachable", ExitCode.TRY_AGAIN)
+    assert "insteadOf" in error.hint
+
+
+def test_a_commit_that_no_branch_has_any_more_is_found_where_the_server_keeps_it(repos: Repos) -> None:
+    first = repos.create("a")
+    lost = repos.commit("a", "x", "1")
+    repos.git("a", "reset", "-q", "--hard", first)
+    assert lock_source(source("a", lost)).tree == repos.tree("a", lost)
+
+
+def test_contained_commits_are_proven_and_refuted(repos: Repos) -> None:
+    first = repos.create("a")
+    second = repos.commit("a", "x", "2")
+    third = repos.commit("a", "x", "3")
+    assert lock_source(source("a", third, contains=[first, second])).commit == third
+    error = refusal(source("a", second, contains=[third]))
+    assert (error.code, error.exit_code) == ("ancestor-missing", ExitCode.INTEGRITY)
+    assert third in error.what
+    assert refusal(source("a", second, contains=["1" * 40])).code == "ancestor-missing"
+
+
+def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
+    inner = repos.create("inner")
+    repos.create("middle")
+    repos.git("middle", "submodule", "add", "-q", "../inner", "deep")
+    middle = repos.commit("middle", "m", "1")
+    repos.create("outer")
+    repos.git("outer", "submodule", "add", "-q", Repos.url("middle"), "third/party")
+    outer = repos.commit("outer", "o", "1")
+    # The relative URL was resolved against the folder; what is committed is what a clone of the upstream would read.
+    locked = lock_source(source("outer", outer, submodules=True))
+    assert [(s.path, s.git, s.commit, s.tree) for s in locked.submodules] == [
+        ("third/party", Repos.url("middle"), middle, repos.tree("middle", middle)),
+        ("third/party/deep", Repos.url("inner"), inner, repos.tree("inner", inner)),
+    ]
+    assert lock_source(source("outer", outer)).submodules == ()
+
+
+def test_a_hostile_submodule_url_is_refused_before_git_sees_it(repos: Repos) -> None:
+    repos.create("inner")
+    repos.create("outer")
+    repos.git("outer", "submodule", "add", "-q", "../inner", "sub")
+    text = (repos.folder / "outer" / ".gitmodules").read_text().replace("../inner", "ext::sh -c id")
+    commit = repos.commit("outer", ".gitmodules", text)
+    assert refusal(source("outer", commit, submodules=True)).code == "submodule-invalid"
+
+
+def test_a_branch_and_an_annotated_tag_are_resolved_to_commits(repos: Repos) -> None:
+    first = repos.create("a")
+    repos.git("a", "tag", "-a", "v1", "-m", "v1")
+    second = repos.commit("a", "x", "2")
+    assert resolve_ref(Repos.url("a"), "main") == second
+    assert resolve_ref(Repos.url("a"), "v1") == first
+    assert resolve_ref(Repos.url("a"), "none") is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "url", "expected"),
+    [
+        ("https://x.org/a/b.git", "../c.git", "https://x.org/a/c.git"),
+        ("https://x.org/a/b", "./c", "https://x.org/a/b/c"),
+        ("ssh://git@x.org/a/b", "../../c/d", "ssh://git@x.org/c/d"),
+        ("https://x.org/a", "https://y.org/b", "https://y.org/b"),
+    ],
+)
+def test_relative_submodule_urls_follow_git(parent: str, url: str, expected: str) -> None:
+    assert absolute_url(parent, url) == expected
