@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from envbuild.model.common import (
     Commit,
@@ -22,30 +21,41 @@ from envbuild.model.common import (
     TreeHash,
     WebUrl,
 )
+from envbuild.model.finding import Finding, RequirementText, Severity
+from envbuild.model.reference import Reference
 
+__all__ = [
+    "Base",
+    "BaseKind",
+    "Build",
+    "Document",
+    "EnvPath",
+    "EnvironmentValue",
+    "Finding",
+    "InterpreterKind",
+    "Profile",
+    "Reference",
+    "Repository",
+    "RequirementText",
+    "Severity",
+    "SmokeItem",
+    "Source",
+    "Stack",
+    "SystemPackage",
+    "TorchSpec",
+]
 
-def _requirement(value: str) -> str:
-    try:
-        parsed = Requirement(value)
-    except InvalidRequirement as error:
-        raise ValueError(f"not a PEP 508 requirement: {error}") from error
-    if parsed.url is not None:
-        raise ValueError("a requirement with a URL is not allowed; declare a source instead")
-    return value
-
-
-RequirementText = Annotated[Text, AfterValidator(_requirement)]
-Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
 InterpreterKind = Literal["present", "standalone"]
-BaseKind = Literal["none", "system", "prefix", "module"]
+BaseKind = Literal["none", "system", "prefix", "module", "image"]
 
 
 class Document(StrictModel):
-    """The setup document a stack comes from."""
+    """The setup document a stack comes from: `url` is its repository, `path` the file in it at `commit`."""
 
     title: Text
     url: WebUrl
     commit: Commit | None = None
+    path: RelPath | None = None
 
 
 class TorchSpec(StrictModel):
@@ -59,13 +69,15 @@ class Base(StrictModel):
     """What an environment stands on.
 
     `system`: a node's interpreter with its site packages; `prefix`: the same under a named directory; `module`: the
-    same after `module load`. `provides` are requirements that the base must satisfy and that are never replaced.
+    same after `module load`; `image`: the same inside a container image (`image` is its reference, by digest where one
+    is known). `provides` are requirements that the base must satisfy and that are never replaced.
     """
 
     kind: BaseKind
     provides: tuple[RequirementText, ...] = ()
     prefix: Text | None = None
     module: Text | None = None
+    image: Text | None = None
 
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> Base:
@@ -73,6 +85,8 @@ class Base(StrictModel):
             raise ValueError("`prefix` belongs to kind: prefix, and only there")
         if (self.module is not None) != (self.kind == "module"):
             raise ValueError("`module` belongs to kind: module, and only there")
+        if (self.image is not None) != (self.kind == "image"):
+            raise ValueError("`image` belongs to kind: image, and only there")
         if self.kind == "none" and self.provides:
             raise ValueError("kind: none provides nothing")
         return self
@@ -135,6 +149,13 @@ class SmokeItem(StrictModel):
     floors: dict[Name, float] = {}
 
 
+class SystemPackage(StrictModel):
+    """A package of the operating system that a build or run needs, by its Debian name; checked, never forced."""
+
+    name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
+    why: Text
+
+
 class Profile(StrictModel):
     """How true to the document: everything that a lock is made from."""
 
@@ -146,32 +167,30 @@ class Profile(StrictModel):
     packages: tuple[RequirementText, ...] = ()
     constraints: tuple[RequirementText, ...] = ()
     sources: tuple[Source, ...] = ()
+    system_packages: tuple[SystemPackage, ...] = ()
     imports: tuple[ModuleName, ...] = ()
     environment: dict[EnvName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = (SmokeItem(name="sound"),)
+    deviations: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Profile:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
             raise ValueError("two sources have the same name")
-        if self.torch is None and any(item.name != "sound" for item in self.smoke):
-            if not any(base.provides for base in self.bases):
-                raise ValueError("the smoke benchmarks `machine` and `training` need torch")
+        needs_torch = self.torch is None and any(item.name != "sound" for item in self.smoke)
+        if needs_torch and not any(base.provides for base in self.bases):
+            raise ValueError("the smoke benchmarks `machine` and `training` need torch")
         return self
 
 
-class Finding(StrictModel):
-    """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead."""
+class Repository(StrictModel):
+    """A repository that findings speak of and nothing is installed from; `commit` is where they look."""
 
-    id: Name
-    says: str
-    truth: str
-    evidence: str
-    does: str
-    severity: Severity
-    check: str | None = None
-    unverified: bool = False
+    git: GitUrl
+    commit: Commit
+    tree: TreeHash | None = None
+    what: Text
 
 
 class Stack(StrictModel):
@@ -181,7 +200,34 @@ class Stack(StrictModel):
     summary: Text
     document: Document | None = None
     profiles: Annotated[dict[Name, Profile], Field(min_length=1)]
+    repositories: dict[Name, Repository] = {}
+    reference: Reference | None = None
     findings: tuple[Finding, ...] = ()
+
+    @model_validator(mode="after")
+    def _findings_name_what_is_there(self) -> Stack:
+        ids = [finding.id for finding in self.findings]
+        if len(set(ids)) != len(ids):
+            raise ValueError("two findings have the same id")
+        for finding in self.findings:
+            for check in finding.check:
+                at = getattr(check, "at", None)
+                if at is not None and self.pinned(at) is None:
+                    raise ValueError(f"finding {finding.id}: no source or repository is named {at!r}")
+        return self
+
+    def pinned(self, name: str) -> tuple[str, str] | None:
+        """Git URL and commit of a source, a repository or the `document`; None when nothing is named so."""
+        if name == "document":
+            document = self.document
+            return (document.url, document.commit) if document and document.commit else None
+        if name in self.repositories:
+            return self.repositories[name].git, self.repositories[name].commit
+        for profile in (self.profiles[self.default_profile], *self.profiles.values()):
+            for source in profile.sources:
+                if source.name == name:
+                    return source.git, source.commit
+        return None
 
     @property
     def default_profile(self) -> str:

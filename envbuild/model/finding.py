@@ -1,0 +1,243 @@
+"""Findings: what a document says wrongly, what is true, and a check of it that a program can run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath, StrictModel, Text
+
+Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
+_TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+_Dotted = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
+
+
+def _requirement(value: str) -> str:
+    try:
+        parsed = Requirement(value)
+    except InvalidRequirement as error:
+        raise ValueError(f"not a PEP 508 requirement: {error}") from error
+    if parsed.url is not None:
+        raise ValueError("a requirement with a URL is not allowed; declare a source instead")
+    return value
+
+
+def _specifier(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier as error:
+        raise ValueError(f"not a version specifier: {error}") from error
+    return value
+
+
+RequirementText = Annotated[Text, AfterValidator(_requirement)]
+SpecifierText = Annotated[Text, AfterValidator(_specifier)]
+
+
+class _AtCommit(StrictModel):
+    """Something read from git. `at` names a repository or source of the stack, or `document`.
+
+    `commit` looks at another commit than the one that name is pinned to.
+    """
+
+    at: Name
+    commit: Commit | None = None
+
+
+class PathCheck(_AtCommit):
+    """A path is there, or is not there, in the tree of a commit."""
+
+    kind: Literal["path-at-commit"]
+    path: RelPath
+    present: bool
+
+
+class TextCheck(_AtCommit):
+    """How often an exact text occurs in a file; `expected` None: at least once."""
+
+    kind: Literal["text-in-file"]
+    path: RelPath
+    text: Annotated[Text, Field(min_length=1)]
+    expected: Annotated[int, Field(ge=0)] | None = None
+
+
+class TreeTextCheck(_AtCommit):
+    """In how many files below `under` an exact text occurs; `pattern` are git's own path globs."""
+
+    kind: Literal["text-in-tree"]
+    text: Annotated[Text, Field(min_length=1)]
+    under: RelPath | None = None
+    expected: Annotated[int, Field(ge=0)]
+
+
+class SedCheck(_AtCommit):
+    """How often a document's sed pattern (a POSIX basic regular expression) matches in a file."""
+
+    kind: Literal["sed-hits"]
+    path: RelPath
+    pattern: Annotated[Text, Field(min_length=1)]
+    expected: Annotated[int, Field(ge=0)]
+
+
+class CommentCheck(_AtCommit):
+    """Whether a Python file still compiles when the given lines (from 1, both ends included) become comments."""
+
+    kind: Literal["compiles-when-commented"]
+    path: RelPath
+    first: Annotated[int, Field(ge=1)]
+    last: Annotated[int, Field(ge=1)]
+    compiles: bool
+
+
+class ContainsCheck(_AtCommit):
+    """Whether a commit is an ancestor of the pinned one."""
+
+    kind: Literal["commit-contains"]
+    ancestor: Commit
+    expected: bool = True
+
+
+class RefCheck(StrictModel):
+    """Whether a branch or tag of the remote repository is still at the pinned commit, or exists at all."""
+
+    kind: Literal["ref-at-remote"]
+    at: Name
+    ref: Text
+    expected: Literal["pinned", "moved", "missing"]
+
+
+class SubmoduleCheck(_AtCommit):
+    """Whether the tree of a commit holds submodules (gitlinks)."""
+
+    kind: Literal["submodules"]
+    expected: Annotated[int, Field(ge=0)]
+
+
+class FlavourCheck(StrictModel):
+    """The compat data has no build of this torch in this flavour."""
+
+    kind: Literal["torch-flavour-missing"]
+    torch: _TorchVersion
+    flavour: Flavour
+
+
+class NotOnPypiCheck(StrictModel):
+    """The compat data says that this torch release is not on PyPI."""
+
+    kind: Literal["torch-not-on-pypi"]
+    torch: _TorchVersion
+
+
+class TorchPythonCheck(StrictModel):
+    """The compat data has no wheel of this torch for this Python on x86-64."""
+
+    kind: Literal["torch-python-missing"]
+    torch: _TorchVersion
+    python: PythonVersion
+
+
+class GpuCheck(StrictModel):
+    """Whether a torch build holds code that a compute capability can run."""
+
+    kind: Literal["torch-runs-on"]
+    torch: _TorchVersion
+    flavour: Flavour
+    capability: _Dotted
+    expected: bool
+
+
+class ToolkitCheck(StrictModel):
+    """Whether a CUDA toolkit compiles for a compute capability."""
+
+    kind: Literal["toolkit-knows"]
+    cuda: _Dotted
+    capability: _Dotted
+    expected: bool
+
+
+class PackageRuleCheck(StrictModel):
+    """The compat data's package rule `rule` breaks with this version of its package."""
+
+    kind: Literal["package-rule"]
+    rule: Name
+    version: Text
+
+
+class ZeroCheck(StrictModel):
+    """The compat data refuses this ZeRO stage in a pipeline engine."""
+
+    kind: Literal["zero-stage-refused"]
+    stage: Annotated[int, Field(ge=0, le=3)]
+
+
+class SpecifierCheck(StrictModel):
+    """Two demands on one package exclude each other: the pinned version is outside `against`."""
+
+    kind: Literal["versions-exclude"]
+    package: Name
+    pinned: Text
+    against: SpecifierText
+
+
+class IndexCheck(StrictModel):
+    """The package index has no (binary, where `wheel`) distribution that satisfies the requirement."""
+
+    kind: Literal["index-has-none"]
+    requirement: RequirementText
+    python: PythonVersion
+    wheel: bool = True
+
+
+Check = Annotated[
+    PathCheck
+    | TextCheck
+    | TreeTextCheck
+    | SedCheck
+    | CommentCheck
+    | ContainsCheck
+    | RefCheck
+    | SubmoduleCheck
+    | FlavourCheck
+    | NotOnPypiCheck
+    | TorchPythonCheck
+    | GpuCheck
+    | ToolkitCheck
+    | PackageRuleCheck
+    | ZeroCheck
+    | SpecifierCheck
+    | IndexCheck,
+    Field(discriminator="kind"),
+]
+
+
+def _one_is_a_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
+
+
+class Finding(StrictModel):
+    """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead.
+
+    `anchor` is an exact piece of one line of the document (empty for what the document leaves out), `replacement` what
+    to type instead of the anchored command, `check` one check or a list of which all must hold. A finding without a
+    check says `unverified: true`.
+    """
+
+    id: Name
+    says: str
+    truth: str
+    evidence: str
+    does: str
+    severity: Severity
+    anchor: Text | None = None
+    replacement: str | None = None
+    check: Annotated[tuple[Check, ...], BeforeValidator(_one_is_a_list)] = ()
+    unverified: bool = False
+
+    @model_validator(mode="after")
+    def _is_checked_or_says_not(self) -> Finding:
+        if bool(self.check) == self.unverified:
+            raise ValueError("a finding has either a `check` or `unverified: true`")
+        return self

@@ -1,0 +1,104 @@
+"""Reference tables of a stack: what its document or its sources publish, as data that reports compare with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from envbuild.model.common import EnvName, Name, Sha256, StrictModel, Text, WebUrl
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class ModelSize(StrictModel):
+    """One row of a model table; `vocabulary` and `sequence` in tokens, `batch_tokens` tokens a step."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    layers: _Count
+    hidden: _Count
+    heads: _Count
+    sequence: _Count | None = None
+    vocabulary: _Count | None = None
+    batch_tokens: _Count | None = None
+    model_parallel: _Count | None = None
+    note: Text | None = None
+
+
+class BenchmarkCase(StrictModel):
+    """One published or launched case. `tflops` is per GPU, `source` says who published it.
+
+    Degrees are data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; absent where nobody published them.
+    """
+
+    gpus: _Count
+    hosts: _Count | None = None
+    model: Text
+    global_batch: _Count | None = None
+    dp: _Count | None = None
+    tmp: _Count | None = None
+    pp: _Count | None = None
+    microbatches: _Count | None = None
+    micro_batch_size: _Count | None = None
+    checkpointing: bool | None = None
+    tflops: Annotated[float, Field(gt=0)] | None = None
+    best: bool = False
+    source: Text
+    note: Text | None = None
+
+
+class Figure(StrictModel):
+    """One published number with its unit; `least` says that it is a floor."""
+
+    name: Name
+    value: float
+    unit: Text
+    where: Text
+    source: Text
+    least: bool = False
+    reproduced: bool = False
+
+
+class LaunchVariable(StrictModel):
+    """One variable that a launch script reads, its real default and what it does or trips over."""
+
+    name: EnvName
+    default: Text | None = None
+    effect: Text
+
+
+class MemoryModel(StrictModel):
+    """Least number of nodes for the largest model: bytes a parameter, spread over all GPUs.
+
+    `usable` is the part of a GPU's memory (`gpu_gb`, 10^9 bytes) that weights, gradients and optimizer state may take;
+    the rest is for activations, buffers and NCCL.
+    """
+
+    model: Text
+    bytes_per_parameter: Annotated[float, Field(gt=0)]
+    usable: Annotated[float, Field(gt=0, le=1)]
+    gpu_gb: Annotated[float, Field(gt=0)]
+    gpus_per_node: _Count
+    source: Text
+
+
+class DataFile(StrictModel):
+    """One file that a benchmark reads; `sha256` absent means that nobody has recorded it."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    url: WebUrl | None = None
+    sha256: Sha256 | None = None
+    note: Text | None = None
+
+
+class Reference(StrictModel):
+    """All tables of one stack; `prepare` are the argument lists that make the data, run in the source's folder."""
+
+    models: tuple[ModelSize, ...] = ()
+    cases: tuple[BenchmarkCase, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    variables: tuple[LaunchVariable, ...] = ()
+    heuristics: tuple[Text, ...] = ()
+    memory: MemoryModel | None = None
+    data: tuple[DataFile, ...] = ()
+    prepare: tuple[tuple[Text, ...], ...] = ()
