@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
-_FLAGS = ["-I", "-B", "-X", "faulthandler"]
+_FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"

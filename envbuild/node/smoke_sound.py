@@ -27,7 +27,7 @@ def comparable(version: str) -> List[str]:
     """Parts of a version for equality: case, leading zeros, `v` and the separator do not matter."""
     text = version.strip().lower().lstrip("v")
     parts = [part for part in re.split(r"[._+-]|(?<=\d)(?=[a-z])|(?<=[a-z])(?=\d)", text) if part]
-    return [str(int(part)) if part.isdigit() else part for part in parts]
+    return [str(int(part)) if part.isdecimal() else part for part in parts]
 
 
 def same_version(locked: str, found: str) -> bool:
@@ -58,7 +58,7 @@ class Places:
     def problem(self, module: str, path: str) -> Optional[str]:
         """Why this place is wrong for this module; None when it is right."""
         real = _real(path)
-        if _under(real, self.environment) or _under(os.path.abspath(path), self.environment) or self._in_stdlib(real):
+        if _under(real, self.environment) or self._in_stdlib(real):
             return None
         if self.base != "none" and self._is_provided(module.split(".")[0]):
             return None

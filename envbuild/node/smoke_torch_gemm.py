@@ -13,7 +13,8 @@ import torch
 from .smoke_common import Channel, begin, torch_version
 
 # Greatest allowed difference, as a part of sqrt(K): entries of A and B are normal, so entries of A·B are about sqrt(K).
-TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
+# float32 lies between what it gives at K = 8192 (2e-5 measured on an H200) and what TF32 would give (about 1e-3).
+TOLERANCE = {"float64": 1e-12, "float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 _CPU_SIZE = 1024
 _CUDA_SIZE = 8192
 _ROWS = 8

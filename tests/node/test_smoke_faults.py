@@ -1,0 +1,232 @@
+"""Every way in which a smoke program can go wrong is a failure that says which; programs are small stand-ins."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.evidence import Check
+from envbuild.node import smoke
+from envbuild.node.protocol import NodeError
+from envbuild.node.smoke_proc import read_events
+
+BEGIN = "import os, signal, sys, time\nfrom .smoke_common import begin\nr = begin()\nc, args = r.channel, r.args\n"
+GOOD_TRAINING = (
+    "c.facts({'loss_first': 4.0, 'loss_last': 0.1, 'steps_done': 9})\n"
+    "c.metric('training_tokens_per_second', 'token/s', [10.0, 30.0, 20.0])\nc.done()\n"
+)
+GOOD_GEMM = (
+    "c.metric('gemm_cpu_float32_tflops', 'TFLOP/s', [1.0])\nc.metric('gemm_cpu_float64_tflops', 'TFLOP/s', [1.0])\n"
+)
+GOOD_RANK = "c.facts({k: args[k] for k in ('rank', 'world', 'backend')})\n"
+TIMED = "c.facts({'seconds': [0.5, 0.25], 'bytes': 1000000000})\nc.done()\n"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("env") / "bare"
+    venv.create(path, with_pip=False, symlinks=True)
+    return path
+
+
+def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, str], **variant: Any) -> list[Check]:
+    cuda = variant.pop("cuda", False)
+    spec = smoke.Spec(str(where), variant, cuda)
+    raw = smoke.smoke_items(spec, [item], str(tmp / "scratch"), programs)
+    assert list((tmp / "scratch").iterdir()) == [], "the scratch folder is removed"
+    return [Check.from_plain(check) for check in raw]
+
+
+def training(environment: Path, tmp: Path, text: str, deadline: float = 20, **more: Any) -> Check:
+    item = {"name": "training", "deadline": deadline, **more}
+    return checks_of(environment, tmp, item, {"smoke_torch_training": BEGIN + text})[0]
+
+
+def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.done()\n", **more: Any) -> list[Check]:
+    programs = {"smoke_torch_gemm": BEGIN + gemm, "smoke_torch_allreduce": BEGIN + rank}
+    return checks_of(environment, tmp, {"name": "machine", "deadline": 20}, programs, **more)
+
+
+def test_a_good_program_passes_with_its_median_and_spread(environment: Path, tmp_path: Path) -> None:
+    check = training(environment, tmp_path, GOOD_TRAINING)
+    assert check.status == "passed"
+    assert check.says == "the loss fell from 4 to 0.1 in 9 steps"
+    metric = check.metrics[0]
+    assert (metric.n, metric.median, metric.least, metric.greatest) == (3, 20.0, 10.0, 30.0)
+
+
+def test_a_crash_names_the_signal_and_the_step(environment: Path, tmp_path: Path) -> None:
+    check = training(environment, tmp_path, "c.stage('step 3 of 9')\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    assert check.status == "failed"
+    assert check.says.startswith("the training program crashed with SIGSEGV during step 3 of 9")
+    assert "Segmentation fault" in check.details["output"]
+
+
+def test_a_hang_is_killed_at_the_deadline_with_a_stack(environment: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    check = training(environment, tmp_path, "c.stage('step 2')\ntime.sleep(600)\n", deadline=1)
+    assert time.monotonic() - started < 15
+    assert check.says.startswith("the training program hung past its deadline of 1 s during step 2")
+    assert "smoke_torch_training.py" in check.details["output"]
+
+
+def test_a_child_of_a_hanging_program_is_killed_with_it(environment: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    text = (
+        "import subprocess\np = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(p.pid))\ntime.sleep(600)\n"
+    )
+    assert "hung" in training(environment, tmp_path, text, deadline=2).says
+    state = Path(f"/proc/{pid_file.read_text()}/stat")
+    deadline = time.monotonic() + 5
+    while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_missing_metric_is_a_failure(environment: Path, tmp_path: Path) -> None:
+    check = training(environment, tmp_path, "c.facts({'loss_first': 4., 'loss_last': .1, 'steps_done': 9})\nc.done()\n")
+    assert check.status == "failed"
+    assert check.says == "the metric training_tokens_per_second was not reported"
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "float('inf')"])
+def test_a_metric_that_is_not_finite_is_a_failure(environment: Path, tmp_path: Path, value: str) -> None:
+    check = training(environment, tmp_path, GOOD_TRAINING.replace("30.0", value))
+    assert "training_tokens_per_second is not a finite number" in check.details["failures"]
+    raw = (
+        f"c.emit('metric', dict(name='training_tokens_per_second', unit='x', n=1, median={value}, least=1, greatest=1))"
+    )
+    check = training(environment, tmp_path, raw + "\nc.done()\n")
+    assert "the metric training_tokens_per_second is not a finite number" in check.details["failures"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sys.exit(3)\n", "the training program ended with exit code 3 during starting"),
+        ("raise ImportError('libcudart.so.11.0')\n", "ImportError: libcudart.so.11.0"),
+        (GOOD_TRAINING.replace("c.done()", ""), "ended without saying that it was done"),
+        ("c.failure('the loss is nan at step 3')\nc.done()\n", "the loss is nan at step 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)\n", "SIGKILL (the kernel does this when memory runs out)"),
+    ],
+)
+def test_an_irregular_end_is_a_failure_that_says_how(environment: Path, tmp_path: Path, text: str, says: str) -> None:
+    check = training(environment, tmp_path, text)
+    assert check.status == "failed"
+    assert says in check.says
+
+
+def test_much_output_neither_blocks_nor_is_kept(environment: Path, tmp_path: Path) -> None:
+    check = training(environment, tmp_path, "sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
+    assert "exit code 1 during starting: last words" in check.says
+    assert len(check.details["output"]) <= 6000
+
+
+def test_floors_are_compared_by_name_and_end_in_exit_6(environment: Path, tmp_path: Path) -> None:
+    missed = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 25})
+    assert missed.says == "training_tokens_per_second is 20 token/s, below its floor 25"
+    assert missed.metrics[0].floor == 25
+    assert smoke.summary([missed.to_json_dict()])["exit"] == 6
+    met = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 20})
+    assert met.status == "passed"
+    unknown = training(environment, tmp_path, GOOD_TRAINING, floors={"words_per_second": 20})
+    assert unknown.says == "the floor words_per_second has no metric of that name"
+    assert smoke.summary([missed.to_json_dict(), unknown.to_json_dict()])["exit"] == 1
+
+
+def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) -> None:
+    slow = "args['rank'] and c.facts({'seconds': [1.0, 0.1], 'bytes': 1000000000})\nc.done()\n"
+    gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED.replace("c.done()\n", "") + slow)
+    assert (gemm.status, reduce.status) == ("passed", "passed")
+    assert (reduce.metrics[0].least, reduce.metrics[0].greatest) == (1.0, 4.0)
+
+
+def test_a_wrong_sum_fails_even_when_fast(environment: Path, tmp_path: Path) -> None:
+    wrong = "args['rank'] == 1 and c.failure('all-reduce of 1000: wrong sum in 1 of 1000 elements')\n"
+    reduce = machine(environment, tmp_path, GOOD_RANK + wrong + TIMED)[1]
+    assert reduce.status == "failed"
+    assert "wrong sum" in reduce.says
+    assert reduce.metrics[0].name == "all_reduce_busbw_gbps"
+
+
+def test_fewer_ranks_than_asked_is_a_failure(environment: Path, tmp_path: Path) -> None:
+    absent = "if args['rank']: c.done(); sys.exit()\n"
+    failures = machine(environment, tmp_path, absent + GOOD_RANK + TIMED)[1].details["failures"]
+    assert "2 ranks were asked for and 1 took part: [0]" in failures
+    assert "the metric all_reduce_busbw_gbps was not reported by every rank" in failures
+    alone = machine(environment, tmp_path, "args['world'] = 1\n" + GOOD_RANK + TIMED)[1]
+    assert "rank 0 says it is one of 1 ranks with gloo" in alone.details["failures"]
+
+
+def test_a_rank_that_dies_stops_the_others_before_the_deadline(environment: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    text = "c.stage('rendezvous')\nif args['rank']: os.kill(os.getpid(), signal.SIGBUS)\ntime.sleep(600)\n"
+    failures = machine(environment, tmp_path, text)[1].details["failures"]
+    assert time.monotonic() - started < 18
+    assert "rank 1 of 2 crashed with SIGBUS during rendezvous" in failures
+    assert any(failure.startswith("rank 0 of 2 was stopped") for failure in failures)
+
+
+def test_cuda_demands_its_metrics_and_one_gpu_means_gloo(environment: Path, tmp_path: Path) -> None:
+    gemm, reduce = machine(
+        environment, tmp_path, GOOD_RANK + TIMED, gemm=GOOD_GEMM + "c.facts({'gpus': 1})\nc.done()\n", cuda=True
+    )
+    missing = "the metric gemm_cuda_bf16_tflops or gemm_cuda_fp16_tflops was not reported"
+    assert missing in gemm.details["failures"]
+    assert reduce.status == "passed"
+    assert "NCCL needs a GPU for each rank and only one is visible" in reduce.says
+
+
+def test_a_gemm_that_crashes_before_counting_gpus_fails_the_all_reduce(environment: Path, tmp_path: Path) -> None:
+    gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm="sys.exit(1)\n", cuda=True)
+    assert gemm.status == reduce.status == "failed"
+    assert reduce.says.startswith("the number of GPUs is not known")
+
+
+def test_four_gpus_mean_four_ranks(environment: Path, tmp_path: Path) -> None:
+    gemm = GOOD_GEMM + "c.facts({'gpus': 4})\nc.done()\n"
+    reduce = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gemm, cuda=True)[1]
+    assert (reduce.details["backend"], reduce.details["ranks"]) == ("nccl", 4)
+    assert math.isclose(reduce.metrics[0].greatest, 2 * 3 / 4 * 1.0 / 0.25)
+
+
+def test_the_stack_variables_arrive_and_python_variables_do_not(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    text = (
+        "assert os.environ['NCCL_DEBUG'] == '$(id) \"x\"', os.environ\nassert 'NOT_THERE' not in os.environ\n"
+        "assert os.environ['THERE'] == '/'\nassert 'PYTHONPATH' not in os.environ\nassert sys.flags.isolated\n"
+        "assert sys.dont_write_bytecode\n"
+    )
+    variables = {
+        "NCCL_DEBUG": '$(id) "x"',
+        "NOT_THERE": {"path": "/does/not/exist", "if": "exists"},
+        "THERE": {"path": "/", "if": "exists"},
+    }
+    programs = {"smoke_torch_training": BEGIN + text + GOOD_TRAINING}
+    check = checks_of(environment, tmp_path, {"name": "training"}, programs, environment=variables)[0]
+    assert check.status == "passed", check.details
+
+
+def test_bad_requests_are_coded_errors(environment: Path, tmp_path: Path) -> None:
+    with pytest.raises(NodeError) as missing:
+        smoke.run({"args": {"environment": str(tmp_path), "variant": {}, "items": []}})
+    assert (missing.value.code, missing.value.exit_code) == ("environment-missing", 1)
+    with pytest.raises(NodeError) as unknown:
+        smoke.run({"args": {"environment": str(environment), "variant": {}, "items": [{"name": "fun"}]}})
+    assert unknown.value.code == "smoke-unknown"
+
+
+def test_torn_and_foreign_lines_in_the_event_file_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_bytes(b'{"kind": "stage", "what": "a"}\n[1]\n\xff\xfe\n{"kind": "met')
+    assert read_events(str(path)) == [{"kind": "stage", "what": "a"}]
+    assert read_events(os.fspath(tmp_path / "absent")) == []

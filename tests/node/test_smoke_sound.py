@@ -1,0 +1,179 @@
+"""`sound`: imports come from the locked place at the locked version, and a bad module is named."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.model.evidence import Check
+from envbuild.node import smoke
+from envbuild.node.smoke_sound import comparable, same_version
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+class Bare:
+    """A venv without packages, with helpers that put modules and metadata into it."""
+
+    def __init__(self, path: Path, system: bool = False) -> None:
+        venv.create(path, with_pip=False, symlinks=True, system_site_packages=system)
+        self.path = path
+        self.site = path / "lib" / f"python{PYTHON}" / "site-packages"
+
+    def module(self, name: str, text: str = "") -> None:
+        (self.site / f"{name}.py").write_text(text)
+
+    def package(self, name: str, version: str) -> None:
+        info = self.site / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def sound(self, **variant: Any) -> Check:
+        spec = smoke.Spec(str(self.path), {"python": PYTHON, **variant}, False)
+        return Check.from_plain(smoke.smoke_items(spec, [{"name": "sound", "deadline": 30}], None)[0])
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Bare:
+    return Bare(tmp_path / "env")
+
+
+def packages(**versions: str) -> list[dict[str, str]]:
+    return [{"name": name, "version": version} for name, version in versions.items()]
+
+
+def test_a_sound_environment_passes_and_is_left_untouched(bare: Bare) -> None:
+    bare.module("good", "import json\n")
+    bare.package("good", "1.0")
+    before = sorted(bare.path.rglob("*"))
+    check = bare.sound(imports=["good", "json", "sys"], packages=packages(good="1.0"))
+    assert check.status == "passed", check.details
+    assert [module["module"] for module in check.details["modules"]] == ["good", "json", "sys"]
+    assert all(module["seconds"] >= 0 for module in check.details["modules"])
+    assert sorted(bare.path.rglob("*")) == before
+
+
+def test_a_module_from_outside_is_named_with_its_place(bare: Bare, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "stray.py").write_text("")
+    (bare.site / "link.pth").write_text(f"{outside}\n")
+    failures = bare.sound(imports=["stray"]).details["failures"]
+    assert f"sys.path has {outside}, which is outside the environment" in failures
+    assert f"stray comes from {outside / 'stray.py'}, which is outside the environment" in failures
+
+
+def test_a_symlink_out_of_the_environment_is_its_own_place(bare: Bare, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.py"
+    target.write_text("")
+    (bare.site / "linked.py").symlink_to(target)
+    assert bare.sound(imports=["linked"]).status == "failed"
+
+
+def test_pythonpath_and_user_site_serve_nothing(bare: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smuggled.py").write_text("")
+    user_site = tmp_path / "home" / ".local" / "lib" / f"python{PYTHON}" / "site-packages"
+    user_site.mkdir(parents=True)
+    (user_site / "personal.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    failures = bare.sound(imports=["smuggled", "personal"]).details["failures"]
+    assert [failure.split(":")[1].strip() for failure in failures] == ["ModuleNotFoundError"] * 2
+
+
+def test_versions_must_equal_the_lock(bare: Bare) -> None:
+    bare.package("a", "1.1")
+    bare.package("b", "2.0+cpu")
+    check = bare.sound(packages=packages(a="1.0", b="2.0", c="3"))
+    assert check.details["failures"] == ["a is 1.1, the lock says 1.0", "c 3 is in the lock and not installed"]
+
+
+def test_a_crash_is_named_and_the_rest_still_runs(bare: Bare) -> None:
+    bare.module("first")
+    bare.module("bad", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    bare.module("last")
+    check = bare.sound(imports=["first", "bad", "last"])
+    assert check.says == "python crashed with SIGSEGV during import bad"
+    assert [module["module"] for module in check.details["modules"]] == ["first", "last"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise SystemExit(4)", "import bad: SystemExit: 4"),
+        ("import missing_dependency", "import bad: ModuleNotFoundError: No module named 'missing_dependency'"),
+        ("1 / 0", "import bad: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_raises_is_a_failure(bare: Bare, text: str, says: str) -> None:
+    bare.module("bad", text)
+    assert bare.sound(imports=["bad"]).says == says
+
+
+def test_a_hang_on_import_names_the_module(bare: Bare) -> None:
+    bare.module("slow", "import time\ntime.sleep(600)\n")
+    spec = smoke.Spec(str(bare.path), {"imports": ["slow", "json"]}, False)
+    check = smoke.smoke_items(spec, [{"name": "sound", "deadline": 1.5}], None)[0]
+    assert check["says"] == "python hung past its deadline of 1.5 s during import slow"
+    assert "slow.py" in check["details"]["output"]
+    assert check["details"]["not_run"] == ["slow", "json"]
+
+
+def test_the_interpreter_must_be_the_locked_one(bare: Bare) -> None:
+    assert bare.sound(python="3.6").says == f"the interpreter is Python {PYTHON}, the lock says 3.6"
+
+
+def test_torch_must_have_the_locked_flavour(bare: Bare) -> None:
+    bare.module("torch", "__version__ = '2.1.0+cu118'\nclass version: cuda = '11.8'\n")
+    assert bare.sound(torch="2.1.0", flavour="cu118").status == "passed"
+    assert bare.sound(torch="2.1.0", flavour="cpu").says == "torch is built for CUDA 11.8, the lock says cpu"
+    assert bare.sound(torch="2.1.0", flavour="cu121").says == "torch is built for CUDA 11.8, the lock says 12.1"
+    assert bare.sound(torch="2.2.0", flavour="cu118").says == "torch says it is 2.1.0+cu118, the lock says 2.2.0"
+
+
+def test_a_base_serves_what_it_provides_and_nothing_else(tmp_path: Path) -> None:
+    base = Bare(tmp_path / "base")
+    base.module("provided_module")
+    base.module("other_module")
+    base.package("provided_module", "1.5")
+    bare = Bare(tmp_path / "env")
+    (bare.site / "base.pth").write_text(f"{base.site}\n")
+    good = bare.sound(imports=["provided_module"], base={"kind": "system"}, provided={"provided_module": "1.5"})
+    assert good.status == "passed", good.details
+    bad = bare.sound(imports=["other_module"], base={"kind": "system"}, provided={"provided_module": "1.4"})
+    assert bad.details["failures"][0] == "provided_module is 1.5, the base says 1.4"
+    assert bad.details["failures"][1].startswith("other_module comes from")
+
+
+def test_a_namespace_package_is_placed_by_its_path(bare: Bare) -> None:
+    (bare.site / "spaced").mkdir()
+    assert bare.sound(imports=["spaced"]).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("locked", "found", "equal"),
+    [
+        ("1.0", "1.0+cu118", True),
+        ("1.0+cpu", "1.0+cu118", False),
+        ("2022.1.1", "2022.01.01", True),
+        ("1.0rc1", "1.0.rc1", True),
+        ("1.10", "1.1", False),
+    ],
+)
+def test_versions_compare_as_installers_write_them(locked: str, found: str, equal: bool) -> None:
+    assert same_version(locked, found) is equal
+
+
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=5), st.text(max_size=20))
+def test_leading_zeros_do_not_matter_and_no_text_breaks_it(numbers: list[int], text: str) -> None:
+    plain = ".".join(str(number) for number in numbers)
+    assert same_version(plain, ".".join(f"0{number}" for number in numbers))
+    assert not same_version(plain, plain + ".x1")
+    assert comparable(text) == comparable(f" {text} ")
