@@ -1,0 +1,346 @@
+"""The Merkle root over an environment, as the design says it, and the one hashing pass that it is made from.
+
+Covered: relative path, content, executable bit, link targets. Normalised out: umask, times, and the places where the
+environment, its prefix and its interpreter lie. A file's tag says how it was hashed and is part of its leaf:
+`file` (bytes as they are), `text` (places replaced), `record` (a RECORD without what differs between nodes), `link`,
+`special` (a socket, pipe or device: never part of an environment that was built here).
+"""
+
+import base64
+import csv
+import fnmatch
+import hashlib
+import io
+import os
+import queue
+import re
+import stat
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+TEXT_LIMIT = 4 * 1024 * 1024
+_BUFFER = 1024 * 1024
+_PYCACHE = (".pyc", ".nbi", ".nbc")
+_LONG_SHEBANG = re.compile(rb"\A#!/bin/sh\n'''exec' ['\"]?(.+?)['\"]? \"\$0\" \"\$@\"\n' '''\n")
+_RECORD = re.compile(r"\Alib/python[^/]+/site-packages/[^/]+\.dist-info/RECORD\Z")
+_CFG_PLACES = ("home", "base-prefix", "base-exec-prefix", "base-executable", "executable", "command")
+_UNSPECIFIC = ("/usr", "/bin", "/opt", "/lib")
+
+
+class Entry:
+    """One path of the tree: `tag`, `digest` (hex, over the normalised form), `size`, `executable`.
+
+    `raw` is the sha256 (hex) of the bytes as they are (empty for links), `signature` what shows a later change
+    without reading: device, inode, size, mtime and ctime in ns.
+    """
+
+    __slots__ = ("digest", "executable", "raw", "signature", "size", "tag")
+
+    def __init__(
+        self, tag: "str", digest: "str", size: "int", executable: "bool", raw: "str", signature: "list[int]"
+    ) -> "None":
+        """Plain data."""
+        self.tag = tag
+        self.digest = digest
+        self.size = size
+        self.executable = executable
+        self.raw = raw
+        self.signature = signature
+
+    def as_list(self) -> "list[Any]":
+        """The form in `files.json`."""
+        return [self.tag, self.digest, self.size, int(self.executable)]
+
+
+class Places:
+    """Where this environment lies: its own path, that of its prefix, and the interpreter that it was made with."""
+
+    def __init__(self, root: "str", prefix: "str", interpreter: "str") -> "None":
+        """All absolute paths; each is also known by its real path."""
+        self.root = root
+        self.interpreters = {interpreter, os.path.realpath(interpreter)} - {""}
+        pairs = [(path, b"@environment@") for path in (root, os.path.realpath(root))]
+        # A short or usual path (/opt, /usr/bin/python3) stands in files that mean something else by it.
+        pairs += [(path, b"@prefix@") for path in (prefix, os.path.realpath(prefix)) if _specific(path)]
+        pairs += [(path, b"@interpreter@") for path in self.interpreters if _specific(path)]
+        unique = {os.fsencode(path): mark for path, mark in reversed(pairs)}
+        self.replacements = sorted(unique.items(), key=lambda pair: -len(pair[0]))
+        self._any = re.compile(b"|".join(re.escape(path) for path, _ in self.replacements))
+
+    def text(self, data: "bytes") -> "bytes | None":
+        """`data` with the places replaced; None when it is not text or names none of them."""
+        if self._any.search(data) is None or b"\0" in data:
+            return None
+        long_form = _LONG_SHEBANG.match(data)
+        if long_form is not None:
+            # The installer writes this where `#!` plus the path is longer than the kernel reads.
+            data = b"#!" + long_form.group(1) + b"\n" + data[long_form.end() :]
+        return self._any.sub(lambda found: self._mark(found.group()), data)
+
+    def _mark(self, path: "bytes") -> "bytes":
+        return next(mark for known, mark in self.replacements if known == path)
+
+    def link(self, target: "str") -> "bytes":
+        """A link's target with the places replaced."""
+        if target in self.interpreters or (target.startswith("/") and os.path.realpath(target) in self.interpreters):
+            return b"@interpreter@"
+        return self._any.sub(lambda found: self._mark(found.group()), os.fsencode(target))
+
+    def config(self, data: "bytes") -> "bytes":
+        """`pyvenv.cfg` without the interpreter's folder and the version of the installer."""
+        out = []
+        for line in data.decode("utf-8", "replace").splitlines():
+            key = line.partition("=")[0].strip()
+            if key != "uv":
+                out.append("%s = @interpreter@" % key if key in _CFG_PLACES else line)
+        return "\n".join(out).encode("utf-8")
+
+
+def _specific(path: "str") -> "bool":
+    return path.count("/") >= 2 and not any(path == top or path.startswith(top + "/") for top in _UNSPECIFIC)
+
+
+def glob_match(path: "str", pattern: "str") -> "bool":
+    """`path` matches `pattern`: `*` and `?` stay within one folder, `**` stands for any number of folders."""
+    return _glob_parts(path.split("/"), pattern.split("/"))
+
+
+def _glob_parts(path: "list[str]", pattern: "list[str]") -> "bool":
+    if not pattern:
+        return not path
+    if pattern[0] == "**":
+        return any(_glob_parts(path[i:], pattern[1:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatch.fnmatchcase(path[0], pattern[0]) and _glob_parts(path[1:], pattern[1:])
+
+
+def generated_globs(sources: "Iterable[dict[str, Any]]") -> "list[tuple[str, tuple[str, ...]]]":
+    """(folder in the environment, its `generated:` patterns) of every source that lies in the environment."""
+    kept = [s for s in sources if s.get("install") in ("editable", "path") and s.get("generated")]
+    return [("src/%s/" % s["name"], tuple(s["generated"])) for s in kept]
+
+
+def is_left_out(path: "str", generated: "Iterable[tuple[str, tuple[str, ...]]]" = ()) -> "bool":
+    """True for what the root does not cover: byte code, installer notes, envbuild's own files, generated files."""
+    folder, _, name = path.rpartition("/")
+    if name.endswith(".pyc") or path.startswith(".envbuild/") or path == ".lock":
+        return True
+    if folder.endswith("__pycache__") and (name.endswith(_PYCACHE) or ".pyc." in name):
+        return True
+    if name in ("uv_cache.json", "direct_url.json") and folder.endswith(".dist-info"):
+        return True
+    for top, patterns in generated:
+        if path.startswith(top) and any(glob_match(path[len(top) :], pattern) for pattern in patterns):
+            return True
+    return False
+
+
+def walk(root: "str") -> "Iterator[tuple[str, os.stat_result]]":
+    """Every path under `root` that is not a folder, relative, with its own `lstat`; links are not followed."""
+    pending = [""]
+    while pending:
+        top = pending.pop()
+        with os.scandir(os.path.join(root, top)) as found:
+            for item in found:
+                path = top + "/" + item.name if top else item.name
+                if item.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                else:
+                    yield path, item.stat(follow_symlinks=False)
+
+
+def signature(facts: "os.stat_result") -> "list[int]":
+    """What changes whenever a file's content does."""
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+
+
+class _Hasher:
+    """Hashes files of one tree; one instance a thread, so that its buffer is its own."""
+
+    def __init__(self, root: "str", places: "Places") -> "None":
+        self.root = root
+        self.places = places
+        self.buffer = bytearray(_BUFFER)
+        self.view = memoryview(self.buffer)
+
+    def entry(self, path: "str", facts: "os.stat_result") -> "Entry":
+        full = os.path.join(self.root, path)
+        mode = facts.st_mode
+        if stat.S_ISLNK(mode):
+            digest = hashlib.sha256(self.places.link(os.readlink(full))).hexdigest()
+            return Entry("link", digest, 0, False, "", signature(facts))
+        if not stat.S_ISREG(mode):
+            return Entry("special", "", 0, False, "", signature(facts))
+        raw, text = self._content(full, path, facts.st_size)
+        tag = "file" if text is None else "text"
+        digest = raw if text is None else hashlib.sha256(text).hexdigest()
+        return Entry(tag, digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
+
+    def _content(self, full: "str", path: "str", size: "int") -> "tuple[str, bytes | None]":
+        handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            data = os.read(handle, _BUFFER)
+            if size <= len(data) < _BUFFER:
+                raw = hashlib.sha256(data).hexdigest()
+                return raw, self._text(path, data)
+            return self._large(handle, data, path)
+        finally:
+            os.close(handle)
+
+    def _text(self, path: "str", data: "bytes") -> "bytes | None":
+        return self.places.config(data) if path == "pyvenv.cfg" else self.places.text(data)
+
+    def _large(self, handle: "int", head: "bytes", path: "str") -> "tuple[str, bytes | None]":
+        total = hashlib.sha256(head)
+        kept = [head]  # type: list[bytes] | None
+        size = len(head)
+        while True:
+            count = os.readv(handle, [self.buffer])
+            if not count:
+                break
+            total.update(self.view[:count])
+            size += count
+            if kept is not None:
+                kept = None if size > TEXT_LIMIT or b"\0" in kept[-1] else kept + [bytes(self.view[:count])]
+        return total.hexdigest(), None if kept is None else self._text(path, b"".join(kept))
+
+
+def scan(
+    root: "str",
+    places: "Places",
+    generated: "Iterable[tuple[str, tuple[str, ...]]]" = (),
+    known: "dict[str, Entry] | None" = None,
+    threads: "int | None" = None,
+) -> "dict[str, Entry]":
+    """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
+
+    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. Memory
+    is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
+    """
+    globs = list(generated)
+    entries = {}  # type: dict[str, Entry]
+    work = []  # type: list[tuple[str, os.stat_result]]
+    for path, facts in walk(root):
+        if is_left_out(path, globs):
+            continue
+        earlier = known.get(path) if known else None
+        if earlier is not None and earlier.tag != "special" and earlier.signature == signature(facts):
+            earlier.executable = bool(facts.st_mode & stat.S_IXUSR) and earlier.tag != "link"
+            entries[path] = earlier
+        else:
+            work.append((path, facts))
+    entries.update(_hash_all(root, places, work, threads))
+    _normalise_records(root, entries)
+    return entries
+
+
+def _hash_all(
+    root: "str", places: "Places", work: "list[tuple[str, os.stat_result]]", threads: "int | None"
+) -> "dict[str, Entry]":
+    # Largest first, so that no thread is left alone with a big file at the end; small files in chunks.
+    work.sort(key=lambda item: -item[1].st_size)
+    chunks = queue.Queue()  # type: queue.Queue[list[tuple[str, os.stat_result]]]
+    start = 0
+    while start < len(work):
+        step = 1 if work[start][1].st_size >= _BUFFER else 64
+        chunks.put(work[start : start + step])
+        start += step
+    entries = {}  # type: dict[str, Entry]
+    failures = []  # type: list[OSError]
+
+    def drain() -> "None":
+        hasher = _Hasher(root, places)
+        while not failures:
+            try:
+                chunk = chunks.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                found = [(path, hasher.entry(path, facts)) for path, facts in chunk]
+            except OSError as error:
+                failures.append(error)
+                return
+            entries.update(found)
+
+    _run_threads(drain, min(threads or len(os.sched_getaffinity(0)), max(1, chunks.qsize())))
+    if failures:
+        raise failures[0]
+    return entries
+
+
+def _run_threads(work: "Callable[[], None]", count: "int") -> "None":
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
+    for worker in workers:
+        worker.start()
+    work()
+    for worker in workers:
+        worker.join()
+
+
+def record_paths(entries: "Iterable[str]") -> "list[str]":
+    """The RECORD files of installed packages among `entries`, sorted; those that a package vendors are plain files."""
+    return sorted(path for path in entries if _RECORD.match(path))
+
+
+def read_record(root: "str", record: "str") -> "list[tuple[str, str, str]]":
+    """Rows of a RECORD: (path relative to `root`, hash as written, size as written); raises OSError.
+
+    A path that leaves the environment keeps its leading `../`, so that nothing in the environment matches it.
+    """
+    with open(os.path.join(root, record), "rb") as stream:
+        text = stream.read().decode("utf-8", "surrogateescape")
+    site = os.path.dirname(os.path.dirname(record))
+    rows = []
+    for row in csv.reader(io.StringIO(text, newline="")):
+        if row:
+            name, digest, size = (row + ["", ""])[:3]
+            if name.startswith(root + "/"):
+                name = os.path.relpath(name, os.path.join(root, site))
+            rows.append((os.path.normpath(os.path.join(site, name)), digest, size))
+    return rows
+
+
+def _normalise_records(root: "str", entries: "dict[str, Entry]") -> "None":
+    """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
+    for record in record_paths(entries):
+        lines = []
+        for path, digest, size in read_record(root, record):
+            if is_left_out(path):
+                continue
+            entry = entries.get(path)
+            places_differ = entry is not None and entry.tag in ("text", "record")
+            lines.append("\0".join((path, "", "") if places_differ else (path, digest, size)))
+        data = "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
+        entry = entries[record]
+        entry.tag = "record"
+        entry.digest = hashlib.sha256(data).hexdigest()
+
+
+def root_of(files: "dict[str, list[Any]]") -> "str":
+    """The Merkle root (sha256, hex) over `files` (path -> [tag, digest, size, executable]), folder by folder."""
+    tree = {}  # type: dict[str, Any]
+    for path, (tag, digest, _size, executable) in files.items():
+        node = tree
+        *folders, name = path.split("/")
+        for folder in folders:
+            node = node.setdefault(folder + "/", {})
+        node[name] = (tag, digest, "x" if executable else "-")
+    return _digest_folder(tree).hex()
+
+
+def _digest_folder(tree: "dict[str, Any]") -> "bytes":
+    total = hashlib.sha256(b"envbuild-folder-1\0")
+    for name in sorted(tree):
+        value = tree[name]
+        leaf = ("folder", _digest_folder(value).hex(), "") if isinstance(value, dict) else value
+        # Names may hold any byte but NUL and "/": NUL ends each field.
+        total.update(b"\0".join(part.encode("utf-8", "surrogateescape") for part in (name,) + leaf) + b"\0\n")
+    return total.digest()
+
+
+def record_digest(raw: "str") -> "str":
+    """A sha256 in hex as RECORD writes it."""
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(raw)).rstrip(b"=").decode("ascii")

@@ -1,0 +1,214 @@
+"""Where things lie under a prefix, and the few ways in which files are written and removed there."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+META = ".envbuild"
+_NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
+
+
+def envs_dir(prefix: "str") -> "str":
+    """The folder that holds every environment of `prefix`."""
+    return os.path.join(prefix, "envs")
+
+
+def current_link(prefix: "str", stack: "str") -> "str":
+    """The link that names the environment in use for `stack`."""
+    return os.path.join(prefix, "current", checked_name(stack, "stack"))
+
+
+def modulefile(prefix: "str", stack: "str") -> "str":
+    """The modulefile of `stack`."""
+    return os.path.join(prefix, "modulefiles", "envbuild", checked_name(stack, "stack"))
+
+
+def meta(environment: "str", name: "str") -> "str":
+    """A file of envbuild's own inside an environment, for example its stamp."""
+    return os.path.join(environment, META, name)
+
+
+def checked_name(text: "Any", what: "str") -> "str":
+    """`text` when it is a plain file name; raises NodeError `request-invalid`."""
+    if not isinstance(text, str) or not _NAME.match(text):
+        raise NodeError("request-invalid", "`%s` is not a plain name: %r" % (what, str(text)[:100]))
+    return text
+
+
+def checked_environment(prefix: "str", path: "Any") -> "str":
+    """`path` when it names an environment directly under `<prefix>/envs`; raises NodeError `request-invalid`.
+
+    Nothing else is ever built, moved or deleted, so a wrong request cannot reach a folder of the user.
+    """
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise NodeError("request-invalid", "`environment` must be an absolute path")
+    parent, name = os.path.split(os.path.normpath(path))
+    if os.path.realpath(parent) != os.path.realpath(envs_dir(prefix)) or not _NAME.match(name):
+        raise NodeError(
+            "request-invalid", "%s is not an environment of this prefix" % path, why="environments lie in %s" % parent
+        )
+    return os.path.join(envs_dir(prefix), name)
+
+
+def make_dirs(prefix: "str", *names: "str") -> "None":
+    """Create `prefix` and folders in it; raises NodeError `prefix-not-writable` (exit 7)."""
+    try:
+        for name in ("",) + names:
+            os.makedirs(os.path.join(prefix, name), exist_ok=True)
+        handle, probe = tempfile.mkstemp(prefix=".envbuild-", dir=prefix)
+        os.close(handle)
+        os.unlink(probe)
+    except OSError as error:
+        raise os_error(error, prefix) or NodeError(
+            "prefix-not-writable",
+            "cannot write to the prefix %s" % prefix,
+            why=str(error),
+            hint="choose another prefix (--prefix) or have its permissions changed",
+            exit_code=Exit.REFUSED,
+        ) from error
+
+
+def os_error(error: "OSError", where: "str") -> "NodeError | None":
+    """The coded form of a full disk or quota, None for every other error."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return full_disk(where, str(error))
+
+
+def full_disk(where: "str", why: "str") -> "NodeError":
+    """`inodes-full` when bytes are left at `where` and inodes are not, else `disk-full` (both exit 75)."""
+    try:
+        facts = os.statvfs(nearest(where))
+        inodes = facts.f_files > 0 and facts.f_favail == 0
+    except OSError:
+        inodes = False
+    return NodeError(
+        "inodes-full" if inodes else "disk-full",
+        "no %s left at %s" % ("inodes are" if inodes else "space is", where),
+        why=why,
+        hint="remove old environments (`envbuild env remove`), or choose another prefix, cache or tmp folder",
+        exit_code=Exit.TRY_AGAIN,
+        changed=True,
+    )
+
+
+def nearest(path: "str") -> "str":
+    """The nearest folder above `path` that exists."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def set_umask(prefix: "str") -> "None":
+    """Files are readable for all, whatever the caller's umask; a setgid prefix keeps them writable for its group."""
+    shared = os.path.isdir(prefix) and os.stat(prefix).st_mode & stat.S_ISGID
+    os.umask(0o002 if shared else 0o022)
+
+
+def write_atomic(path: "str", data: "bytes") -> "None":
+    """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
+    try:
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            mask = os.umask(0o022)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            os.rename(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        sync_dir(folder)
+    except OSError as error:
+        coded = os_error(error, path)
+        if coded is not None:
+            raise coded from error
+        raise
+
+
+def write_json(path: "str", data: "Any") -> "None":
+    """`data` as JSON with sorted keys, written by `write_atomic`."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    write_atomic(path, text.encode("ascii") + b"\n")
+
+
+def read_json(path: "str") -> "Any":
+    """The JSON in `path`, None where there is none or it cannot be parsed."""
+    try:
+        with open(path, "rb") as stream:
+            return json.loads(stream.read().decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def sync_dir(folder: "str") -> "None":
+    """Make renames in `folder` durable where the file system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def switch_link(link: "str", target: "str") -> "bool":
+    """Point `link` at `target` by one rename; True when it pointed elsewhere before."""
+    if os.path.islink(link) and os.readlink(link) == target:
+        return False
+    folder = os.path.dirname(link)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, ".%s.%d" % (os.path.basename(link), os.getpid()))
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    os.symlink(target, temporary)
+    os.rename(temporary, link)
+    sync_dir(folder)
+    return True
+
+
+def remove_tree(path: "str") -> "None":
+    """Delete a folder, also where something in it was made read-only; raises OSError."""
+
+    def unlock(function: "Any", name: "str", _info: "Any") -> "None":
+        if not os.path.lexists(name):
+            return
+        os.chmod(os.path.dirname(name), 0o700)
+        if function in (os.rmdir, os.unlink, os.remove):
+            function(name)
+        else:
+            os.chmod(name, 0o700)
+            shutil.rmtree(name)
+
+    if os.path.islink(path) or os.path.isfile(path):
+        os.unlink(path)
+    elif os.path.isdir(path):
+        shutil.rmtree(path, onerror=unlock)
+
+
+def discard(path: "str") -> "None":
+    """Rename a folder to a name that is never used, then delete it: a kill in between leaves no half environment."""
+    if not os.path.lexists(path):
+        return
+    trash = "%s.trash-%d" % (path, os.getpid())
+    remove_tree(trash)
+    os.rename(path, trash)
+    remove_tree(trash)

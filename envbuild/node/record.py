@@ -1,0 +1,138 @@
+"""What is installed: dist-info folders, their names and versions, and every file against its RECORD."""
+
+import base64
+import hashlib
+import os
+import re
+
+from envbuild.node import merkle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def normal_name(name: "str") -> "str":
+    """A package's name in the form that is compared (lower case, runs of `-_.` as one `-`)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def normal_version(version: "str") -> "str":
+    """A version in a form that equal versions share: no leading zeros, no trailing `.0`, one separator in the rest."""
+    public, _, local = version.strip().lower().lstrip("v").partition("+")
+    found = re.match(r"(?:(\d+)!)?(\d+(?:\.\d+)*)(.*)\Z", public)
+    if found is None:
+        return version.strip().lower()
+    numbers = [str(int(part)) for part in found.group(2).split(".")]
+    while len(numbers) > 1 and numbers[-1] == "0":
+        numbers.pop()
+    epoch = int(found.group(1) or 0)
+    rest = re.sub(r"[-_.]", "", found.group(3))
+    local = re.sub(r"[-_.]", ".", local)
+    return ("%d!" % epoch if epoch else "") + ".".join(numbers) + rest + ("+" + local if local else "")
+
+
+def site_packages(environment: "str") -> "list[str]":
+    """The site-packages folders of an environment, relative to it."""
+    lib = os.path.join(environment, "lib")
+    try:
+        names = sorted(os.listdir(lib))
+    except OSError:
+        return []
+    found = ["lib/%s/site-packages" % name for name in names if name.startswith("python")]
+    return [path for path in found if os.path.isdir(os.path.join(environment, path))]
+
+
+def installed(environment: "str") -> "dict[str, str]":
+    """Name (normal form) -> version of every dist-info in the environment.
+
+    A dist-info without readable METADATA counts under its folder's name with version `?`.
+    """
+    packages = {}
+    for site in site_packages(environment):
+        for name in sorted(os.listdir(os.path.join(environment, site))):
+            if name.endswith(".dist-info"):
+                found = _metadata(os.path.join(environment, site, name, "METADATA"))
+                packages[normal_name(found[0] or name.split("-")[0])] = found[1] or "?"
+    return packages
+
+
+def _metadata(path: "str") -> "tuple[str, str]":
+    """Name and version from the headers of a METADATA file."""
+    name = version = ""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                if not line.strip() or (name and version):
+                    break
+                key, _, value = line.partition(":")
+                if key.lower() == "name":
+                    name = value.strip()
+                elif key.lower() == "version":
+                    version = value.strip()
+    except OSError:
+        pass
+    return name, version
+
+
+def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int, list[dict[str, Any]]]":
+    """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
+
+    `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
+    "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
+    """
+    checked = 0
+    wrong = []  # type: list[dict[str, Any]]
+    records = merkle.record_paths(entries)
+    for folder in _dist_infos(environment):
+        if folder + "/RECORD" not in entries:
+            wrong.append(_mismatch(environment, folder, folder + "/RECORD", "no-record"))
+    for record in records:
+        folder = os.path.dirname(record)
+        for path, digest, _size in merkle.read_record(environment, record):
+            kind = _compare(environment, path, digest, entries)
+            checked += 1 if digest and kind is None else 0
+            if kind is not None:
+                wrong.append(_mismatch(environment, folder, path, kind))
+    return checked, wrong
+
+
+def _dist_infos(environment: "str") -> "list[str]":
+    found = []
+    for site in site_packages(environment):
+        names = sorted(os.listdir(os.path.join(environment, site)))
+        found += ["%s/%s" % (site, name) for name in names if name.endswith(".dist-info")]
+    return found
+
+
+def _mismatch(environment: "str", folder: "str", path: "str", kind: "str") -> "dict[str, Any]":
+    name, version = _metadata(os.path.join(environment, folder, "METADATA"))
+    return {"package": name or os.path.basename(folder), "version": version, "path": path, "kind": kind}
+
+
+def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str, merkle.Entry]") -> "str | None":
+    if path.startswith("../"):
+        return "outside"
+    entry = entries.get(path)
+    if entry is None:
+        # Byte code comes and goes; everything else that is named must be there.
+        if path.endswith(".pyc") or os.path.lexists(os.path.join(environment, path)):
+            return None
+        return "missing"
+    if not digest:
+        return None
+    algorithm, _, expected = digest.partition("=")
+    if algorithm == "sha256":
+        return None if merkle.record_digest(entry.raw) == digest.rstrip("=") else "changed"
+    return None if _other(os.path.join(environment, path), algorithm) == expected.rstrip("=") else "changed"
+
+
+def _other(path: "str", algorithm: "str") -> "str":
+    """Digest by one of the rarer algorithms that RECORD allows, empty when it is none."""
+    if algorithm not in ("sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s"):
+        return ""
+    total = hashlib.new(algorithm)
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1024 * 1024), b""):
+            total.update(block)
+    return base64.urlsafe_b64encode(total.digest()).rstrip(b"=").decode("ascii")

@@ -1,0 +1,104 @@
+"""The stamp: what a finished environment says of itself. It is written last, so an environment has one or is nothing.
+
+Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`, `root`, `packages`, `base_packages`,
+`sources`, `variables`, `interpreter`, `environment`, `files`, `bytes`, `run`, `stamped_at`, `evidence`.
+"""
+
+import os
+
+from envbuild.node import paths, record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STAMP_VERSION = 1
+STAMP = "stamp.json"
+FILES = "files.json"
+INSTALLED = "installed.json"
+SCAN = "scan.json"
+
+
+def read(environment: "str") -> "dict[str, Any] | None":
+    """The stamp of an environment, None when it is half built or the stamp is damaged."""
+    found = paths.read_json(paths.meta(environment, STAMP))
+    if not isinstance(found, dict) or found.get("version") != STAMP_VERSION:
+        return None
+    wanted = (("variant_digest", str), ("root", str), ("packages", dict), ("sources", list), ("stack", str))
+    return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
+
+
+def write(environment: "str", data: "dict[str, Any]") -> "None":
+    """Write the stamp durably; after this the environment exists."""
+    paths.write_json(paths.meta(environment, STAMP), dict(data, version=STAMP_VERSION))
+
+
+def is_current(prefix: "str", stack: "str", environment: "str") -> "bool":
+    """True when `current/<stack>` names this environment."""
+    link = paths.current_link(prefix, stack)
+    return os.path.islink(link) and os.path.realpath(link) == os.path.realpath(environment)
+
+
+def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict[str, Any] | None") -> "list[str]":
+    """How the packages that are there differ from those of the stamp and of the variant, in words; empty when they do not.
+
+    Compares names and versions from dist-info; reads no other file.
+    """
+    found = record.installed(environment)
+    problems = _compare(found, stamp["packages"], "stamp")
+    for name in sorted(set(found) - set(stamp["packages"])):
+        problems.append("%s %s is there and not in the stamp" % (name, found[name]))
+    if variant:
+        locked = {record.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
+        problems += [text for text in _compare(found, locked, "lock") if text not in problems]
+    return problems
+
+
+def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: "str") -> "list[str]":
+    problems = []
+    for name in sorted(wanted):
+        if name not in found:
+            problems.append("%s %s is missing" % (name, wanted[name]))
+        elif record.normal_version(found[name]) != record.normal_version(wanted[name]):
+            problems.append("%s is %s, the %s says %s" % (name, found[name], where, wanted[name]))
+    return problems
+
+
+def fast_problems(environment: "str", variant: "dict[str, Any] | None") -> "list[str]":
+    """The fast check: stamp there, variant digest, interpreter there, package set and versions. Empty when it passes."""
+    found = read(environment)
+    if found is None:
+        return ["there is no stamp"]
+    problems = []
+    if variant and variant.get("digest") != found["variant_digest"]:
+        problems.append("the stamp says variant %.12s, wanted is %.12s" % (found["variant_digest"], variant["digest"]))
+    if not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
+        problems.append("its interpreter is gone: %s" % os.path.realpath(os.path.join(environment, "bin", "python")))
+    return problems + package_problems(environment, found, variant)
+
+
+def facts(prefix: "str", environment: "str") -> "dict[str, Any]":
+    """StampFacts of one environment (see the controller's facts model)."""
+    found = read(environment)
+    if found is None:
+        return {"path": environment, "stamp": None, "current": False}
+    return {
+        "path": environment,
+        "stack": found["stack"],
+        "profile": found.get("profile"),
+        "variant_digest": found["variant_digest"],
+        "root": found["root"],
+        "current": is_current(prefix, found["stack"], environment),
+        "stamp": found,
+    }
+
+
+def list_environments(prefix: "str") -> "list[str]":
+    """Paths of the environments under a prefix, stamped or half built; trash and set-aside ones are not environments."""
+    folder = paths.envs_dir(prefix)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    kept = [name for name in names if ".trash-" not in name and ".old-" not in name and not name.startswith(".")]
+    return [path for path in (os.path.join(folder, name) for name in kept) if os.path.isdir(path)]
