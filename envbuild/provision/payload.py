@@ -1,0 +1,190 @@
+"""The toolchain payload: one self-extracting POSIX sh file that puts tools into a prefix, no Python needed there.
+
+A tool lies in `<prefix>/tools/<name>-<first 12 hex of its sha256>/`. The file begins with `payload.sh`, filled in and
+padded to one block; then come the tools, each a tar archive (packed with gzip on request) padded to whole blocks, so
+that plain `dd` finds them and the padding is harmless.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import shlex
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, cast
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+BLOCK = 65536
+_NAME = re.compile(r"\A[a-z0-9][a-z0-9._+-]*\Z")
+_FILE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One thing to put in place.
+
+    `file`: `source` lies in the tool's folder as `file`, executable. `tree`: `source` is a tar.gz with a `python/`
+    folder (the `install_only` layout of standalone Python builds), which is unpacked there. `sha256` is that of
+    `source`.
+    """
+
+    name: str
+    source: Path
+    sha256: str
+    kind: Literal["file", "tree"] = "file"
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        """Names end up in a shell text and in paths: plain ones only."""
+        if (
+            not _NAME.match(self.name)
+            or not _FILE.match(self.file_name)
+            or not re.match(r"\A[0-9a-f]{64}\Z", self.sha256)
+        ):
+            raise ValueError(f"not a plain name or digest: {self.name!r}, {self.file_name!r}, {self.sha256!r}")
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file in the folder (`tree`: while it is being unpacked)."""
+        return self.file or (self.name if self.kind == "file" else "archive.tar.gz")
+
+    @property
+    def folder(self) -> str:
+        """`<name>-<12 hex>`, below `<prefix>/tools/`."""
+        return f"{self.name}-{self.sha256[:12]}"
+
+    def path(self, prefix: str) -> str:
+        """What to run on the node: the file itself, or the interpreter of the tree."""
+        inside = "python/bin/python3" if self.kind == "tree" else self.file_name
+        return f"{prefix}/tools/{self.folder}/{inside}"
+
+
+def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
+    """A tool that is one file; its digest is computed here. `file` is its name on the node (`name` by default).
+
+    Raises EnvbuildError `toolchain-unreadable` (exit 70).
+    """
+    return Tool(name, source, sha256_of(source), "file", file)
+
+
+def uv_tool() -> Tool:
+    """The uv binary that envbuild itself depends on."""
+    import uv
+
+    return file_tool("uv", Path(uv.find_uv_bin()))
+
+
+def python_tool(tarball: Path, sha256: str) -> Tool:
+    """A standalone Python as a tar.gz in `install_only` layout, checked against its pinned sha256.
+
+    Raises EnvbuildError `toolchain-hash-mismatch` (exit 5) or `toolchain-unreadable` (exit 70).
+    """
+    found = sha256_of(tarball)
+    if found != sha256:
+        raise EnvbuildError(
+            "toolchain-hash-mismatch",
+            f"{tarball.name} is not the file that was pinned",
+            why=f"sha256 is {found}, expected {sha256}",
+            hint="remove the file; it is fetched again",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return Tool("python", tarball, sha256, "tree")
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 (hex) of a file.
+
+    Raises EnvbuildError `toolchain-unreadable` (exit 70).
+    """
+    try:
+        with path.open("rb") as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+    except OSError as error:
+        raise EnvbuildError(
+            "toolchain-unreadable",
+            f"cannot read {path}",
+            why=str(error.strerror or error),
+            exit_code=ExitCode.INTERNAL,
+        ) from error
+
+
+def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: bool) -> None:
+    """Write the payload for one prefix (absolute) to `path`, mode 0700.
+
+    `packed`: compress with gzip level 1, for a network; not for this machine. A standalone Python goes first, because
+    it can check the others where there is no `sha256sum`.
+    """
+    if not prefix.startswith("/") or "\n" in prefix or "\0" in prefix:
+        raise ValueError(f"not a usable prefix: {prefix!r}")
+    ordered = sorted(tools, key=lambda tool: tool.kind != "tree")
+    puts: list[str] = []
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o700)
+    with os.fdopen(fd, "wb") as out:
+        out.write(b"\n" * BLOCK)
+        for tool in ordered:
+            first = out.tell() // BLOCK
+            _append(out, tool, packed=packed)
+            blocks = -(-out.tell() // BLOCK)
+            out.write(b"\0" * (blocks * BLOCK - out.tell()))
+            puts.append(
+                shlex.join(
+                    [
+                        "put",
+                        tool.name,
+                        tool.sha256,
+                        tool.folder,
+                        str(first),
+                        str(blocks - first),
+                        tool.kind,
+                        tool.file_name,
+                    ]
+                )
+            )
+        head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind == "tree" for tool in tools))
+        out.seek(0)
+        out.write(head)
+
+
+def _head(prefix: str, puts: Iterable[str], *, packed: bool, gzip_needed: bool) -> bytes:
+    """The shell text, with its values filled in."""
+    text = Path(__file__).with_name("payload.sh").read_text(encoding="utf-8")
+    values = {
+        "@PREFIX@": shlex.quote(prefix.rstrip("/")),
+        "@UNPACK@": "'gzip -dc'" if packed else "cat",
+        "@NEEDS@": "gzip" if gzip_needed else "cat",
+        "@PUTS@": "\n".join(puts),
+    }
+    head = re.sub("|".join(values), lambda match: values[match[0]], text).encode()
+    if len(head) > BLOCK:
+        raise ValueError("too many tools for one payload")
+    return head
+
+
+def _append(out: IO[bytes], tool: Tool, *, packed: bool) -> None:
+    """One tar archive with the tool's file; owner, time and mode are fixed, so that equal tools give equal bytes."""
+    if not packed:
+        _archive(out, tool)
+        return
+    # What is inside a tree is compressed already.
+    level = 0 if tool.kind == "tree" else 1
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=out, mtime=0) as stream:
+        _archive(stream, tool)
+
+
+def _archive(out: IO[bytes] | gzip.GzipFile, tool: Tool) -> None:
+    with (
+        tarfile.TarFile(
+            fileobj=cast(IO[bytes], out), mode="w", format=tarfile.USTAR_FORMAT, copybufsize=1 << 20
+        ) as archive,
+        tool.source.open("rb") as source,
+    ):
+        member = tarfile.TarInfo(tool.file_name)
+        member.size = os.fstat(source.fileno()).st_size
+        member.mode = 0o755
+        archive.addfile(member, source)

@@ -1,0 +1,92 @@
+#!/bin/sh
+# Puts tools into a prefix, each in a folder named by its digest; run it again and nothing changes.
+# Needs sh, dd and tar, and gzip when the content is packed. Prints one line of JSON; everything else goes to stderr.
+set -eu
+umask 022
+export LC_ALL=C
+
+prefix=@PREFIX@
+unpack=@UNPACK@
+tools=$prefix/tools
+changed=false
+placed=
+present=
+checked=none
+python=
+half=
+
+# code, exit code, message: fixed texts without quotes, so that the JSON stays JSON
+fail() {
+    printf 'error[%s]: %s\n' "$1" "$3" >&2
+    printf '{"ok": false, "changed": %s, "error": {"code": "%s", "what": "%s", "exit": %s}}\n' "$changed" "$1" "$3" "$2"
+    exit "$2"
+}
+
+clean() {
+    if [ -n "$half" ]; then rm -rf "$half"; fi
+}
+trap clean EXIT
+trap 'exit 130' HUP INT TERM
+
+digest_of() {
+    if command -v sha256sum >/dev/null 2>&1; then
+        checked=sha256
+        sum=$(sha256sum <"$1")
+        sum=${sum%% *}
+    elif [ -n "$python" ]; then
+        checked=sha256
+        sum=$("$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())' <"$1")
+    else
+        # Nothing here can compute it before a Python is in place; what follows is checked with that.
+        sum=
+    fi
+}
+
+check() {
+    digest_of "$1"
+    if [ -n "$sum" ] && [ "$sum" != "$2" ]; then
+        fail toolchain-corrupt 5 'a tool arrived damaged: its sha256 differs'
+    fi
+}
+
+# name, sha256, folder, first block, number of blocks, file or tree, file name
+put() {
+    final=$tools/$3
+    if [ -d "$final" ]; then
+        present="$present${present:+, }\"$3\""
+    else
+        half=$tools/.$3.$(uname -n).$$
+        rm -rf "$half"
+        mkdir "$half" || fail toolchain-unwritable 75 'cannot make a folder for a tool'
+        # shellcheck disable=SC2086 # two words on purpose
+        dd if="$0" bs=65536 skip="$4" count="$5" 2>/dev/null | $unpack | tar -xof - -C "$half" ||
+            fail toolchain-unpack 75 'cannot unpack a tool (is the disk full?)'
+        check "$half/$7" "$2"
+        if [ "$6" = tree ]; then
+            gzip -dc <"$half/$7" | tar -xof - -C "$half" ||
+                fail toolchain-unpack 75 'cannot unpack the standalone Python (is the disk full?)'
+            if [ -z "$sum" ]; then
+                python=$half/python/bin/python3
+                check "$half/$7" "$2"
+            fi
+            rm -f "$half/$7"
+            [ -x "$half/python/bin/python3" ] || fail toolchain-layout 5 'the standalone Python has no python/bin/python3'
+        fi
+        find "$half" -type f -exec sync {} + 2>/dev/null || sync || :
+        mv "$half" "$final" || fail toolchain-unwritable 75 'cannot put a tool in its place'
+        # Somebody else was faster: `mv` then moved ours into theirs.
+        rm -rf "$final/${half##*/}"
+        half=
+        changed=true
+        placed="$placed${placed:+, }\"$3\""
+    fi
+    if [ "$6" = tree ]; then python=$final/python/bin/python3; fi
+}
+
+for tool in dd tar @NEEDS@; do
+    command -v "$tool" >/dev/null 2>&1 || fail "$tool-missing" 2 "this node has no $tool; install it, the toolchain cannot be unpacked without"
+done
+mkdir -p "$tools" || fail prefix-not-writable 2 'cannot make the tools folder in the prefix'
+@PUTS@
+printf '{"ok": true, "changed": %s, "placed": [%s], "present": [%s], "checked": "%s"}\n' "$changed" "$placed" "$present" "$checked"
+exit 0
