@@ -49,26 +49,27 @@ class Plan:
     interpreter: LockedInterpreter
 
 
-def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, Index] | None = None) -> Supply:
-    """Where wheels come from: the given find-links, pip's own, the catalog's indexes and records."""
+def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | None = None) -> Supply:
+    """Where wheels come from: the given find-links, pip's own, the catalog's indexes and records.
+
+    `indexes` replaces the address of a named index, for a mirror: name to URL.
+    """
+    from envbuild.catalog.indexes import index_for_torch
     from envbuild.resolve.compat import load_compat
+
+    def torch_index(version: str, flavour: str) -> Index:
+        entry = index_for_torch(version, flavour)
+        return Index(entry.name, (indexes or {}).get(entry.name, entry.url), entry.kind)
 
     links = tuple(dict.fromkeys([*find_links, *pip_find_links(os.environ)]))
     compat = load_compat(resources.catalog() / "compat")
     return Supply(
         find_links=tuple(str(folder.resolve()) if (folder := local_folder(link)) else link for link in links),
-        indexes=catalog_indexes() if indexes is None else indexes,
+        torch_index=torch_index,
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
         records=load_records(),
         reachable=can_reach,
     )
-
-
-def catalog_indexes() -> dict[str, Index]:
-    """The indexes that the catalog names."""
-    from envbuild.catalog.indexes import load_indexes
-
-    return {name: Index(name, index.url, index.kind) for name, index in load_indexes().items()}
 
 
 def variant_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter] | None = None) -> Iterator[Plan]:
@@ -113,7 +114,7 @@ def create_lock(
     as_of: date | None = None,
     base_python: Path | None = None,
     find_links: Sequence[str] = (),
-    indexes: Mapping[str, Index] | None = None,
+    indexes: Mapping[str, str] | None = None,
     previous: Lock | None = None,
     upgrade: bool = False,
     supply: Supply | None = None,
@@ -246,8 +247,8 @@ class _Maker:
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)
-        index = f"pytorch-{choice.version.partition('+')[2]}" if choice and "+" in choice.version else PYPI
-        named_packages = (named(item, index) if item.name == "torch" else item for item in packages)
+        origin = choice.origin if choice else PYPI
+        named_packages = (named(item, origin) if item.name == "torch" else item for item in packages)
         return tuple(sorted(named_packages, key=lambda package: package.name))
 
 

@@ -1,7 +1,7 @@
 """Where the torch of one flavour comes from, and what is known of a wheel whose index is out of reach.
 
-PyPI carries one flavour of each release under the plain version; every other flavour is `version+flavour` on the
-index `pytorch-<flavour>`. When neither that index nor a find-links folder has the file, the public records in
+PyPI carries one flavour of each release under the plain version; every other flavour is `version+flavour` on an
+index that the catalog names. When neither that index nor a find-links folder has the file, the public records in
 `catalog/compat/torch_hashes.yaml` (each with its witness) stand in; without one the hash is `unrecorded`.
 """
 
@@ -42,10 +42,13 @@ class TorchRecords:
 
 @dataclass(frozen=True)
 class Supply:
-    """Where wheels can come from: find-links entries (absolute), named indexes, each release's flavour on PyPI."""
+    """Where wheels can come from: find-links entries (absolute), and each release's flavour on PyPI.
+
+    `torch_index(version, flavour)` names the other index; it raises EnvbuildError `index-unknown` (exit 2).
+    """
 
     find_links: tuple[str, ...]
-    indexes: Mapping[str, Index]
+    torch_index: Callable[[str, str], Index]
     pypi_flavours: Mapping[str, str | None]
     records: TorchRecords
     reachable: Callable[[Index], bool]
@@ -55,12 +58,14 @@ class Supply:
 class TorchChoice:
     """How torch enters a resolution.
 
-    `requirements` go to uv; `index` binds torch to a named index; `package` is set when torch itself is not resolved
+    `requirements` go to uv; `origin` is the name of the index that has this build, and `index` is set when uv shall ask
+    it; `package` is set when torch itself is not resolved
     but taken from a record, `without_cuda` when the CUDA build's needs must be left out of the answer.
     """
 
     version: str
     requirements: tuple[str, ...]
+    origin: str = PYPI
     index: Index | None = None
     package: LockedPackage | None = None
     without_cuda: bool = False
@@ -108,18 +113,11 @@ def choose_torch(
     if supply.pypi_flavours.get(version) == flavour:
         return TorchChoice(version, (_plain(version),))
     full = f"{version}+{flavour}"
-    index = supply.indexes.get(f"pytorch-{flavour}")
-    if index is None:
-        raise EnvbuildError(
-            "index-unknown",
-            f"no index is named for torch {full}",
-            why=f"the catalog has no index `pytorch-{flavour}`",
-            hint="ask for a flavour that this release has: `envbuild explain` lists them",
-        )
+    index = supply.torch_index(version, flavour)
     if _in_find_links(full, python, platform, supply.find_links):
-        return TorchChoice(full, (f"torch=={full}",), index=None)
+        return TorchChoice(full, (f"torch=={full}",), index.name)
     if supply.reachable(index):
-        return TorchChoice(full, (f"torch=={full}",), index=index)
+        return TorchChoice(full, (f"torch=={full}",), index.name, index)
     return _from_records(full, python, platform, supply, index, previous)
 
 
@@ -145,11 +143,11 @@ def _from_records(
     siblings = _local_wheels(full, supply.find_links)
     requires = _requires_of(siblings[0]) if siblings else supply.records.requires.get(full, ())
     if requires:
-        return TorchChoice(full, tuple(requires), package=package)
+        return TorchChoice(full, tuple(requires), index.name, package=package)
     version, _, flavour = full.partition("+")
     if flavour == "cpu" or Version(version) < Version("2.0"):
         # Builds before 2.0 carry CUDA inside; what else they need is what the PyPI build needs.
-        return TorchChoice(full, (_plain(version),), package=package, without_cuda=True)
+        return TorchChoice(full, (_plain(version),), index.name, package=package, without_cuda=True)
     raise EnvbuildError(
         "index-unreachable",
         f"what torch {full} needs is not known while `{index.name}` is out of reach",
@@ -224,17 +222,3 @@ def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRec
 def named(package: LockedPackage, index: str) -> LockedPackage:
     """The package under the name of its index, whatever folder it came from."""
     return package if package.index == index else package.model_copy(update={"index": index})
-
-
-__all__ = [
-    "PYPI",
-    "Supply",
-    "TorchChoice",
-    "TorchRecords",
-    "can_reach",
-    "check_against_records",
-    "choose_torch",
-    "is_cuda_only",
-    "load_records",
-    "named",
-]

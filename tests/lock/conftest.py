@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index
 from envbuild.lock.torch_wheels import Supply, TorchRecords
 from envbuild.model.lock import ArtifactFile
@@ -32,10 +33,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def supply(home: Path) -> Callable[..., Supply]:
     def make(*links: Path, records: tuple[ArtifactFile, ...] = (), requires: dict[str, tuple[str, ...]] | None = None,
              url: str = "", reachable: bool = False) -> Supply:  # fmt: skip
-        index = Index("pytorch-cpu", url or "https://example.org/whl/cpu")
+        def torch_index(version: str, flavour: str) -> Index:
+            if flavour not in ("cpu", "cu118"):
+                raise EnvbuildError("index-unknown", f"no index is named for torch {version}+{flavour}")
+            return Index(f"pytorch-{flavour}", url or f"https://example.org/whl/{flavour}")
+
         return Supply(
             find_links=tuple(str(link) for link in links),
-            indexes={"pytorch-cpu": index, "pytorch-cu118": Index("pytorch-cu118", "https://example.org/whl/cu118")},
+            torch_index=torch_index,
             pypi_flavours={"1.0.0": "cu130", "2.5.0": "cu124"},
             records=TorchRecords({record.file: record for record in records}, requires or {}),
             reachable=lambda _: reachable,

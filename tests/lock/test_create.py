@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, render_lock
-from envbuild.lock.torch_wheels import Supply
+from envbuild.lock.packages import Index
+from envbuild.lock.torch_wheels import Supply, can_reach
 from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
 from envbuild.model.stack import Stack
 from tests.lock.conftest import Repos
@@ -167,6 +171,48 @@ def test_the_needs_of_an_unreachable_cpu_build_come_from_the_pypi_build_without_
     with pytest.raises(EnvbuildError) as caught:
         make(stack(torch={"version": "2.5.0", "flavours": ["cu99"]}), supply(house))
     assert caught.value.code == "index-unknown"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def torch_index(tmp_path: Path) -> Iterator[str]:
+    """A package index on this machine that has torch 2.7.0+cpu and an alpha of its own."""
+    root = tmp_path / "simple"
+    for name, requires in (("torch", ["alpha"]), ("alpha", [])):
+        wheel = make_wheel(root / name, name, "2.7.0+cpu" if name == "torch" else "9.9", requires=requires)
+        page = f'<a href="{wheel.name.replace("+", "%2B")}#sha256={sha256(wheel)}">{wheel.name}</a>'
+        (root / name / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
+    handler = partial(Quiet, directory=str(root))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_torch_comes_from_its_own_index_and_nothing_else_does(
+    tmp_path: Path, supply: MakeSupply, home: Path, torch_index: str
+) -> None:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    assert can_reach(Index("pytorch-cpu", torch_index))
+    assert not can_reach(Index("pytorch-cpu", "http://127.0.0.1:9"))
+    # `alpha` of that index is newer and must not be taken; the user's own index is out of the question here.
+    (home / ".config" / "uv" / "uv.toml").write_text(
+        f'index = [{{url = "{house.as_uri()}", format = "flat", default = true}}]\n'
+    )
+    lock = make(stack(torch=TORCH), supply(url=torch_index, reachable=True))
+    assert versions(lock) == {"alpha": "1.0", "torch": "2.7.0+cpu"}
+    torch = lock.variants[0].packages[1]
+    assert torch.index == "pytorch-cpu"
+    assert torch.files[0].size == next((tmp_path / "simple" / "torch").glob("*.whl")).stat().st_size
+    assert "127.0.0.1" not in render_lock(lock)
 
 
 def test_a_wheel_that_contradicts_its_public_record_is_an_integrity_failure(tmp_path: Path, supply: MakeSupply) -> None:
