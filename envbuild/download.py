@@ -1,0 +1,355 @@
+"""The one download function: streamed, hashed, bounded in size and time, atomic."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.redact import redact_text
+
+if TYPE_CHECKING:
+    import requests
+
+CHUNK = 1 << 16
+ATTEMPTS = 5
+# One silent read or connect; the deadline bounds them all together.
+QUIET_SECONDS = 30.0
+LONGEST_WAIT = 60.0
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+Progress = Callable[[int, int | None], None]
+# Pieces of a file, each with the announced total size.
+Chunks = Generator[tuple[bytes, int | None], None, None]
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """What arrived: the final path, its sha256 (hex) and its size in bytes."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+class _TryAgainError(Exception):
+    """A failure that may pass; `after` is what the server asked for, in seconds."""
+
+    def __init__(self, error: EnvbuildError, after: float | None = None) -> None:
+        super().__init__(error.what)
+        self.error = error
+        self.after = after
+
+
+def download(
+    url: str,
+    dest: Path,
+    sha256: str | None,
+    *,
+    size_cap: int,
+    deadline: float,
+    progress: Progress | None = None,
+) -> Downloaded:
+    """Fetch an http(s) or file URL to `dest`, at most `size_cap` bytes in at most `deadline` seconds, retries included.
+
+    `dest` appears complete or not at all; its folder must exist. `progress` gets bytes so far and the total where it is
+    known. Proxies, certificates and netrc follow the rules of requests. Raises EnvbuildError: `hash-mismatch`,
+    `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`, `tls-failed` (exit 4),
+    `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
+    """
+    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress)
+    scheme = urlsplit(url).scheme.lower()
+    if scheme == "file":
+        return job.store(job.file_chunks())
+    if scheme not in ("http", "https"):
+        raise EnvbuildError("url-unsupported", f"cannot download {job.shown}", why="not an http, https or file URL")
+    return _with_retries(job)
+
+
+def _with_retries(job: _Job) -> Downloaded:
+    from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+    from tenacity.wait import wait_random_exponential
+
+    backoff = wait_random_exponential(multiplier=0.5, max=8)
+
+    def asked(state: RetryCallState) -> float:
+        failure = state.outcome.exception() if state.outcome else None
+        after = failure.after if isinstance(failure, _TryAgainError) else None
+        return backoff(state) if after is None else after
+
+    def too_late(state: RetryCallState) -> bool:
+        return asked(state) >= min(job.remaining(), LONGEST_WAIT)
+
+    retrying = Retrying(
+        stop=lambda state: stop_after_attempt(ATTEMPTS)(state) or too_late(state),
+        wait=asked,
+        retry=retry_if_exception_type(_TryAgainError),
+        reraise=True,
+    )
+    try:
+        return retrying(lambda: job.store(job.http_chunks()))
+    except _TryAgainError as failure:
+        raise failure.error from None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One download and its limits; `ends` is a monotonic time."""
+
+    url: str
+    dest: Path
+    sha256: str | None
+    size_cap: int
+    ends: float
+    deadline: float
+    progress: Progress | None
+
+    @property
+    def shown(self) -> str:
+        return redact_text(self.url)
+
+    def remaining(self) -> float:
+        return self.ends - time.monotonic()
+
+    def check_time(self) -> None:
+        if self.remaining() <= 0:
+            raise EnvbuildError(
+                "download-timeout",
+                f"{self.shown} did not arrive within {self.deadline:g} s",
+                why="the server is too slow or sends nothing",
+                hint="try again, or use a nearer mirror",
+                exit_code=ExitCode.TRY_AGAIN,
+            )
+
+    def store(self, chunks: Chunks) -> Downloaded:
+        """Write the chunks to a temporary neighbour of `dest`, check them, and rename."""
+        temporary = self.dest.with_name(f".{self.dest.name[:80]}.{secrets.token_hex(6)}.part")
+        try:
+            with contextlib.closing(chunks), temporary.open("xb") as stream:
+                digest, size = self._copy(chunks, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if self.sha256 is not None and digest != self.sha256:
+                raise self._mismatch(digest)
+            temporary.replace(self.dest)
+            _sync_folder(self.dest.parent)
+        except OSError as error:
+            raise _disk_error(error, self.dest) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return Downloaded(self.dest, digest, size)
+
+    def _copy(self, chunks: Chunks, stream: IO[bytes]) -> tuple[str, int]:
+        digest, size = hashlib.sha256(), 0
+        for chunk, total in chunks:
+            begins = chunk[:200].lstrip().lower()
+            if size == 0 and self.sha256 is not None and begins.startswith((b"<!doctype html", b"<html")):
+                raise self.html("it begins like one")
+            size += len(chunk)
+            self.check_size(size)
+            self.check_time()
+            digest.update(chunk)
+            stream.write(chunk)
+            if self.progress is not None:
+                self.progress(size, total)
+        return digest.hexdigest(), size
+
+    def check_size(self, size: int) -> None:
+        if size > self.size_cap:
+            raise EnvbuildError(
+                "download-too-large",
+                f"{self.shown} is larger than {self.size_cap} bytes",
+                why=f"at least {size} bytes were offered",
+                hint="the server does not have the file that was recorded",
+                exit_code=ExitCode.INTEGRITY,
+            )
+
+    def _mismatch(self, digest: str) -> EnvbuildError:
+        return EnvbuildError(
+            "hash-mismatch",
+            f"{self.shown} is not the file that was recorded",
+            why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
+            hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
+            exit_code=ExitCode.INTEGRITY,
+            details={"expected": self.sha256, "received": digest},
+        )
+
+    def html(self, why: str) -> EnvbuildError:
+        return EnvbuildError(
+            "html-instead-of-file",
+            f"the index answered an HTML page for {self.shown}",
+            why=f"a file was expected and a web page came: {why}",
+            hint="a login page of the network or of the index? open the URL in a browser, or set the proxy",
+            exit_code=ExitCode.INTEGRITY,
+        )
+
+    def file_chunks(self) -> Chunks:
+        parts = urlsplit(self.url)
+        path = Path(url2pathname(parts.path))
+        if parts.netloc not in ("", "localhost"):
+            raise EnvbuildError("url-unsupported", f"cannot download {self.shown}", why="a file URL names another host")
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise self._refused(f"{path}: {error}") from None
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._refused(f"{path} is not a regular file")
+            self.check_size(status.st_size)
+            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+                while chunk := stream.read(CHUNK):
+                    yield chunk, status.st_size
+        finally:
+            os.close(descriptor)
+
+    def http_chunks(self) -> Chunks:
+        import requests
+        from urllib3.exceptions import HTTPError
+
+        self.check_time()
+        response = self._answer()
+        with response:
+            total = self._accepted(response)
+            received = 0
+            try:
+                # `read1` returns what is there; `read` would wait for a full chunk however slowly it drips in.
+                while chunk := response.raw.read1(CHUNK, decode_content=False):
+                    received += len(chunk)
+                    yield chunk, total
+            except (HTTPError, requests.RequestException, OSError) as error:
+                self.check_time()
+                raise self._passing(f"the connection broke after {received} bytes: {error}") from None
+        if total is not None and received != total:
+            raise self._passing(f"{received} of {total} bytes came")
+
+    def _answer(self) -> requests.Response:
+        """Ask, in a thread that is left behind when the headers themselves drip in past the deadline."""
+        outcome: list[requests.Response | Exception] = []
+        given_up = threading.Event()
+        thread = threading.Thread(target=_ask, args=(self.url, self.remaining(), outcome, given_up), daemon=True)
+        thread.start()
+        thread.join(max(self.remaining(), 0.0))
+        if not outcome:
+            given_up.set()
+            self.check_time()
+            raise self._passing("no answer")
+        if isinstance(outcome[0], Exception):
+            raise self._asking_failed(outcome[0])
+        return outcome[0]
+
+    def _asking_failed(self, error: Exception) -> Exception:
+        import requests
+
+        if isinstance(error, requests.exceptions.SSLError):
+            return EnvbuildError(
+                "tls-failed",
+                f"no trusted connection for {self.shown}",
+                why=redact_text(str(error)),
+                hint="where a proxy replaces certificates, set REQUESTS_CA_BUNDLE",
+                exit_code=ExitCode.BUILD_FAILED,
+            )
+        if isinstance(error, requests.ConnectionError | requests.Timeout):
+            return self._passing(str(error))
+        return self._refused(str(error))
+
+    def _accepted(self, response: requests.Response) -> int | None:
+        """The announced size of an answer that can be the file."""
+        if response.status_code in _AGAIN:
+            raise self._passing(f"the server answered {response.status_code}", _retry_after(response))
+        if response.status_code != 200:
+            raise self._refused(f"the server answered {response.status_code} {response.reason}")
+        kind = response.headers.get("Content-Type", "").split(";")[0].strip().lower()
+        if self.sha256 is not None and kind in ("text/html", "application/xhtml+xml"):
+            raise self.html(f"Content-Type is {kind}")
+        length = response.headers.get("Content-Length", "")
+        total = int(length) if length.isascii() and length.isdigit() else None
+        self.check_size(total or 0)
+        return total
+
+    def _passing(self, why: str, after: float | None = None) -> _TryAgainError:
+        error = EnvbuildError(
+            "download-failed",
+            f"cannot download {self.shown}",
+            why=redact_text(why),
+            hint="check the network and the proxy settings, then try again",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+        return _TryAgainError(error, after)
+
+    def _refused(self, why: str) -> EnvbuildError:
+        return EnvbuildError(
+            "download-refused",
+            f"cannot download {self.shown}",
+            why=redact_text(why),
+            hint="the file is not there for this user, or not any more",
+            exit_code=ExitCode.BUILD_FAILED,
+        )
+
+
+def _ask(url: str, timeout: float, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
+    import requests
+
+    quiet = max(0.1, min(timeout, QUIET_SECONDS))
+    try:
+        response = requests.get(url, stream=True, timeout=(quiet, quiet), headers={"Accept-Encoding": "identity"})
+    except Exception as error:  # noqa: BLE001 - handed to the thread that waits, which sorts it
+        outcome.append(error)
+        return
+    if given_up.is_set():
+        response.close()
+    outcome.append(response)
+
+
+def _retry_after(response: requests.Response) -> float | None:
+    """Seconds that the server asks to wait: a number, or a date."""
+    said = response.headers.get("Retry-After", "").strip()
+    if said.isascii() and said.isdigit():
+        return float(said[:9])
+    try:
+        when = parsedate_to_datetime(said)
+    except (TypeError, ValueError):
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _disk_error(error: OSError, dest: Path) -> EnvbuildError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvbuildError(
+            "disk-full",
+            f"no space left for {dest}",
+            why=str(error),
+            hint="free space or inodes there, or choose another prefix or cache",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+    return EnvbuildError(
+        "not-writable",
+        f"cannot write {dest}",
+        why=str(error),
+        hint="choose a folder that you can write",
+        exit_code=ExitCode.REFUSED,
+    )

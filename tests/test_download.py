@@ -1,0 +1,299 @@
+"""The download function against a real local server that misbehaves in every way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.download import Downloaded, download
+from envbuild.errors import EnvbuildError, ExitCode
+
+BODY = b"wheel bytes " * 20_000
+DIGEST = hashlib.sha256(BODY).hexdigest()
+Answer = Callable[[BaseHTTPRequestHandler, int], None]
+
+
+class Server:
+    """Answers path `/name` with the function registered under that name; counts the requests."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                try:
+                    outer.answers[self.path](self, outer.asked.count(self.path))
+                except (BrokenPipeError, ConnectionResetError):
+                    pass
+
+            def log_message(self, *arguments: Any) -> None:
+                return
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def on(self, path: str, answer: Answer) -> str:
+        self.answers[path] = answer
+        return f"http://127.0.0.1:{self.http.server_address[1]}{path}"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+
+
+def good(handler: BaseHTTPRequestHandler, _: int = 0, body: bytes = BODY, kind: str = "application/zip") -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.send_header("Content-Type", kind)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def fetch(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> Downloaded:
+    return download(url, folder / "file.whl", sha256, **{"size_cap": 10_000_000, "deadline": 20.0, **limits})
+
+
+def refused(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        fetch(url, folder, sha256, **limits)
+    assert list(folder.iterdir()) == [], "a failed download leaves nothing behind"
+    return caught.value
+
+
+def test_a_good_file_arrives_whole_with_progress(server: Server, tmp_path: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    got = fetch(server.on("/f", good), tmp_path, progress=lambda done, total: seen.append((done, total)))
+    assert (got.sha256, got.size) == (DIGEST, len(BODY))
+    assert got.path.read_bytes() == BODY
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert [path.name for path in tmp_path.iterdir()] == ["file.whl"]
+
+
+def test_without_a_recorded_hash_the_hash_is_reported(server: Server, tmp_path: Path) -> None:
+    assert fetch(server.on("/f", good), tmp_path, None).sha256 == DIGEST
+
+
+def test_a_wrong_hash_shows_both_and_keeps_nothing(server: Server, tmp_path: Path) -> None:
+    error = refused(server.on("/f", good), tmp_path, "0" * 64)
+    assert (error.code, error.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
+    assert "0" * 64 in error.why
+    assert DIGEST in error.why
+
+
+def test_a_wrong_hash_leaves_the_file_that_was_there(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.whl").write_bytes(b"before")
+    with pytest.raises(EnvbuildError):
+        fetch(server.on("/f", good), tmp_path, "0" * 64)
+    assert (tmp_path / "file.whl").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/octet-stream"])
+def test_an_html_login_page_is_named_as_such(server: Server, tmp_path: Path, kind: str) -> None:
+    page = b"\n<!DOCTYPE html><html><body>Log in</body></html>"
+    error = refused(server.on("/f", lambda h, _: good(h, body=page, kind=kind)), tmp_path)
+    assert (error.code, error.exit_code) == ("html-instead-of-file", ExitCode.INTEGRITY)
+    assert "the index answered an HTML page" in error.what
+
+
+def test_a_truncated_body_is_tried_again(server: Server, tmp_path: Path) -> None:
+    def truncated_once(handler: BaseHTTPRequestHandler, count: int) -> None:
+        if count > 1:
+            return good(handler)
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(BODY)))
+        handler.end_headers()
+        handler.wfile.write(BODY[:1000])
+        return None
+
+    assert fetch(server.on("/f", truncated_once), tmp_path).sha256 == DIGEST
+    assert len(server.asked) == 2
+
+
+def test_a_body_that_is_always_truncated_fails_as_such(server: Server, tmp_path: Path) -> None:
+    def truncated(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(BODY)))
+        handler.end_headers()
+        handler.wfile.write(BODY[:1000])
+
+    error = refused(server.on("/f", truncated), tmp_path, deadline=1.5)
+    assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
+    assert "1000" in error.why
+
+
+def drip_body(handler: BaseHTTPRequestHandler, _: int) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(BODY)))
+    handler.end_headers()
+    for _ in range(200):
+        handler.wfile.write(b"x")
+        handler.wfile.flush()
+        time.sleep(0.05)
+
+
+def drip_headers(handler: BaseHTTPRequestHandler, _: int) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for i in range(90):
+        handler.wfile.write(f"X-{i}: y\r\n".encode())
+        handler.wfile.flush()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("answer", [drip_body, drip_headers])
+def test_a_server_that_drips_is_left_at_the_deadline(server: Server, tmp_path: Path, answer: Answer) -> None:
+    started = time.monotonic()
+    error = refused(server.on("/f", answer), tmp_path, deadline=1.0)
+    assert (error.code, error.exit_code) == ("download-timeout", ExitCode.TRY_AGAIN)
+    assert time.monotonic() - started < 4
+
+
+def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None) -> None:
+    handler.send_response(status)
+    if after is not None:
+        handler.send_header("Retry-After", after)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_after_what_it_says(server: Server, tmp_path: Path, status: int) -> None:
+    url = server.on("/f", lambda h, n: unavailable(h, status, "1") if n == 1 else good(h))
+    started = time.monotonic()
+    assert fetch(url, tmp_path).sha256 == DIGEST
+    assert 0.9 <= time.monotonic() - started < 8
+
+
+def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) -> None:
+    when = format_datetime(datetime.now(UTC) + timedelta(seconds=1), usegmt=True)
+    url = server.on("/f", lambda h, n: unavailable(h, 503, when) if n == 1 else good(h))
+    assert fetch(url, tmp_path).sha256 == DIGEST
+
+
+def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    started = time.monotonic()
+    error = refused(server.on("/f", lambda h, _: unavailable(h, 503, "3600")), tmp_path)
+    assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
+    assert "503" in error.why
+    assert time.monotonic() - started < 5
+    assert len(server.asked) == 1
+
+
+def test_a_missing_file_is_not_asked_for_twice(server: Server, tmp_path: Path) -> None:
+    error = refused(server.on("/f", lambda h, _: unavailable(h, 404, None)), tmp_path)
+    assert (error.code, error.exit_code) == ("download-refused", ExitCode.BUILD_FAILED)
+    assert len(server.asked) == 1
+
+
+def redirect(handler: BaseHTTPRequestHandler, to: str) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", to)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def test_a_redirect_to_a_file_is_refused(server: Server, tmp_path: Path) -> None:
+    error = refused(server.on("/f", lambda h, _: redirect(h, "file:///etc/passwd")), tmp_path, None)
+    assert error.code == "download-refused"
+
+
+def test_a_redirect_to_another_address_is_followed_and_a_loop_is_not(server: Server, tmp_path: Path) -> None:
+    target = server.on("/real", good)
+    assert fetch(server.on("/f", lambda h, _: redirect(h, target)), tmp_path).sha256 == DIGEST
+    (tmp_path / "file.whl").unlink()
+    loop = server.on("/loop", lambda h, _: redirect(h, "/loop"))
+    assert refused(loop, tmp_path).code == "download-refused"
+
+
+def test_an_announced_or_a_real_size_over_the_cap_is_refused(server: Server, tmp_path: Path) -> None:
+    error = refused(server.on("/f", good), tmp_path, size_cap=1000)
+    assert (error.code, error.exit_code) == ("download-too-large", ExitCode.INTEGRITY)
+
+    def unannounced(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(BODY)
+
+    assert refused(server.on("/g", unannounced), tmp_path, size_cap=1000).code == "download-too-large"
+
+
+def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Server) -> None:
+    url = server.on("/f", good)
+    server.http.shutdown()
+    server.http.server_close()
+    error = refused(url, tmp_path, deadline=1.5)
+    assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
+
+
+def test_a_compressed_transfer_is_hashed_as_it_came(server: Server, tmp_path: Path) -> None:
+    def encoded(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", str(len(BODY)))
+        handler.end_headers()
+        handler.wfile.write(BODY)
+
+    assert fetch(server.on("/f", encoded), tmp_path).sha256 == DIGEST
+
+
+def test_file_urls_are_copied_and_checked(tmp_path: Path) -> None:
+    source = tmp_path / "a file+1.whl"
+    source.write_bytes(BODY)
+    out = tmp_path / "out"
+    out.mkdir()
+    assert fetch(source.as_uri(), out).sha256 == DIGEST
+    (out / "file.whl").unlink()
+    assert refused(source.as_uri(), out, "1" * 64).code == "hash-mismatch"
+    assert refused(source.as_uri(), out, size_cap=10).code == "download-too-large"
+
+
+def test_file_urls_of_fifos_folders_and_nothing_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for url in ((tmp_path / "fifo").as_uri(), tmp_path.as_uri(), (tmp_path / "none").as_uri()):
+        assert refused(url, out).code == "download-refused"
+    assert refused("file://elsewhere/x", out).code == "url-unsupported"
+    assert refused("ftp://host/x", out).code == "url-unsupported"
+    assert refused("-x", out).code == "url-unsupported"
+
+
+def test_a_full_disk_is_a_failure_to_try_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A real full disk needs root for a mount; only the kernel's answer is replaced, at the last step of writing.
+    def no_space(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    error = refused(server.on("/f", good), tmp_path)
+    assert (error.code, error.exit_code) == ("disk-full", ExitCode.TRY_AGAIN)
+
+
+def test_a_folder_that_is_not_there_is_a_coded_error(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        fetch(server.on("/f", good), tmp_path / "none")
+    assert caught.value.code == "not-writable"
+
+
+def test_credentials_in_a_url_do_not_reach_the_error(server: Server, tmp_path: Path) -> None:
+    url = server.on("/f", lambda h, _: unavailable(h, 403, None)).replace("http://", "http://bob:hunter22@")
+    error = refused(url, tmp_path)
+    assert "hunter22" not in f"{error.what} {error.why} {error.hint}"
