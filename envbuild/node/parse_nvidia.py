@@ -18,7 +18,7 @@ QUERY_FIELDS = (  # type: tuple[str, ...]
     "mig.mode.current",
     "ecc.errors.uncorrected.volatile.total",
 )
-OLD_QUERY_FIELDS = QUERY_FIELDS[:6]
+OLD_QUERY_FIELDS = QUERY_FIELDS[:5]
 
 _VERSION = r"([0-9]+(?:\.[0-9]+)+)"
 _DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)

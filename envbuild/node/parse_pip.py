@@ -41,9 +41,15 @@ def local_folders(links: "Iterable[str]", home: "str") -> "list[str]":
     for link in links:
         path = link
         if link.startswith("file:"):
-            path = unquote(re.sub(r"\Afile:(//(localhost)?(?=/))?", "", link))
+            local = re.match(r"file:(?://(?:localhost)?)?(/[^/].*)\Z", link)
+            path = unquote(local.group(1)) if local else ""
         elif link == "~" or link.startswith("~/"):
             path = home + link[1:]
-        if path.startswith("/") and "\0" not in path and os.path.normpath(path) not in found:
+        if (
+            path.startswith("/")
+            and not path.startswith("//")
+            and "\0" not in path
+            and os.path.normpath(path) not in found
+        ):
             found.append(os.path.normpath(path))
     return found
