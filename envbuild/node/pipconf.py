@@ -33,6 +33,11 @@ def redact(text: "str") -> "str":
     return _CREDENTIALS.sub("***@", text)
 
 
+def without_credentials(url: "str") -> "str":
+    """`url` without user and password."""
+    return _CREDENTIALS.sub("", url)
+
+
 def config_files(environ: "Mapping[str, str]") -> "list[str]":
     """pip's configuration files, the strongest first; none when PIP_CONFIG_FILE is the null device."""
     explicit = environ.get("PIP_CONFIG_FILE")

@@ -40,7 +40,7 @@ def is_current(prefix: "str", stack: "str", environment: "str") -> "bool":
 
 
 def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict[str, Any] | None") -> "list[str]":
-    """How the packages that are there differ from those of the stamp and of the variant, in words; empty when they do not.
+    """How the packages that are there differ from those of the stamp and of the variant, in words; empty when equal.
 
     Compares names and versions from dist-info; reads no other file.
     """
@@ -65,7 +65,7 @@ def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: "str") ->
 
 
 def fast_problems(environment: "str", variant: "dict[str, Any] | None") -> "list[str]":
-    """The fast check: stamp there, variant digest, interpreter there, package set and versions. Empty when it passes."""
+    """The fast check (stamp, variant digest, interpreter, package set and versions) in words; empty when it passes."""
     found = read(environment)
     if found is None:
         return ["there is no stamp"]
@@ -94,7 +94,7 @@ def facts(prefix: "str", environment: "str") -> "dict[str, Any]":
 
 
 def list_environments(prefix: "str") -> "list[str]":
-    """Paths of the environments under a prefix, stamped or half built; trash and set-aside ones are not environments."""
+    """Paths of the environments under a prefix, stamped or half built, without trash and set-aside ones."""
     folder = paths.envs_dir(prefix)
     try:
         names = sorted(os.listdir(folder))

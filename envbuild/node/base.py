@@ -1,0 +1,170 @@
+"""The interpreter and the base that an environment stands on: what it really is, and what it provides."""
+
+import json
+import os
+import re
+
+from envbuild.node import proc, record
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ASK = """
+import json, sys
+out = {"version": list(sys.version_info[:3]), "executable": sys.executable, "name": sys.implementation.name,
+       "venv": sys.prefix != sys.base_prefix, "packages": {}}
+if len(sys.argv) > 1:
+    from importlib import metadata
+    for each in metadata.distributions():
+        name = each.metadata["Name"]
+        if name and name not in out["packages"]:
+            out["packages"][name] = each.version
+print(json.dumps(out))
+"""
+_COMPARE = re.compile(r"\s*(==|>=|<=|!=|<|>|~=)\s*([0-9][0-9.]*)(\.\*)?[^,]*\s*\Z")
+
+
+class Interpreter:
+    """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version)."""
+
+    def __init__(self, path: "str", version: "tuple[int, ...]", packages: "dict[str, str]") -> "None":
+        """Plain data."""
+        self.path = path
+        self.version = version
+        self.packages = packages
+
+
+def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
+    """Run the interpreter at `path` and see that it is what `variant` needs.
+
+    Raises NodeError `interpreter-missing`, `interpreter-mismatch` or `base-is-a-venv` (exit 7).
+    """
+    wants_base = variant.get("base", {}).get("kind", "none") != "none"
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise NodeError("request-invalid", "`interpreter` must be an absolute path")
+    argv = [path, "-I", "-c", _ASK] + (["packages"] if wants_base else [])
+    done = proc.run(argv, timeout=120.0, env=proc.clean_env({"PYTHONHOME": None, "__PYVENV_LAUNCHER__": None}))
+    if not done.ok:
+        raise _refused("interpreter-missing", "cannot run the interpreter %s" % path, (done.err or done.out)[-500:])
+    try:
+        told = json.loads(done.out)
+    except ValueError:
+        raise _refused("interpreter-missing", "%s is not a Python interpreter" % path, done.out[-200:]) from None
+    minor = "%d.%d" % tuple(told["version"][:2])
+    if told["name"] != "cpython" or minor != variant["python"]:
+        raise _refused(
+            "interpreter-mismatch",
+            "%s is %s %s, the lock needs CPython %s" % (path, told["name"], minor, variant["python"]),
+            "the variant %s was locked for that version" % variant.get("id", ""),
+        )
+    if wants_base and told["venv"]:
+        raise _refused(
+            "base-is-a-venv",
+            "%s is itself a virtual environment and cannot be a base" % path,
+            "a virtual environment on top of it sees the interpreter's packages, not those of the one below",
+        )
+    # The name it was called by may be a link or a launcher; the environment must not depend on either.
+    real = os.path.realpath(told["executable"] or path)
+    packages = {record.normal_name(name): version for name, version in told["packages"].items()}
+    return Interpreter(real, tuple(told["version"]), packages)
+
+
+def _refused(code: "str", what: "str", why: "str") -> "NodeError":
+    return NodeError(
+        code, what, why=why.strip(), hint="choose another interpreter (--python) or variant", exit_code=Exit.REFUSED
+    )
+
+
+def check(variant: "dict[str, Any]", provided: "dict[str, str]") -> "None":
+    """See that the base has what the lock builds on and that the lock replaces none of it.
+
+    `provided` is what the interpreter really has. Raises NodeError `base-changed`, `base-lacks` or
+    `replaces-base-package` (exit 7).
+    """
+    for name, version in sorted(variant.get("provided", {}).items()):
+        there = provided.get(record.normal_name(name))
+        if there is None or record.normal_version(there) != record.normal_version(version):
+            raise NodeError(
+                "base-changed",
+                "the base has %s %s, the variant was made for %s" % (name, there or "not", version),
+                hint="plan again: the base becomes part of the variant's digest",
+                exit_code=Exit.REFUSED,
+            )
+    for requirement in variant.get("base", {}).get("provides", []):
+        if not satisfied(requirement, provided):
+            raise NodeError(
+                "base-lacks",
+                "the base does not provide %s" % requirement,
+                why=_what_is_there(requirement, provided),
+                hint="choose another interpreter, or the variant with `base: none`",
+                exit_code=Exit.REFUSED,
+            )
+    check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
+
+
+def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> "None":
+    """Raise NodeError `replaces-base-package` (exit 7) when a package of ours would hide one of the base."""
+    both = sorted(name for name in installed if record.normal_name(name) in provided)
+    if both:
+        first = both[0]
+        raise NodeError(
+            "replaces-base-package",
+            "%s %s would replace the base's %s" % (first, installed[first], provided[record.normal_name(first)]),
+            why="in the lock and in the base: %s" % ", ".join(both),
+            hint="take these packages out of the stack, or use the variant with `base: none`",
+            exit_code=Exit.REFUSED,
+            details={"packages": both},
+        )
+
+
+def _name_of(requirement: "str") -> "str":
+    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
+    return record.normal_name(found.group(1)) if found else ""
+
+
+def _what_is_there(requirement: "str", provided: "dict[str, str]") -> "str":
+    version = provided.get(_name_of(requirement))
+    return "it has %s %s" % (_name_of(requirement), version) if version else "it has no %s" % _name_of(requirement)
+
+
+def satisfied(requirement: "str", provided: "dict[str, str]") -> "bool":
+    """Whether `provided` meets a requirement, by its name and its release numbers.
+
+    Only names and comparisons of release numbers are read here; the controller has read the whole requirement.
+    """
+    version = provided.get(_name_of(requirement))
+    if version is None:
+        return False
+    rest = re.sub(r"\A\s*[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?", "", requirement.split(";")[0]).strip("() ")
+    return all(_holds(version, part) for part in rest.split(",") if part.strip())
+
+
+def _numbers(text: "str") -> "list[int]":
+    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    numbers = [int(part) for part in found.group(1).split(".")] if found else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+def _holds(version: "str", part: "str") -> "bool":
+    found = _COMPARE.match(part)
+    if found is None:
+        return False
+    operator, wanted, star = found.group(1), found.group(2), found.group(3)
+    ours, theirs = _numbers(version), _numbers(wanted)
+    if operator == "~=" or star:
+        shown = [int(each) for each in wanted.strip(".").split(".")]
+        kept = shown[:-1] if operator == "~=" else shown
+        same = (ours + [0] * len(kept))[: len(kept)] == kept
+        return (not same) if operator == "!=" else same and (operator != "~=" or ours >= theirs)
+    return {
+        "==": ours == theirs,
+        "!=": ours != theirs,
+        ">=": ours >= theirs,
+        "<=": ours <= theirs,
+        "<": ours < theirs,
+        ">": ours > theirs,
+    }[operator]

@@ -1,0 +1,271 @@
+"""The verb `install`: builds an environment in place, up to but without its stamp."""
+
+import os
+import shutil
+import tempfile
+import time
+
+from envbuild.node import base, builds, lease, merkle, packages, paths, pipconf, record, sources, stamp, uv
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
+_INODES_PER_PACKAGE = 20
+
+
+class _Job:
+    """One request, read once: where, what, with which tools, and how long each phase took (seconds)."""
+
+    def __init__(self, request: "dict[str, Any]") -> "None":
+        args = request["args"]
+        self.args = args
+        self.run = request["run"]
+        self.prefix = request["prefix"]
+        self.environment = paths.checked_environment(self.prefix, args.get("environment"))
+        self.variant = args["variant"]
+        self.artifacts = args.get("artifacts") or {}
+        self.seconds = {}  # type: dict[str, float]
+        self._begun = time.monotonic()
+
+    def phase(self, name: "str") -> "None":
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._begun, 3)
+        self._begun = now
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Build `args.environment`; returns (changed, result of the contract).
+
+    The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
+    that passes the fast check is left alone. With `repair` (or `rebuild`) a stamped one is set aside, built again, and
+    put back should that fail. Nothing of a failed build stays. Raises NodeError.
+    """
+    for key in ("environment", "variant", "interpreter", "tools"):
+        if key not in request["args"]:
+            raise NodeError("request-invalid", "`args.%s` is missing" % key)
+    job = _Job(request)
+    job.args.setdefault("cache", os.path.join(job.prefix, "cache", "uv"))
+    paths.set_umask(job.prefix)
+    paths.make_dirs(job.prefix, "envs")
+    paths.set_umask(job.prefix)
+    held = lease.acquire(job.prefix, job.run, job.args.get("controller"), float(job.args.get("wait") or 0))
+    try:
+        with held:
+            return _install(job, held)
+    except OSError as error:
+        held.release()
+        raise paths.os_error(error, job.environment) or error from error
+    except BaseException:
+        held.release()
+        raise
+
+
+def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
+    again = bool(job.args.get("repair") or job.args.get("rebuild"))
+    found = stamp.read(job.environment)
+    if found is not None and not again:
+        return False, _unchanged(job, found)
+    interpreter = base.examine(job.args["interpreter"], job.variant)
+    base.check(job.variant, interpreter.packages)
+    packages.check_recorded(job.variant.get("packages", []))
+    sources.check_supported(job.variant.get("sources", []))
+    tool = _tool(job)
+    _check_space(job, tool)
+    _sweep(job.environment)
+    if found is not None:
+        os.rename(job.environment, "%s.old-%s" % (job.environment, paths.checked_name(job.run, "run")))
+    try:
+        if found is None:
+            paths.discard(job.environment)
+        result = _build(job, tool, interpreter)
+        held.check()
+    except BaseException:
+        paths.discard(job.environment)
+        put_back(job.environment)
+        raise
+    finally:
+        shutil.rmtree(tool.tmp, ignore_errors=True)
+    return True, result
+
+
+def _unchanged(job: "_Job", found: "dict[str, Any]") -> "dict[str, Any]":
+    problems = stamp.fast_problems(job.environment, job.variant)
+    if problems:
+        raise NodeError(
+            "environment-drifted",
+            "%s is not what its stamp says any more" % job.environment,
+            why="; ".join(problems[:5]),
+            hint="look at it with `envbuild verify --deep`; `envbuild provision --repair` builds it again",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    log("%s is there and unchanged" % job.environment)
+    result = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
+    return dict(result, environment=job.environment, record_checked=0, seconds=job.seconds)
+
+
+def _tool(job: "_Job") -> "uv.Uv":
+    config = pipconf.read(os.environ)
+    cache = job.args["cache"]
+    top = job.args.get("tmp") or os.path.join(job.prefix, "tmp")
+    for folder in (cache, top):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise paths.os_error(error, folder) or NodeError(
+                "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
+            ) from error
+    # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
+    return uv.Uv(job.args["tools"]["uv"], cache, tempfile.mkdtemp(prefix="install-", dir=top), config)
+
+
+def _check_space(job: "_Job", tool: "uv.Uv") -> "None":
+    """Refuse early when the disk cannot hold what the lock says; sizes that nobody recorded count as nothing."""
+    needed = job.args.get("needed") or {}
+    sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
+    need_bytes = needed.get("bytes", sum(sizes) * _BYTES_PER_FETCHED)
+    need_inodes = needed.get("inodes", len(sizes) * _INODES_PER_PACKAGE)
+    facts = os.statvfs(paths.envs_dir(job.prefix))
+    free = facts.f_bavail * facts.f_frsize
+    short = []
+    if free < need_bytes:
+        short.append(("disk-full", "%d MB are free, about %d MB are needed" % (free // 10**6, need_bytes // 10**6)))
+    if facts.f_files > 0 and facts.f_favail < need_inodes:
+        short.append(("inodes-full", "%d inodes are free, about %d are needed" % (facts.f_favail, need_inodes)))
+    if short:
+        shutil.rmtree(tool.tmp, ignore_errors=True)
+        raise NodeError(
+            short[0][0],
+            "not enough room under %s" % job.prefix,
+            why="; ".join(text for _, text in short),
+            hint="remove old environments (`envbuild env remove`), or choose another prefix",
+            exit_code=Exit.TRY_AGAIN,
+        )
+
+
+def _sweep(environment: "str") -> "None":
+    """Take up what a killed run left: trash goes; a set-aside environment returns when its place is empty."""
+    folder, name = os.path.split(environment)
+    for each in sorted(os.listdir(folder)):
+        if each.startswith(name + ".trash-"):
+            paths.remove_tree(os.path.join(folder, each))
+
+
+def put_back(environment: "str") -> "None":
+    """Rename the newest set-aside copy of an environment back to its place, if there is one."""
+    aside = set_aside(environment)
+    if aside and not os.path.lexists(environment):
+        os.rename(aside[-1], environment)
+        log("put back %s" % environment)
+
+
+def set_aside(environment: "str") -> "list[str]":
+    """Set-aside copies of an environment, oldest first."""
+    folder, name = os.path.split(environment)
+    found = [os.path.join(folder, each) for each in os.listdir(folder) if each.startswith(name + ".old-")]
+    return sorted(found, key=lambda path: os.lstat(path).st_ctime_ns)
+
+
+def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict[str, Any]":
+    job.phase("checks")
+    _make_venv(job, tool, interpreter)
+    job.phase("venv")
+    pins = job.variant.get("sources", [])
+    folders = _fetch_sources(job, tool, pins)
+    job.phase("sources")
+    locked = job.variant.get("packages", [])
+    packages.install(tool, job.environment, locked, job.artifacts)
+    job.phase("packages")
+    for source in pins:
+        builds.install(tool, job.environment, source, folders[source["name"]], job.variant.get("environment", {}))
+    if pins:
+        job.phase("builds")
+    installed = record.installed(job.environment)
+    base.check_replaces(installed, interpreter.packages)
+    _check_set(locked, installed)
+    entries, checked = _check_record(job, tool, interpreter, pins)
+    job.phase("record")
+    keys = ("name", "commit", "tree", "git", "install", "generated")
+    told = [{key: source[key] for key in keys if key in source} for source in pins]
+    result = {
+        "environment": job.environment,
+        "packages": installed,
+        "base_packages": interpreter.packages,
+        "files": len(entries),
+        "bytes": sum(entry.size for entry in entries.values()),
+        "record_checked": checked,
+        "sources": told,
+        "seconds": job.seconds,
+    }
+    notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
+    if told:
+        paths.write_json(paths.meta(job.environment, "sources.json"), told)
+    paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
+    return result
+
+
+def _make_venv(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "None":
+    args = ["venv", "--python", interpreter.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
+    if job.variant.get("base", {}).get("kind", "none") != "none":
+        args.append("--system-site-packages")
+    done = tool.run(args + [job.environment], timeout=300.0)
+    if not done.ok:
+        raise uv.failure(done, "making the virtual environment", job.environment)
+
+
+def _fetch_sources(job: "_Job", tool: "uv.Uv", pins: "list[dict[str, Any]]") -> "dict[str, str]":
+    """Fetch and check every source before any package is installed; returns name -> folder."""
+    bundles = job.artifacts.get("sources") or {}
+    folders = {}
+    for source in pins:
+        if source.get("install", "wheel") == "wheel":
+            folder = builds.build_folder(tool.tmp, source)
+        else:
+            folder = os.path.join(job.environment, "src", source["name"])
+        sources.fetch(source, folder, bundles.get(source["name"]))
+        folders[source["name"]] = folder
+    return folders
+
+
+def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "None":
+    for package in locked:
+        there = installed.get(record.normal_name(package["name"]))
+        if there is None or record.normal_version(there) != record.normal_version(package["version"]):
+            raise NodeError(
+                "record-mismatch",
+                "%s %s was installed and says it is %s" % (package["name"], package["version"], there or "not there"),
+                hint="the file that the lock names holds another package; check the lock",
+                exit_code=Exit.INTEGRITY,
+                changed=True,
+            )
+
+
+def _check_record(
+    job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter", pins: "list[dict[str, Any]]"
+) -> "tuple[dict[str, merkle.Entry], int]":
+    places = merkle.Places(job.environment, job.prefix, interpreter.path)
+    entries = merkle.scan(job.environment, places, merkle.generated_globs(pins))
+    checked, wrong = record.check(job.environment, entries)
+    if wrong:
+        names = sorted({each["package"] for each in wrong})
+        cleaned = packages.forget_cached(tool, names)
+        first = wrong[0]
+        raise NodeError(
+            "record-mismatch",
+            "%s %s: %s is not what its RECORD says (%s)"
+            % (first["package"], first["version"], first["path"], first["kind"]),
+            why="%d of %d files; the copy in uv's cache %s is damaged" % (len(wrong), checked + len(wrong), tool.cache),
+            hint="run again; %s"
+            % ("the package was removed from the cache" if cleaned else "remove that folder first"),
+            exit_code=Exit.INTEGRITY,
+            details={"files": wrong[:20]},
+            changed=True,
+        )
+    rows = {
+        path: [entry.tag, entry.digest, entry.size, entry.executable, entry.raw, entry.signature]
+        for path, entry in entries.items()
+    }
+    paths.write_json(paths.meta(job.environment, stamp.SCAN), rows)
+    return entries, checked

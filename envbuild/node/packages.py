@@ -1,0 +1,197 @@
+"""Installs a variant's locked packages with uv: hashes required, dependencies never resolved, files copied."""
+
+import http.client
+import os
+import urllib.request
+
+from envbuild.node import pipconf, record, uv
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+UNRECORDED = "unrecorded"
+
+
+class Group:
+    """Packages that come from one place: `extra` are uv's variables for it, `args` its options, `urls` its indexes."""
+
+    def __init__(
+        self,
+        name: "str",
+        packages: "list[dict[str, Any]]",
+        extra: "dict[str, str | None]",
+        args: "list[str]",
+        urls: "list[str]",
+    ) -> "None":
+        """`packages` are locked packages as JSON."""
+        self.name = name
+        self.packages = packages
+        self.extra = extra
+        self.args = args
+        self.urls = urls
+
+
+def check_recorded(packages: "list[dict[str, Any]]") -> "None":
+    """Raise NodeError `hash-unrecorded` (exit 5) when the lock has no hash for any file of a package."""
+    for package in packages:
+        if all(each["sha256"] == UNRECORDED for each in package["files"]):
+            reasons = [each.get("reason") or "" for each in package["files"]]
+            raise NodeError(
+                "hash-unrecorded",
+                "nobody has recorded a hash of %s %s" % (package["name"], package["version"]),
+                why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
+                hint="fetch the file from its publisher, check it, and add its sha256 to the lock",
+                exit_code=Exit.INTEGRITY,
+            )
+
+
+def is_sdist(package: "dict[str, Any]") -> "bool":
+    """True when the lock names no wheel of the package."""
+    return not any(each["file"].endswith(".whl") for each in package["files"])
+
+
+def requirements(packages: "list[dict[str, Any]]") -> "str":
+    """A requirements file: every package pinned, with the hash of every acceptable file."""
+    lines = []
+    for package in packages:
+        hashes = sorted({each["sha256"] for each in package["files"]} - {UNRECORDED})
+        line = "%s==%s" % (package["name"], package["version"])
+        lines.append(" \\\n    ".join([line] + ["--hash=sha256:" + each for each in hashes]))
+    return "\n".join(lines) + "\n"
+
+
+def _local_files(folders: "list[str]") -> "set[str]":
+    names = set()  # type: set[str]
+    for folder in folders:
+        if os.path.isdir(folder):
+            names.update(os.listdir(folder))
+    return names
+
+
+def groups(packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config: "pipconf.PipConfig") -> "list[Group]":
+    """Split packages by where they come from.
+
+    A file that lies in a local find-links folder under its locked name is taken from there, without asking any index.
+    The rest comes from the index that the lock names, where the request knows it, else from the configured ones.
+    """
+    links = list(artifacts.get("find_links") or []) + config.find_links
+    links = pipconf.alive(links)
+    folders = [path for path in map(pipconf.local_path, links) if path is not None and os.path.isdir(path)]
+    remote = [link for link in links if pipconf.local_path(link) is None]
+    local_args = ["--no-index"] + [word for folder in folders for word in ("--find-links", folder)]
+    if artifacts.get("offline"):
+        return [Group("offline", packages, _no_index(), ["--offline"] + local_args, [])] if packages else []
+    there = _local_files(folders)
+    split = {}  # type: dict[str, list[dict[str, Any]]]
+    indexes = artifacts.get("indexes") or {}
+    for package in packages:
+        local = any(each["file"] in there for each in package["files"])
+        name = "local" if local else package.get("index", "pypi")
+        split.setdefault(name if local or name in indexes else "configured", []).append(package)
+    found = []
+    for name in sorted(split):
+        if name == "local":
+            found.append(Group(name, split[name], _no_index(), local_args, []))
+        else:
+            found.append(_indexed(name, split[name], indexes.get(name), remote, config))
+    return found
+
+
+def _no_index() -> "dict[str, str | None]":
+    names = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+    return dict.fromkeys(names)
+
+
+def _indexed(
+    name: "str",
+    packages: "list[dict[str, Any]]",
+    index: "dict[str, str] | None",
+    links: "list[str]",
+    config: "pipconf.PipConfig",
+) -> "Group":
+    extra = {}  # type: dict[str, str | None]
+    configured = not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
+    if configured and config.index_url:
+        extra["UV_DEFAULT_INDEX"] = config.index_url
+    extras = pipconf.alive(config.extra_index_urls)
+    if extras and not any(os.environ.get(key) for key in ("UV_INDEX", "UV_EXTRA_INDEX_URL")):
+        extra["UV_EXTRA_INDEX_URL"] = " ".join(extras)
+    if links and not os.environ.get("UV_FIND_LINKS"):
+        extra["UV_FIND_LINKS"] = ",".join(links)
+    urls = [config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or ""]
+    if index is None:
+        return Group(name, packages, extra, [], [url for url in urls if url])
+    if index.get("kind") == "find-links":
+        extra["UV_FIND_LINKS"] = ",".join([index["url"]] + links)
+        return Group(name, packages, extra, ["--no-index"], [])
+    extra.update(_no_index(), UV_DEFAULT_INDEX=index["url"])
+    if links:
+        extra["UV_FIND_LINKS"] = ",".join(links)
+    return Group(name, packages, extra, [], [index["url"]])
+
+
+def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]") -> "None":
+    """Install every locked package into `environment`, wheels first, then source distributions without isolation.
+
+    Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
+    `disk-full`, `inodes-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed` (4).
+    """
+    check_recorded(packages)
+    wheels = [package for package in packages if not is_sdist(package)]
+    for group in groups(wheels, artifacts, tool.config):
+        log("installing %d packages (%s)" % (len(group.packages), group.name))
+        _install_group(tool, environment, group, ["--no-build"])
+    # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
+    for package in packages:
+        if is_sdist(package):
+            for group in groups([package], artifacts, tool.config):
+                log("building %s %s" % (package["name"], package["version"]))
+                _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+
+
+def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "list[str]") -> "None":
+    listing = os.path.join(tool.tmp, "requirements-%s.txt" % group.name)
+    with open(listing, "w", encoding="utf-8") as stream:
+        stream.write(requirements(group.packages))
+    args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
+    args += ["--link-mode", "copy", "--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
+    done = tool.run(args + options + group.args + ["-r", listing], group.extra)
+    if done.ok:
+        return
+    error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
+    if error.code in ("package-not-found", "install-failed"):
+        _check_index(group, error)
+    raise error
+
+
+def _check_index(group: "Group", error: "NodeError") -> "None":
+    """Raise `index-not-an-index` when the index answers with a page that is no package list, a login form say.
+
+    uv reads such a page as an empty list and says only that there is no such version.
+    """
+    for url in group.urls:
+        if not url.startswith(("http://", "https://")):
+            continue
+        page = "%s/%s/" % (pipconf.without_credentials(url).rstrip("/"), record.normal_name(group.packages[0]["name"]))
+        try:
+            with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310 - the scheme was checked
+                kind = answer.headers.get("Content-Type", "")
+                body = answer.read(65536).decode("utf-8", "replace").lower()
+        except (OSError, ValueError, http.client.HTTPException):
+            continue
+        if ("html" in kind and "<a " not in body) or "<form" in body:
+            raise NodeError(
+                "index-not-an-index",
+                "the package index answers with a web page, not with packages",
+                why="%s has no package links%s" % (page, ", it has a form" if "<form" in body else ""),
+                hint="log in to the network's portal, or check the proxy and the index in pip's or uv's configuration",
+                exit_code=Exit.BUILD_FAILED,
+                changed=True,
+            ) from error
+
+
+def forget_cached(tool: "uv.Uv", names: "list[str]") -> "bool":
+    """Remove packages from uv's cache, so that a damaged copy is not used again; True when uv did it."""
+    return tool.run(["cache", "clean", "--"] + names, timeout=60.0).ok if names else False

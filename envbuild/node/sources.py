@@ -1,0 +1,214 @@
+"""Git sources: fetch exactly the pinned commit, compare its tree, and install it.
+
+Git's own configuration is honoured (insteadOf, proxies, credential helpers); hooks, the `ext` transport, filters and
+submodule recursion are switched off, because what a repository says must never run before its tree is checked.
+"""
+
+import os
+import re
+
+from envbuild.node import paths, pipconf, proc
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+DEADLINE = 3600.0
+_SAFE = (
+    "protocol.ext.allow=never",
+    "core.hooksPath=" + os.devnull,
+    "core.fsmonitor=false",
+    "core.autocrlf=false",
+    "core.symlinks=true",
+    "core.attributesFile=" + os.devnull,
+    "filter.lfs.smudge=",
+    "filter.lfs.process=",
+    "filter.lfs.required=false",
+    "submodule.recurse=false",
+    "fetch.recurseSubmodules=false",
+    "advice.detachedHead=false",
+    "init.defaultBranch=main",
+    "gc.auto=0",
+)
+_REPO_VARIABLES = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+)
+_TRANSPORT = re.compile(
+    r"Could not resolve host|unable to access|Connection (refused|timed out|reset)|Network is unreachable"
+    r"|early EOF|RPC failed|The requested URL returned error: 5|Operation timed out|No route to host"
+)
+_HEX = re.compile(r"\A[0-9a-f]{40}\Z")
+
+
+def _git(folder: "str", *args: "str") -> "proc.Finished":
+    drop = dict.fromkeys(_REPO_VARIABLES)  # type: dict[str, str | None]
+    env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"))
+    options = [word for setting in _SAFE for word in ("-c", setting)]
+    done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=DEADLINE, env=env)
+    if done.missing:
+        raise NodeError(
+            "git-missing",
+            "this stack has git sources and there is no git on this node",
+            hint="install git, or use `delivery: controller`",
+            exit_code=Exit.REFUSED,
+        )
+    return done
+
+
+def _must(done: "proc.Finished", doing: "str", folder: "str") -> "str":
+    if done.ok:
+        return done.out.strip()
+    text = done.err + done.out
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        raise paths.full_disk(folder, pipconf.redact(text.strip()[-500:]))
+    raise NodeError(
+        "git-failed",
+        "git failed while %s" % doing,
+        why=pipconf.redact(text.strip()[-1000:]),
+        exit_code=Exit.BUILD_FAILED,
+        changed=True,
+    )
+
+
+def check_supported(sources: "list[dict[str, Any]]") -> "None":
+    """Refuse what cannot be built yet, and pins that are none.
+
+    Raises NodeError `patches-unsupported` (exit 7) or `request-invalid`.
+    """
+    for source in sources:
+        if source.get("patches"):
+            raise NodeError(
+                "patches-unsupported",
+                "source %s has patches, which this version cannot apply" % source["name"],
+                why="patches: %s" % ", ".join(source["patches"]),
+                hint="use a stack without patches, or a fork that has them",
+                exit_code=Exit.REFUSED,
+            )
+        for part in [source] + list(source.get("submodules") or []):
+            if not str(part["git"]).startswith(("https://", "ssh://")):
+                raise NodeError("request-invalid", "source %s: not an https:// or ssh:// URL" % source["name"])
+            if not _HEX.match(part["commit"]) or not _HEX.match(part["tree"]):
+                raise NodeError("request-invalid", "source %s: commit and tree must be 40 hex digits" % source["name"])
+        paths.checked_name(source["name"], "source name")
+        for part in source.get("submodules") or []:
+            _checked_relative(part["path"])
+        if source.get("path"):
+            _checked_relative(source["path"])
+
+
+def _checked_relative(path: "str") -> "str":
+    parts = path.split("/")
+    if not path or path.startswith(("/", "-", "~")) or any(part in ("", ".", "..", ".git") for part in parts):
+        raise NodeError("request-invalid", "not a path inside a source: %r" % path[:100])
+    return path
+
+
+def fetch(source: "dict[str, Any]", folder: "str", bundle: "str | None") -> "None":
+    """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
+
+    `bundle`: a git bundle to take the commit from instead of the URL. Raises NodeError `tree-mismatch` and
+    `commit-missing` (exit 5), `network-unreachable` (75), `source-unreachable` and `git-failed` (4).
+    """
+    log("fetching source %s at %.12s" % (source["name"], source["commit"]))
+    _checkout(source, folder, source["name"], bundle)
+    repositories = {"": folder}
+    for part in sorted(source.get("submodules") or [], key=lambda each: each["path"].count("/")):
+        where = _submodule_folder(folder, part["path"])
+        _check_gitlink(source, part, repositories)
+        _checkout(part, where, "%s/%s" % (source["name"], part["path"]), None)
+        repositories[part["path"]] = where
+    for where in repositories.values():
+        paths.remove_tree(os.path.join(where, ".git"))
+
+
+def _submodule_folder(folder: "str", path: "str") -> "str":
+    where = os.path.join(folder, _checked_relative(path))
+    # A link in the tree must not lead a submodule out of it.
+    if os.path.realpath(where) != os.path.join(os.path.realpath(folder), path):
+        raise _mismatch(path, "the path goes through a symbolic link", "")
+    return where
+
+
+def _check_gitlink(source: "dict[str, Any]", part: "dict[str, Any]", repositories: "dict[str, str]") -> "None":
+    """The parent's tree must itself name the submodule's commit."""
+    above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
+    below = part["path"][len(above) + 1 :] if above else part["path"]
+    listed = _must(_git(repositories[above], "ls-tree", "HEAD", "--", below), "reading a tree", source["name"])
+    if listed.split()[:3] != ["160000", "commit", part["commit"]]:
+        name = "%s/%s" % (source["name"], part["path"])
+        raise _mismatch(name, "the lock says submodule commit %s" % part["commit"], "the tree says: %s" % listed)
+
+
+def _mismatch(name: "str", why: "str", seen: "str") -> "NodeError":
+    return NodeError(
+        "tree-mismatch",
+        "source %s is not what the lock says" % name,
+        why="; ".join(part for part in (why, seen) if part),
+        hint="do not use this repository or mirror; if the lock is wrong, create it again",
+        exit_code=Exit.INTEGRITY,
+        changed=True,
+    )
+
+
+def _checkout(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None") -> "None":
+    os.makedirs(folder, exist_ok=True)
+    _must(_git(folder, "init", "--quiet", "--template="), "making a folder for %s" % name, folder)
+    _obtain(pin, folder, name, bundle)
+    tree = _git(folder, "rev-parse", "--verify", "--quiet", pin["commit"] + "^{tree}").out.strip()
+    if tree != pin["tree"]:
+        raise _mismatch(name, "tree %s, the lock says %s" % (tree or "(none)", pin["tree"]), "commit " + pin["commit"])
+    _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
+
+
+def _has_commit(folder: "str", commit: "str") -> "bool":
+    return _git(folder, "cat-file", "-e", commit + "^{commit}").ok
+
+
+def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None") -> "None":
+    if bundle is not None:
+        done = _git(folder, "fetch", "--quiet", "--no-tags", "--", bundle, "+refs/*:refs/envbuild/*")
+    else:
+        done = _git(folder, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", pin["git"], pin["commit"])
+        if not done.ok and not _TRANSPORT.search(done.err):
+            # Some servers hand out only what a branch or tag names: fetch all and look for the commit.
+            wanted = ("+refs/heads/*:refs/envbuild/heads/*", "+refs/tags/*:refs/envbuild/tags/*")
+            done = _git(folder, "fetch", "--quiet", "--no-tags", "--", pin["git"], *wanted)
+    if _has_commit(folder, pin["commit"]):
+        return
+    origin = bundle or pin["git"]
+    if done.ok:
+        raise NodeError(
+            "commit-missing",
+            "source %s: commit %s is not in %s" % (name, pin["commit"], origin),
+            why="all branches and tags were fetched and none contains it",
+            hint="it was removed upstream, or a mirror is behind; upstream is %s" % pin["git"],
+            exit_code=Exit.INTEGRITY,
+            changed=True,
+        )
+    _unreachable(done, name, origin, folder)
+
+
+def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str") -> "None":
+    text = pipconf.redact(done.err.strip()[-1000:])
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        raise paths.full_disk(folder, text)
+    transport = done.timed_out or _TRANSPORT.search(text) is not None
+    raise NodeError(
+        "network-unreachable" if transport else "source-unreachable",
+        "source %s cannot be fetched from %s" % (name, origin),
+        why=text,
+        hint="check the network and the proxy, set `url.<base>.insteadOf` for a mirror, or deliver a bundle",
+        exit_code=Exit.TRY_AGAIN if transport else Exit.BUILD_FAILED,
+        changed=True,
+    )
+
+
+def option_flags(flags: "Sequence[str]") -> "list[str]":
+    """Build flags as setup.py reads them: `cpp_ext` becomes `--cpp_ext`; what begins with `-` stays."""
+    return [flag if flag.startswith("-") else "--" + flag for flag in flags]

@@ -1,0 +1,151 @@
+"""Runs uv with a known environment, and turns what it says into coded errors.
+
+Addresses reach uv through environment variables, never through its argument list, so that a token in one is not in any
+process list; every message is redacted.
+"""
+
+import os
+import re
+
+from envbuild.node import paths, pipconf, proc
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
+# would make an environment that is not the lock's.
+_KEPT = re.compile(
+    r"\AUV_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|INDEX_\w+_(USERNAME|PASSWORD)|KEYRING_PROVIDER"
+    r"|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|CONCURRENT_\w+"
+    r"|LOCK_TIMEOUT)\Z"
+)
+_DROPPED = (
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "PYTHONUSERBASE",
+    "__PYVENV_LAUNCHER__",
+)
+_SPACE = re.compile(r"No space left on device|os error 28\b|Disk quota exceeded|os error 122\b")
+_TRANSPORT = re.compile(
+    r"client error \(Connect\)|dns error|error sending request|[Tt]imed? ?out|Connection (reset|refused)"
+    r"|HTTP status server error|\(429 |connection closed|error decoding response body|request or response body error"
+    r"|Network (is )?unreachable"
+)
+_REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
+_TAIL = 20
+DEADLINE = 3600.0
+
+
+class Uv:
+    """uv at one path, with one cache and one folder for temporary files."""
+
+    def __init__(self, program: "str", cache: "str", tmp: "str", config: "pipconf.PipConfig") -> "None":
+        """`cache` and `tmp` are absolute paths that exist."""
+        self.program = program
+        self.cache = cache
+        self.tmp = tmp
+        self.config = config
+
+    def environ(self, extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
+        """The whole environment of a uv process."""
+        env = proc.clean_env()
+        for name in list(env):
+            if name in _DROPPED or (name.startswith("UV_") and not _KEPT.match(name)):
+                del env[name]
+        env.update(
+            UV_CACHE_DIR=self.cache,
+            UV_PYTHON_DOWNLOADS="never",
+            UV_NO_PROGRESS="1",
+            UV_LINK_MODE="copy",
+            TMPDIR=self.tmp,
+            NO_COLOR="1",
+            PYTHONDONTWRITEBYTECODE="1",
+            PYTHONNOUSERSITE="1",
+        )
+        if self.config.cert and "SSL_CERT_FILE" not in env and os.path.exists(self.config.cert):
+            env["SSL_CERT_FILE"] = self.config.cert
+        for name, value in (extra or {}).items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env
+
+    def run(
+        self,
+        args: "Sequence[str]",
+        extra: "dict[str, str | None] | None" = None,
+        cwd: "str | None" = None,
+        timeout: "float" = DEADLINE,
+    ) -> "proc.Finished":
+        """Run `uv ARGS` (in `tmp`, where no project file lies); raises NodeError `uv-missing` (exit 4)."""
+        done = proc.run([self.program] + list(args), timeout=timeout, env=self.environ(extra), cwd=cwd or self.tmp)
+        if done.missing:
+            raise NodeError(
+                "uv-missing",
+                "cannot run uv at %s" % self.program,
+                why=done.err,
+                hint="provision again: the toolchain step puts uv there",
+                exit_code=Exit.BUILD_FAILED,
+            )
+        return done
+
+
+def tail(text: "str", lines: "int" = _TAIL) -> "str":
+    """The last lines of a program's output, redacted."""
+    return pipconf.redact("\n".join(text.strip().splitlines()[-lines:]))
+
+
+def failure(done: "proc.Finished", doing: "str", where: "str") -> "NodeError":
+    """The coded error for a uv run that failed while `doing` (words), working at the path `where`."""
+    text = done.err + "\n" + done.out
+    why = tail(text)
+    if done.timed_out:
+        return _error("network-unreachable", "uv did not finish %s in time" % doing, why, Exit.TRY_AGAIN)
+    if _SPACE.search(text):
+        return paths.full_disk(where, why)
+    found = re.search(r"Hash mismatch for `([^`]+)`", text)
+    if found is not None:
+        return _error(
+            "hash-mismatch",
+            "%s is not the file that the lock names" % found.group(1),
+            why,
+            Exit.INTEGRITY,
+            "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
+        )
+    if re.search(r"Failed to extract archive|invalid Zip archive|ZIP file contains", text):
+        return _error("artifact-damaged", "a file is damaged (%s)" % doing, why, Exit.INTEGRITY, "fetch it again")
+    if _REFUSED.search(text):
+        return _error(
+            "index-refused",
+            "the package index refused us (%s)" % doing,
+            why,
+            Exit.BUILD_FAILED,
+            "check the credentials in ~/.netrc, or pip's and uv's configuration",
+        )
+    if _TRANSPORT.search(text):
+        return _error(
+            "network-unreachable",
+            "cannot reach what is needed (%s)" % doing,
+            why,
+            Exit.TRY_AGAIN,
+            "check the network and the proxy, configure a mirror in pip's configuration, or use `delivery: controller`",
+        )
+    if "No solution found" in text or "not found in the package registry" in text:
+        return _error(
+            "package-not-found",
+            "a locked package is not to be had (%s)" % doing,
+            why,
+            Exit.BUILD_FAILED,
+            "check that the configured index or mirror has it; offline, that it was delivered",
+        )
+    return _error("install-failed", "uv failed (%s)" % doing, why, Exit.BUILD_FAILED)
+
+
+def _error(code: "str", what: "str", why: "str", exit_code: "int", hint: "str" = "") -> "NodeError":
+    return NodeError(code, what, why=why, hint=hint, exit_code=exit_code, changed=True)
