@@ -1,0 +1,154 @@
+"""What changed between two locks, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+
+_FIELDS = ("engine", "platform", "python", "torch", "flavour")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference. `before` is None for what was added, `after` for what was removed."""
+
+    variant: str
+    what: str
+    name: str
+    before: str | None
+    after: str | None
+
+    def line(self) -> str:
+        """For people: `+ package six 1.17.0`, `~ package numpy 2.0.1 -> 2.0.2`."""
+        if self.before is None:
+            return f"+ {self.what} {self.name} {self.after}".rstrip()
+        if self.after is None:
+            return f"- {self.what} {self.name} {self.before}".rstrip()
+        return f"~ {self.what} {self.name} {self.before} -> {self.after}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "variant": self.variant,
+            "what": self.what,
+            "name": self.name,
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+@dataclass(frozen=True)
+class LockDiff:
+    """All differences, in the order of the variants."""
+
+    changes: tuple[Change, ...]
+
+    def text(self) -> str:
+        """Lines for people, grouped by variant; variants with the same changes share one group."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        by_variant: dict[str, list[str]] = {}
+        for change in self.changes:
+            by_variant.setdefault(change.variant, []).append(change.line())
+        for variant, lines in by_variant.items():
+            groups.setdefault(tuple(lines), []).append(variant)
+        blocks = [
+            "\n".join([f"{', '.join(names)}:", *(f"  {line}" for line in lines)]) for lines, names in groups.items()
+        ]
+        return "\n".join(blocks) if blocks else "the same contents"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"same": not self.changes, "changes": [change.as_dict() for change in self.changes]}
+
+
+def diff_locks(a: Lock, b: Lock) -> LockDiff:
+    """Differences in contents from `a` to `b`; what does not change an environment (witnesses, sizes) is left out."""
+    changes = [
+        Change("lock", "field", field, str(before), str(after))
+        for field in ("stack", "profile", "as_of")
+        if (before := getattr(a, field)) != (after := getattr(b, field))
+    ]
+    old, new = ({variant.id: variant for variant in lock.variants} for lock in (a, b))
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            changes.append(Change(name, "variant", name, old[name].digest[:12], None))
+        elif name not in old:
+            changes.append(Change(name, "variant", name, None, new[name].digest[:12]))
+        else:
+            changes += _variant(old[name], new[name])
+    return LockDiff(tuple(changes))
+
+
+def _variant(a: Variant, b: Variant) -> list[Change]:
+    name = a.id
+    return [
+        *_maps(name, "field", _fields(a), _fields(b)),
+        *_maps(name, "package", _packages(a.packages, b.packages), _packages(b.packages, a.packages)),
+        *_maps(name, "base package", a.provided, b.provided),
+        *_sources(name, a.sources, b.sources),
+        *_maps(name, "variable", _variables(a), _variables(b)),
+    ]
+
+
+def _fields(variant: Variant) -> dict[str, str]:
+    return {field: str(getattr(variant, field)) for field in _FIELDS} | {
+        "base": _flat(variant.base.to_json_dict()),
+        "interpreter": _flat(variant.interpreter.to_json_dict()),
+        "imports": " ".join(variant.imports),
+        "smoke": " ".join(_flat(item.to_json_dict()) for item in variant.smoke),
+    }
+
+
+def _flat(data: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in data.items() if value not in ([], {}))
+
+
+def _variables(variant: Variant) -> dict[str, str]:
+    return {
+        key: value if isinstance(value, str) else f"{value.path} (if it exists)"
+        for key, value in variant.environment.items()
+    }
+
+
+def _packages(own: tuple[LockedPackage, ...], other: tuple[LockedPackage, ...]) -> dict[str, str]:
+    """Name to version; where only the files or the index differ, what differs is said behind the version."""
+    others = {package.name: package for package in other}
+    out = {}
+    for package in own:
+        twin = others.get(package.name)
+        same_version = twin is not None and twin.version == package.version
+        files = " ".join(f"{item.file} sha256 {item.sha256[:12]}" for item in package.files)
+        out[package.name] = f"{package.version} ({package.index}: {files})" if same_version else package.version
+    return out
+
+
+def _sources(name: str, a: tuple[LockedSource, ...], b: tuple[LockedSource, ...]) -> list[Change]:
+    old, new = ({source.name: source for source in sources} for sources in (a, b))
+    changes = _maps(
+        name,
+        "source",
+        {key: source.commit for key, source in old.items()},
+        {key: source.commit for key, source in new.items()},
+    )
+    for key in sorted(old.keys() & new.keys()):
+        before, after = (_source_fields(source[key]) for source in (old, new))
+        changes += _maps(name, f"source {key}", before, after)
+    return changes
+
+
+def _source_fields(source: LockedSource) -> dict[str, str]:
+    data = source.to_json_dict()
+    out = {key: str(data[key]) for key in data if key not in ("name", "commit", "submodules", "build")}
+    out["build"] = _flat(source.build.to_json_dict()) if source.build else "none"
+    return out | {f"submodule {sub.path}": f"{sub.git} {sub.commit} tree {sub.tree}" for sub in source.submodules}
+
+
+def _maps(variant: str, what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Change]:
+    return [
+        Change(variant, what, key, a.get(key), b.get(key))
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key)
+    ]

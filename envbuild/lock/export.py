@@ -1,0 +1,206 @@
+"""Exports one variant for other tools: `pylock` (PEP 751) and `requirements` (hash-pinned).
+
+A lock has no addresses. A pylock needs one for each file: a path in a wheelhouse, or the URL that the configured index
+gives at that moment. An export is made on request and never shipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.packages import PYPI, Index, Request, resolve
+from envbuild.lock.pylock import ARCHITECTURES
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+
+Format = Literal["pylock", "requirements", "conda-explicit"]
+FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where to ask for addresses when there is no wheelhouse: find-links entries and the named indexes."""
+
+    find_links: tuple[str, ...] = ()
+    indexes: Mapping[str, Index] | None = None
+
+
+def find_variant(lock: Lock, variant_id: str | None) -> Variant:
+    """The variant of that id, or the only one. Raises EnvbuildError `variant-unknown` (exit 2)."""
+    found = [variant for variant in lock.variants if variant_id in (variant.id, None)]
+    if len(found) == 1:
+        return found[0]
+    raise EnvbuildError(
+        "variant-unknown",
+        f"the lock has no variant {variant_id}" if variant_id else "the lock has several variants",
+        hint=f"name one of: {', '.join(variant.id for variant in lock.variants)}",
+    )
+
+
+def export_lock(
+    lock: Lock,
+    variant_id: str | None,
+    format: str,  # noqa: A002 - the word that the command line uses
+    wheelhouse: Path | None = None,
+    *,
+    places: Places | None = None,
+) -> str:
+    """Text of one variant in the format of another tool. Raises EnvbuildError:
+
+    `variant-unknown`, `format-unknown`, `format-not-available` (exit 2); `unrecorded-hash`, `wheelhouse-hash`,
+    `address-missing` (exit 5); `wheelhouse-incomplete` (exit 2); what uv's resolution raises.
+    """
+    variant = find_variant(lock, variant_id)
+    if format == "conda-explicit":
+        raise EnvbuildError(
+            "format-not-available",
+            "conda-explicit needs a conda variant, and this lock has none",
+            why="only the engine `venv` can be locked today",
+            hint="export pylock or requirements",
+        )
+    if format not in FORMATS:
+        raise EnvbuildError("format-unknown", f"no export format {format}", hint=f"one of: {', '.join(FORMATS)}")
+    _refuse_unrecorded(variant)
+    if format == "requirements":
+        return _requirements(lock, variant)
+    where = _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places or Places())
+    return _pylock(lock, variant, where)
+
+
+def _refuse_unrecorded(variant: Variant) -> None:
+    for package in variant.packages:
+        for item in package.files:
+            if item.sha256 == "unrecorded":
+                raise EnvbuildError(
+                    "unrecorded-hash",
+                    f"{item.file} has no recorded sha256",
+                    why=item.reason or "",
+                    hint="create the lock again where the file can be reached",
+                    exit_code=ExitCode.INTEGRITY,
+                )
+
+
+def _header(lock: Lock, variant: Variant) -> list[str]:
+    lines = [f"{lock.stack}, profile {lock.profile}, variant {variant.id}", f"variant digest {variant.digest}"]
+    if variant.base.kind != "none":
+        lines.append(f"stands on a base: {variant.base.kind} {' '.join(variant.base.provides)}".rstrip())
+    return lines + [f"not in this file: source {s.name} {s.git} at {s.commit}" for s in variant.sources]
+
+
+def _requirements(lock: Lock, variant: Variant) -> str:
+    lines = [f"# {line}" for line in _header(lock, variant)]
+    for package in variant.packages:
+        hashes = [f"    --hash=sha256:{item.sha256}" for item in package.files]
+        lines.append(" \\\n".join([f"{package.name}=={package.version}", *hashes]))
+    return "\n".join(lines) + "\n"
+
+
+def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, str]]:
+    missing, where = [], {}
+    for item in _files(variant.packages):
+        path = wheelhouse.resolve() / item.file
+        if not path.is_file():
+            missing.append(item.file)
+            continue
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != item.sha256:
+            raise EnvbuildError(
+                "wheelhouse-hash",
+                f"{path} is not the locked file",
+                why=f"sha256 {found} there, {item.sha256} in the lock",
+                hint="replace the file",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        where[item.file] = {"path": str(path)}
+    if missing:
+        raise EnvbuildError(
+            "wheelhouse-incomplete",
+            f"{wheelhouse} lacks {len(missing)} of the locked files",
+            why=", ".join(missing[:10]),
+            hint="fill it: pip download --require-hashes --no-deps -r REQUIREMENTS -d DIR",
+        )
+    return where
+
+
+def _files(packages: Sequence[LockedPackage]) -> list[ArtifactFile]:
+    return [item for package in packages for item in package.files]
+
+
+def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
+    """Ask uv where each locked file is. The answer counts only with the same file name and the same sha256."""
+    known = places.indexes or {}
+    # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
+    pins = tuple(f"{package.name}==={package.version}" for package in variant.packages)
+    elsewhere = {p.name: known[p.index] for p in variant.packages if p.index != PYPI and p.index in known}
+    request = Request(
+        python=variant.python,
+        platform=variant.platform,
+        requirements=pins,
+        find_links=places.find_links,
+        indexes=elsewhere,
+        no_deps=True,
+    )
+    urls = {
+        (item.file, item.sha256): item.url
+        for offer in resolve(request)
+        for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))
+    }
+    where = {}
+    for item in _files(variant.packages):
+        if (item.file, item.sha256) not in urls:
+            raise EnvbuildError(
+                "address-missing",
+                f"no configured index offers {item.file} with the locked sha256",
+                hint="check the index, or name a folder that has the files: --wheelhouse DIR",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        where[item.file] = {"url": urls[item.file, item.sha256]}
+    return where
+
+
+def _pylock(lock: Lock, variant: Variant, where: Mapping[str, Mapping[str, str]]) -> str:
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in _header(lock, variant):
+        document.add(tomlkit.comment(line))
+    document.add("lock-version", tomlkit.item("1.0"))
+    machine = ARCHITECTURES[variant.platform]
+    document.add("environments", tomlkit.item([f"sys_platform == 'linux' and platform_machine == '{machine}'"]))
+    document.add("requires-python", tomlkit.item(f"=={variant.python}.*"))
+    document.add("created-by", tomlkit.item("envbuild"))
+    packages = tomlkit.aot()
+    for package in variant.packages:
+        table = tomlkit.table()
+        table.add("name", package.name)
+        table.add("version", package.version)
+        wheels = [_entry(item, where) for item in package.files if item.file.endswith(".whl")]
+        sdists = [_entry(item, where) for item in package.files if not item.file.endswith(".whl")]
+        if sdists:
+            table.add("sdist", _inline(sdists[0]))
+        if wheels:
+            array = tomlkit.array()
+            array.extend(_inline(entry) for entry in wheels)
+            table.add("wheels", array.multiline(True))
+        packages.append(table)
+    document.add("packages", packages)
+    document.add("tool", tomlkit.item({"envbuild": {"variant": variant.id, "digest": variant.digest}}))
+    return tomlkit.dumps(document)
+
+
+def _entry(item: ArtifactFile, where: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    size = {} if item.size is None else {"size": item.size}
+    return {"name": item.file, **where[item.file], **size, "hashes": {"sha256": item.sha256}}
+
+
+def _inline(data: Mapping[str, Any]) -> Any:
+    import tomlkit
+
+    table = tomlkit.inline_table()
+    table.update({key: _inline(value) if isinstance(value, dict) else value for key, value in data.items()})
+    return table

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envbuild.errors import ExitCode
+from envbuild.lock.check import LockFinding, check_lock
+from envbuild.lock.create import create_lock
+from envbuild.lock.torch_wheels import Supply
+from envbuild.model.lock import ArtifactFile, Lock
+from envbuild.model.stack import Stack
+from tests.lock.conftest import Repos
+from tests.lock.wheels import make_wheel
+
+COMMIT = "1" * 40
+
+
+def plain(**profile: Any) -> dict[str, Any]:
+    return {"name": "demo", "summary": "s", "profiles": {"exact": profile}}
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, repos: Repos) -> dict[str, Any]:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    make_wheel(house, "torch", "1.0.0+cpu")
+    commit = repos.create("a")
+    source = {"name": "a", "git": Repos.url("a"), "commit": commit, "ref": "main", "generated": ["v.py"]}
+    return plain(
+        python=["3.11"],
+        torch={"version": "1.0.0", "flavours": ["cpu"]},
+        packages=["alpha>=1"],
+        sources=[source],
+        imports=["alpha"],
+        environment={"A": "1"},
+    )
+
+
+@pytest.fixture
+def made(manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply]) -> Lock:
+    return create_lock(Stack.from_plain(manifest), "exact", supply=supply(tmp_path / "house"), standalone={})
+
+
+def test_a_fresh_lock_has_no_findings(made: Lock, manifest: dict[str, Any]) -> None:
+    assert check_lock(made, Stack.from_plain(manifest)) == []
+
+
+CHANGES: dict[str, Callable[[dict[str, Any], Any], Any]] = {
+    "python": lambda p, i: p.update(python=[["3.12"], ["3.11", "3.12"]][i % 2]),
+    "interpreters": lambda p, i: p.update(interpreters=[["standalone"], ["present", "standalone"]][i % 2]),
+    "bases": lambda p, i: p.update(bases=[{"kind": "system", "provides": [f"torch>={i}"]}]),
+    "torch": lambda p, i: p.update(torch=[{"version": "1.0.1", "flavours": ["cpu"]}, None][i % 2]),
+    "as_of": lambda p, i: p.update(as_of=f"20{i:02}-01-01"),
+    "packages": lambda p, i: p.update(packages=[["alpha>=2"], [], ["alpha>=1", "beta"], ["alpha"]][i % 4]),
+    "constraints": lambda p, i: p.update(constraints=[f"beta<{i + 1}"]),
+    "imports": lambda p, i: p.update(imports=[["beta"], []][i % 2]),
+    "environment": lambda p, i: p.update(environment=[{"A": str(i + 2)}, {}, {"A": "1", "B": "1"}][i % 3]),
+    "smoke": lambda p, i: p.update(smoke=[{"name": "sound", "deadline": 1.0 + i}]),
+    "sources": lambda p, i: p["sources"][0].update(
+        [
+            {"git": "https://git.example.org/b"},
+            {"commit": COMMIT},
+            {"tree": COMMIT},
+            {"ref": "next"},
+            {"contains": [COMMIT]},
+            {"submodules": True},
+            {"install": "path"},
+            {"path": "lib"},
+            {"build": {"flags": ["x"]}},
+            {"patches": ["p"]},
+            {"generated": ["w.py"]},
+            {"name": "other"},
+        ][i % 12]
+    ),
+}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(field=st.sampled_from(sorted(CHANGES)), index=st.integers(0, 50))
+def test_any_one_field_that_differs_is_caught_and_named(
+    made: Lock, manifest: dict[str, Any], field: str, index: int
+) -> None:
+    import copy
+
+    changed = copy.deepcopy(manifest)
+    CHANGES[field](changed["profiles"]["exact"], index)
+    found = check_lock(made, Stack.from_plain(changed), online=False)
+    assert field in {finding.subject for finding in found if finding.kind == "problem"}
+
+
+@pytest.mark.parametrize(
+    ("update", "field"),
+    [
+        ({"imports": ()}, "imports"),
+        ({"environment": {}}, "environment"),
+        ({"packages": ()}, "packages"),
+        ({"sources": ()}, "sources"),
+        ({"python": "3.12"}, "python"),
+        ({"torch": "1.0.1"}, "torch"),
+        ({"smoke": ()}, "smoke"),
+    ],
+)
+def test_a_lock_whose_contents_were_changed_with_matching_digests_is_caught(
+    made: Lock, manifest: dict[str, Any], update: dict[str, Any], field: str
+) -> None:
+    draft = made.variants[0].model_copy(update=update)
+    forged = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
+    lock = made.model_copy(update={"variants": (forged,)})
+    subjects = {finding.subject for finding in check_lock(lock, Stack.from_plain(manifest), online=False)}
+    assert field in subjects
+
+
+def test_a_digest_that_does_not_hold_is_an_integrity_problem(made: Lock, manifest: dict[str, Any]) -> None:
+    broken = made.model_copy(update={"variants": (made.variants[0].model_copy(update={"imports": ("x",)}),)})
+    found = check_lock(broken, Stack.from_plain(manifest), online=False)
+    assert ("lock-digest-mismatch", ExitCode.INTEGRITY) in {(f.code, f.exit_code) for f in found}
+
+
+def one(findings: list[LockFinding]) -> LockFinding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+def test_a_moved_branch_is_named_with_both_commits(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+    old = made.variants[0].sources[0].commit
+    new = repos.commit("a", "x", "2")
+    finding = one(check_lock(made, Stack.from_plain(manifest)))
+    assert (finding.code, finding.kind, finding.exit_code) == ("ref-moved", "problem", ExitCode.CHECK_FAILED)
+    assert old in finding.says
+    assert new in finding.says
+    assert "not affected" in finding.says
+    assert check_lock(made, Stack.from_plain(manifest), online=False) == []
+
+
+def test_a_deleted_branch_is_said(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+    repos.git("a", "branch", "-m", "main", "trunk")
+    assert "is gone" in one(check_lock(made, Stack.from_plain(manifest))).says
+
+
+def test_a_source_out_of_reach_is_counted_as_not_checked(made: Lock, manifest: dict[str, Any], repos: Repos) -> None:
+    shutil.rmtree(repos.folder / "a")
+    finding = one(check_lock(made, Stack.from_plain(manifest)))
+    assert (finding.kind, finding.subject) == ("unchecked", "a")
+    assert "not checked" in finding.says
+
+
+def test_a_commit_that_has_gone_upstream_is_an_integrity_problem(
+    made: Lock, manifest: dict[str, Any], repos: Repos
+) -> None:
+    shutil.rmtree(repos.folder / "a")
+    repos.create("b")
+    repos.commit("b", "other", "history")
+    (repos.folder / "b").rename(repos.folder / "a")
+    found = {f.code: f.exit_code for f in check_lock(made, Stack.from_plain(manifest))}
+    assert found["commit-missing"] == ExitCode.INTEGRITY
+
+
+def test_a_lock_of_another_stack_is_said(made: Lock, manifest: dict[str, Any]) -> None:
+    other = Stack.from_plain(manifest | {"name": "other"})
+    assert one(check_lock(made, other)).code == "lock-of-another-stack"
+
+
+def test_an_unrecorded_hash_is_noted(made: Lock, manifest: dict[str, Any]) -> None:
+    variant = made.variants[0]
+    gap = ArtifactFile(file="torch-1.0.0+cpu-py3-none-any.whl", sha256="unrecorded", reason="out of reach")
+    packages = (variant.packages[0], variant.packages[1].model_copy(update={"files": (gap,)}))
+    draft = variant.model_copy(update={"packages": packages})
+    draft = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
+    finding = one(check_lock(made.model_copy(update={"variants": (draft,)}), Stack.from_plain(manifest)))
+    assert (finding.code, finding.kind) == ("unrecorded-hash", "note")
+    assert "out of reach" in finding.says

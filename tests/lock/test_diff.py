@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from envbuild.lock.diff import diff_locks
+from envbuild.model.lock import LockedSource, LockedSubmodule
+from envbuild.model.stack import Base
+from tests.lock.build import SHA, lock, package, variant
+
+SOURCE = LockedSource(name="a", git="https://example.org/a", commit="1" * 40, tree="2" * 40)
+
+
+def test_equal_locks_have_no_difference_whatever_made_them() -> None:
+    a = lock(variant(packages=(package("six"),)), created_with={"uv": "1"})
+    b = lock(variant(packages=(package("six"),)), created_with={"uv": "2"})
+    assert diff_locks(a, b).changes == ()
+    assert diff_locks(a, b).text() == "the same contents"
+    assert diff_locks(a, b).as_dict() == {"same": True, "changes": []}
+
+
+def test_packages_sources_variables_interpreter_and_variants_are_compared() -> None:
+    submodule = LockedSubmodule(path="s", git="https://example.org/s", commit="3" * 40, tree="4" * 40)
+    a = lock(
+        variant(
+            packages=(package("alpha"), package("beta"), package("delta")),
+            sources=(SOURCE,),
+            environment={"A": "1", "B": "1"},
+        ),
+        variant("old"),
+    )
+    b = lock(
+        variant(
+            packages=(package("alpha", "1.1"), package("delta", sha=SHA[::-1]), package("gamma")),
+            sources=(SOURCE.model_copy(update={"commit": "5" * 40, "submodules": (submodule,)}),),
+            environment={"A": "2"},
+            base=Base(kind="system"),
+        ),
+        variant("new"),
+        as_of="2026-01-01",
+    )
+    diff = diff_locks(a, b)
+    new, old = b.variants[1].digest[:12], a.variants[1].digest[:12]
+    assert diff.text() == "\n".join(
+        [
+            "lock:",
+            "  ~ field as_of None -> 2026-01-01",
+            "cp311-linux_x86_64:",
+            "  ~ field base kind=none -> kind=system",
+            "  ~ package alpha 1.0 -> 1.1",
+            "  - package beta 1.0",
+            f"  ~ package delta 1.0 (pypi: delta-1.0-py3-none-any.whl sha256 {SHA[:12]}) -> "
+            f"1.0 (pypi: delta-1.0-py3-none-any.whl sha256 {SHA[::-1][:12]})",
+            "  + package gamma 1.0",
+            f"  ~ source a {'1' * 40} -> {'5' * 40}",
+            f"  + source a submodule s https://example.org/s {'3' * 40} tree {'4' * 40}",
+            "  ~ variable A 1 -> 2",
+            "  - variable B 1",
+            "old:",
+            f"  - variant old {old}",
+            "new:",
+            f"  + variant new {new}",
+        ]
+    )
+    assert diff.as_dict()["changes"][2] == {
+        "variant": "cp311-linux_x86_64",
+        "what": "package",
+        "name": "alpha",
+        "before": "1.0",
+        "after": "1.1",
+    }
+
+
+def test_variants_that_change_alike_are_said_once() -> None:
+    a = lock(variant("x", packages=(package("six"),)), variant("y", packages=(package("six"),)))
+    b = lock(variant("x", packages=(package("six", "2"),)), variant("y", packages=(package("six", "2"),)))
+    assert diff_locks(a, b).text() == "x, y:\n  ~ package six 1.0 -> 2"

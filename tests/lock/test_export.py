@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.create import create_lock
+from envbuild.lock.export import Places, export_lock
+from envbuild.lock.torch_wheels import Supply
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
+from envbuild.model.stack import Stack
+from tests.lock.build import lock, package, variant
+from tests.lock.wheels import make_wheel
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def stack(*packages: str) -> Stack:
+    profile = {"python": [PYTHON], "packages": list(packages), "smoke": []}
+    return Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheel house"
+    make_wheel(folder, "alpha", "1.0", requires=["beta"])
+    make_wheel(folder, "beta", "2.0")
+    return folder
+
+
+@pytest.fixture
+def made(house: Path, supply: Callable[..., Supply]) -> Lock:
+    return create_lock(stack("alpha"), "exact", supply=supply(house), standalone={})
+
+
+@pytest.fixture
+def python(tmp_path: Path, home: Path) -> Path:
+    """An empty environment with pip of its own."""
+    subprocess.run([find_uv_bin(), "venv", "-q", "-p", sys.executable, tmp_path / "venv"], check=True)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def installed(python: Path, *modules: str) -> list[str]:
+    code = ";".join(f"import {module}; print({module}.version)" for module in modules)
+    return subprocess.run([python, "-I", "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def uv(python: Path, *arguments: str) -> list[str]:
+    return [find_uv_bin(), "pip", *arguments, "--python", str(python)]
+
+
+def pip(python: Path, *arguments: str) -> list[str]:
+    # pip of this environment, working on the other one: the other one stays empty but for what the export names.
+    return [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "-q", *arguments]
+
+
+def run(command: list[str], **options: object) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("form", ["pylock", "requirements"])
+def test_each_export_is_installed_by_uv_and_by_pip(
+    made: Lock, house: Path, python: Path, tmp_path: Path, tool: str, form: str
+) -> None:
+    if form == "pylock":
+        path = tmp_path / "pylock.demo.toml"
+        path.write_text(export_lock(made, None, "pylock", house))
+        command = uv(python, "sync", str(path)) if tool == "uv" else pip(python, "-r", str(path))
+        if tool == "pip" and b"pylock" not in _pip_help():
+            pytest.skip("this pip cannot install from a pylock file (needs pip 26.1)")
+    else:
+        path = tmp_path / "requirements.txt"
+        path.write_text(export_lock(made, None, "requirements"))
+        options = ["--require-hashes", "--find-links", str(house), "-r", str(path)]
+        command = uv(python, "install", *options) if tool == "uv" else pip(python, *options)
+    run(command)
+    assert installed(python, "alpha", "beta") == ["1.0", "2.0"]
+
+
+def _pip_help() -> bytes:
+    return subprocess.run([sys.executable, "-m", "pip", "install", "--help"], check=True, capture_output=True).stdout
+
+
+def test_a_wheelhouse_that_lacks_or_changes_a_file_is_refused(made: Lock, house: Path) -> None:
+    beta = house / "beta-2.0-py3-none-any.whl"
+    good = beta.read_bytes()
+    beta.write_bytes(good + b"x")
+    with pytest.raises(EnvbuildError) as caught:
+        export_lock(made, None, "pylock", house)
+    assert (caught.value.code, caught.value.exit_code) == ("wheelhouse-hash", ExitCode.INTEGRITY)
+    beta.unlink()
+    with pytest.raises(EnvbuildError) as caught:
+        export_lock(made, None, "pylock", house)
+    assert (caught.value.code, caught.value.why) == ("wheelhouse-incomplete", beta.name)
+
+
+def test_an_export_without_a_wheelhouse_asks_the_index_where_the_files_are(made: Lock, house: Path) -> None:
+    text = export_lock(made, None, "pylock", places=Places((str(house),)))
+    data = tomllib.loads(text)
+    assert data["lock-version"] == "1.0"
+    assert data["requires-python"] == f"=={PYTHON}.*"
+    assert [package["wheels"][0]["url"].startswith("file://") for package in data["packages"]] == [True, True]
+    assert data["tool"]["envbuild"]["digest"] == made.variants[0].digest
+    make_wheel(house, "beta", "2.0", body="# another build of the same version\n")
+    with pytest.raises(EnvbuildError) as caught:
+        export_lock(made, None, "pylock", places=Places((str(house),)))
+    assert (caught.value.code, caught.value.exit_code) == ("address-missing", ExitCode.INTEGRITY)
+
+
+def test_an_export_through_the_configured_index_is_installed(
+    python: Path, tmp_path: Path, home: Path, supply: Callable[..., Supply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    try:
+        made = create_lock(stack("six==1.17.0", "packaging==24.2"), "exact", supply=supply(), standalone={})
+    except EnvbuildError as error:
+        if error.code != "index-unreachable":
+            raise
+        pytest.skip(f"the package index cannot be reached: {error.why}")
+    path = tmp_path / "pylock.demo.toml"
+    path.write_text(export_lock(made, None, "pylock"))
+    run(uv(python, "sync", str(path)))
+    code = "import six, packaging; print(six.__version__, packaging.__version__)"
+    done = subprocess.run([python, "-I", "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["1.17.0", "24.2"]
+
+
+def test_an_unrecorded_hash_is_never_exported() -> None:
+    gap = ArtifactFile(file="six-1.0-py3-none-any.whl", sha256="unrecorded", reason="its index was out of reach")
+    holed = lock(variant(packages=(LockedPackage(name="six", version="1.0", files=(gap,)),)))
+    for form in ("pylock", "requirements"):
+        with pytest.raises(EnvbuildError) as caught:
+            export_lock(holed, None, form)
+        assert (caught.value.code, caught.value.exit_code) == ("unrecorded-hash", ExitCode.INTEGRITY)
+        assert "out of reach" in caught.value.why
+
+
+def test_an_unknown_variant_or_format_is_named() -> None:
+    two = lock(variant("a"), variant("b"))
+    for arguments, code in (
+        (("c", "pylock"), "variant-unknown"),
+        ((None, "pylock"), "variant-unknown"),
+        (("a", "poetry"), "format-unknown"),
+        (("a", "conda-explicit"), "format-not-available"),
+    ):
+        with pytest.raises(EnvbuildError) as caught:
+            export_lock(two, *arguments)
+        assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.USAGE)
+
+
+def test_sources_that_an_export_cannot_carry_are_said_in_it() -> None:
+    source = LockedSource(name="a", git="https://example.org/a", commit="1" * 40, tree="2" * 40)
+    text = export_lock(lock(variant(packages=(package("six"),), sources=(source,))), None, "requirements")
+    assert f"# not in this file: source a https://example.org/a at {'1' * 40}" in text
+    assert "six==1.0 \\\n    --hash=sha256:" in text
