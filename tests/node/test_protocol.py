@@ -1,0 +1,227 @@
+"""The node protocol as the controller sees it: through the real zipapp, one process a request."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.node import protocol
+from envbuild.node.protocol import NodeError
+from envbuild.provision.bundle import node_pyz
+
+REQUEST = {"protocol": 1, "verb": "probe", "run": "r1", "prefix": "/nonexistent/prefix", "args": {}}
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pyz") / "envbuild-node.pyz"
+    path.write_bytes(node_pyz())
+    return path
+
+
+def call(pyz: Path, data: bytes, *argv: str) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run([sys.executable, "-I", str(pyz), *argv], input=data, capture_output=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, done
+    return done.returncode, json.loads(lines[0]), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "request-invalid"),
+        (b"[]", "request-invalid"),
+        (b"{", "request-invalid"),
+        (b"\xff\xfe", "request-invalid"),
+        (b'{"protocol": 1, "protocol": 1}', "request-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/x", "args": {"x": NaN}}', "request-invalid"),
+        (b"[" * 200_000, "request-invalid"),
+        (b'{"protocol": 2, "verb": "probe", "run": "r", "prefix": "/x"}', "protocol-mismatch"),
+        (b'{"protocol": 1, "verb": "install", "run": "r", "prefix": "/x"}', "request-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r"}', "request-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/x", "args": []}', "request-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "relative"}', "prefix-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/x/../y"}', "prefix-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/{unknown}"}', "prefix-invalid"),
+    ],
+)
+def test_bad_request_is_a_coded_error(pyz: Path, data: bytes, code: str) -> None:
+    exit_code, response, _ = call(pyz, data, "probe")
+    assert exit_code == response["error"]["exit"] == 2
+    assert response["ok"] is False
+    assert response["changed"] is False
+    assert response["error"]["code"] == code
+
+
+def test_unknown_verb_and_missing_verb(pyz: Path) -> None:
+    assert call(pyz, b"{}", "explode")[1]["error"]["code"] == "verb-unknown"
+    assert call(pyz, b"{}")[1]["error"]["code"] == "verb-unknown"
+
+
+def test_request_larger_than_the_cap_is_refused() -> None:
+    with pytest.raises(NodeError, match="request") as caught:
+        protocol.parse_request(b" " * (protocol.REQUEST_LIMIT + 1), "probe")
+    assert caught.value.code == "request-invalid"
+
+
+def test_prefix_placeholders_are_filled_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("XDG_DATA_HOME", "/scratch/alice/data")
+    assert protocol.expand_prefix("{home}/e") == "/home/alice/e"
+    assert protocol.expand_prefix("{data}/e") == "/scratch/alice/data/e"
+    assert protocol.expand_prefix("/lus/{user}//e/") == f"/lus/{protocol.user_name()}/e"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert protocol.expand_prefix("{data}/e") == "/home/alice/.local/share/e"
+
+
+def with_probe(tmp_path: Path, body: str) -> Path:
+    """A copy of the node program whose `probe` is `body`."""
+    import io
+    import zipfile
+
+    path = tmp_path / "altered.pyz"
+    with zipfile.ZipFile(io.BytesIO(node_pyz())) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, body if name == "envbuild/node/probe.py" else old.read(name))
+    return path
+
+
+def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
+    body = (
+        "import os, subprocess, sys\n"
+        "def run(request):\n"
+        "    print('printed')\n"
+        "    os.write(1, b'written\\n')\n"
+        "    subprocess.call(['echo', 'from a child'])\n"
+        "    return True, {'answer': 42}\n"
+    )
+    exit_code, response, err = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    assert exit_code == 0
+    assert response == {"protocol": 1, "verb": "probe", "ok": True, "changed": True, "result": {"answer": 42}}
+    assert {"printed", "written", "from a child"} <= set(err.splitlines())
+
+
+def test_unexpected_exception_is_internal_with_its_traceback_on_stderr(tmp_path: Path) -> None:
+    body = "def run(request):\n    raise KeyError('gone')\n"
+    exit_code, response, err = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    assert exit_code == response["error"]["exit"] == 70
+    assert response["error"]["code"] == "node-internal"
+    assert "KeyError" in response["error"]["why"]
+    assert "Traceback" in err
+
+
+def test_result_that_is_no_json_is_internal(tmp_path: Path) -> None:
+    body = "def run(request):\n    return False, {'x': float('nan')}\n"
+    assert (
+        call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")[1]["error"]["code"] == "node-internal"
+    )
+
+
+def test_check_that_failed_is_ok_in_the_envelope_and_exits_1(tmp_path: Path) -> None:
+    body = "def run(request):\n    return False, {'ok': False}\n"
+    exit_code, response, _ = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    assert (exit_code, response["ok"]) == (1, True)
+
+
+def test_error_says_whether_the_node_was_changed(tmp_path: Path) -> None:
+    body = (
+        "from envbuild.node.protocol import Exit, NodeError\n"
+        "def run(request):\n"
+        "    raise NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}, changed=True)\n"
+    )
+    exit_code, response, _ = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    assert exit_code == 5
+    assert response["changed"] is True
+    assert response["error"] == {
+        "code": "a-code",
+        "what": "what",
+        "why": "why",
+        "hint": "hint",
+        "exit": 5,
+        "details": {"k": 1},
+    }
+
+
+def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
+    body = "from envbuild.node.protocol import log\ndef run(request):\n    log('one'), log('zw\\u00f6')\n    return False, {}\n"
+    path = tmp_path / "log.jsonl"
+    request = {**REQUEST, "args": {"log": str(path)}}
+    _, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")
+    assert err.splitlines() == ["one", "zwö"]
+    assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["one", "zwö"]
+
+
+def test_log_file_that_cannot_be_written_does_not_stop_the_work(tmp_path: Path) -> None:
+    body = "from envbuild.node.protocol import log\ndef run(request):\n    log('one')\n    return False, {}\n"
+    request = {**REQUEST, "args": {"log": str(tmp_path / "missing" / "log")}}
+    exit_code, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")
+    assert exit_code == 0
+    assert "log file not written" in err
+
+
+def test_file_names_that_are_not_utf_8_do_not_break_the_response() -> None:
+    line = protocol.encode({"path": b"a\xff".decode("utf-8", "surrogateescape"), "two": "lines\nhere"})
+    assert json.loads(line) == {"path": "a?", "two": "lines\nhere"}
+    assert line.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_ends_the_children_and_exits_130(tmp_path: Path, number: signal.Signals) -> None:
+    marker = tmp_path / "child"
+    body = (
+        "from envbuild.node import proc\n"
+        "def run(request):\n"
+        f"    proc.run(['/bin/sh', '-c', 'sleep 300 & echo $! > {marker}; wait'])\n"
+        "    return False, {}\n"
+    )
+    argv = [sys.executable, "-I", str(with_probe(tmp_path, body)), "probe"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(REQUEST).encode())
+    process.stdin.close()
+    process.stdin = None
+    deadline = time.monotonic() + 20
+    while not (marker.exists() and marker.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child = int(marker.read_text())
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["code"] == "interrupted"
+    while time.monotonic() < deadline and _alive(child):
+        time.sleep(0.01)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    """Zombies count as ended: who reaps an orphan is the machine's business."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(st.one_of(st.binary(max_size=200), JSON.map(lambda value: json.dumps(value).encode())))
+def test_no_request_crashes_the_reader(data: bytes) -> None:
+    try:
+        request = protocol.parse_request(data, "probe")
+    except NodeError as error:
+        assert error.code in {"request-invalid", "protocol-mismatch", "prefix-invalid"}
+    else:
+        assert os.path.isabs(request["prefix"])
