@@ -1,0 +1,119 @@
+"""The closing summary on a terminal: verdict, what was built, where, and what to look at; one 80 by 24 screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.report import view
+from envbuild.report.render import harmless
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+WIDTH = 80
+HEIGHT = 23  # the last line is the shell's
+_TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
+_TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
+_MAX_NODES = 5
+_MAX_CHECKS = 6
+_MAX_NOTES = 3
+
+Line = tuple[str, str]
+"""text and rich style"""
+
+
+def closing_summary(evidence: Evidence, report: str = "") -> Text:
+    """A rich renderable of `closing_lines`; `report` is the path of the HTML page to name."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="ellipsis", end="")
+    for line, style in closing_lines(evidence, report):
+        text.append(line, style=style)
+        text.append("\n")
+    return text
+
+
+def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
+    """At most 23 lines of at most 80 columns, each with a rich style; colour is never the only signal."""
+    evidence = harmless(evidence)
+    verdict = view.make_verdict(evidence)
+    lines: list[Line] = []
+    for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3)):
+        lines.append((part if index == 0 else f"  {part}", _TONE_STYLES[verdict.tone]))
+    lines.append((f"  {verdict.detail}", ""))
+    lines.append(("", ""))
+    lines += _what(evidence)
+    lines += _nodes(evidence)
+    lines += _checks(evidence)
+    lines += _notes(evidence)
+    tail = [(f"  report  {report}", "cyan")] if report else []
+    return [(_cut(text), style) for text, style in [*lines[: HEIGHT - len(tail)], *tail]]
+
+
+def _cut(text: str) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= WIDTH else set_cell_size(text, WIDTH - 1).rstrip() + "…"
+
+
+def _wrap(text: str, most: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" …") or [text]
+
+
+def _what(evidence: Evidence) -> list[Line]:
+    wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
+    values = dict(view.make_view(evidence).summary)
+    rows = [(name, values[name]) for name in wanted if values[name] != "–"]
+    took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
+    return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
+        (f"  {'run':<15} {evidence.run}{took}", "dim")
+    ]
+
+
+def _order(node: NodeEvidence) -> bool:
+    return node.status in ("ok", "unchanged")
+
+
+def _nodes(evidence: Evidence) -> list[Line]:
+    nodes = sorted(evidence.nodes, key=_order)
+    lines: list[Line] = [("", "")]
+    for node in nodes[:_MAX_NODES]:
+        good = _order(node)
+        what = (node.environment or "") if good else str((node.error or {}).get("what") or f"exit {node.exit}")
+        style = "" if good else "red"
+        lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
+    if len(nodes) > _MAX_NODES:
+        rest = nodes[_MAX_NODES:]
+        bad = sum(not _order(node) for node in rest)
+        lines.append(
+            (f"    and {view.plural(len(rest), 'node')} more, {bad} of them not good", "red" if bad else "dim")
+        )
+    return lines
+
+
+def _checks(evidence: Evidence) -> list[Line]:
+    checks = sorted(view.all_checks(evidence), key=lambda check: check.status != "failed")
+    lines: list[Line] = [("", "")] if checks else []
+    for check in checks[:_MAX_CHECKS]:
+        took = view.seconds(check.seconds) if check.seconds is not None else ""
+        style = {"failed": "red", "passed": ""}.get(check.status, "dim")
+        metric = ""
+        if check.metrics and check.status == "passed":
+            metric = f"; {check.metrics[-1].name} {view.number(check.metrics[-1].median)} {check.metrics[-1].unit}"
+        lines.append((f"  {view.MARKS[check.status]} {check.name:<25} {took:>8}  {check.says}{metric}", style))
+    if len(checks) > _MAX_CHECKS:
+        lines.append((f"    and {view.plural(len(checks) - _MAX_CHECKS, 'check')} more", "dim"))
+    return lines
+
+
+def _notes(evidence: Evidence) -> list[Line]:
+    notes = [("warning", text, "yellow") for text in evidence.warnings]
+    notes += [("deviation", text, "") for text in evidence.deviations]
+    lines: list[Line] = [("", "")] if notes else []
+    lines += [(f"  {kind}: {text}".replace("\n", " "), style) for kind, text, style in notes[:_MAX_NOTES]]
+    if len(notes) > _MAX_NOTES:
+        lines.append((f"  and {len(notes) - _MAX_NOTES} more in the report", "dim"))
+    return lines

@@ -1,0 +1,315 @@
+"""Evidence -> the view that every form of the report renders: words and rows, no markup."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envbuild.errors import ExitCode
+from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.model.resolution import Decision
+
+Tone = Literal["good", "partial", "bad"]
+_GOOD = frozenset({"ok", "unchanged"})
+MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
+NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence, its tone, and a second one with counts."""
+
+    sentence: str
+    detail: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class NodeClass:
+    """Nodes with equal facts: their names and rows of (fact, value)."""
+
+    nodes: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Build:
+    """What one group of nodes has: nodes whose environment, contents and decisions are equal."""
+
+    nodes: tuple[str, ...]
+    first: NodeEvidence
+    identity: tuple[tuple[str, str], ...]
+    decisions: tuple[Decision, ...]
+    refused: tuple[tuple[str, tuple[Decision, ...]], ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything a report says, in its order."""
+
+    evidence: Evidence
+    verdict: Verdict
+    summary: tuple[tuple[str, str], ...]
+    classes: tuple[NodeClass, ...]
+    builds: tuple[Build, ...]
+    commands: tuple[str, ...]
+    phases: tuple[tuple[str, float, float], ...] = ()
+    """name, seconds, part of the longest one (0 to 1)"""
+
+
+def make_view(evidence: Evidence) -> View:
+    """The view of one run. Pure."""
+    longest = max(evidence.phases.values(), default=0.0) or 1.0
+    return View(
+        evidence=evidence,
+        verdict=make_verdict(evidence),
+        summary=_summary(evidence),
+        classes=_classes(evidence.nodes),
+        builds=_builds(evidence.nodes),
+        commands=_commands(evidence),
+        phases=tuple((name, seconds, max(0.0, seconds / longest)) for name, seconds in evidence.phases.items()),
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def all_checks(evidence: Evidence) -> list[Check]:
+    """The checks of all nodes."""
+    return [check for node in evidence.nodes for check in node.checks]
+
+
+def make_verdict(evidence: Evidence) -> Verdict:
+    """Whether it worked, and if not what is wrong first, in one sentence."""
+    name = f"{evidence.stack} ({evidence.profile})"
+    bad = [node for node in evidence.nodes if node.status not in _GOOD]
+    failed = [check for check in all_checks(evidence) if check.status == "failed"]
+    count = len(evidence.nodes)
+    if evidence.exit == ExitCode.OK and not bad and not failed:
+        return Verdict(_good_sentence(evidence, name, plural(count, "node")), _counts(evidence), "good")
+    tone: Tone = "partial" if len(bad) < count and evidence.exit == ExitCode.PARTIAL else "bad"
+    if bad:
+        where = f"{len(bad)} of {plural(count, 'node')}" if count > 1 else bad[0].node
+        sentence = f"{name} is not ready on {where}: {_reason(bad[0], count)}."
+    elif failed:
+        sentence = f"{name} fails {plural(len(failed), 'check')}: {failed[0].name}: {failed[0].says.rstrip('.')}."
+    else:
+        sentence = f"{name} ended with exit code {evidence.exit}, {exit_meaning(evidence.exit)}."
+    return Verdict(sentence, _counts(evidence), tone)
+
+
+def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
+    if evidence.verb == "verify":
+        return f"{name} on {where} is what the lock says; no drift was found."
+    if evidence.verb == "smoke":
+        return f"{name} passes its smoke test on {where}."
+    if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
+        return f"{name} was already in place on {where}; nothing had to change."
+    passed = sum(check.status == "passed" for check in all_checks(evidence))
+    checked = "provisioned and passes every check that ran" if passed else "provisioned; no check ran"
+    return f"{name} is {checked}, on {where}."
+
+
+def _reason(node: NodeEvidence, count: int) -> str:
+    who = f"{node.node}: " if count > 1 else ""
+    if node.error:
+        return f"{who}{node.error.get('what') or node.error.get('code') or node.status}".rstrip(".")
+    failed = [check for check in node.checks if check.status == "failed"]
+    if failed:
+        return f"{who}{failed[0].name}: {failed[0].says}".rstrip(".")
+    return f"{who}{node.status}, {exit_meaning(node.exit)}"
+
+
+def exit_meaning(code: int) -> str:
+    """An exit code in words."""
+    try:
+        return ExitCode(code).name.lower().replace("_", " ")
+    except ValueError:
+        return "an unknown code"
+
+
+def _counts(evidence: Evidence) -> str:
+    checks = all_checks(evidence)
+    words = []
+    for status in ("passed", "failed", "skipped", "not-run"):
+        number = sum(check.status == status for check in checks)
+        if number or status == "passed":
+            words.append(f"{number:,} {status.replace('-', ' ')}")
+    parts = ["Checks: " + ", ".join(words)]
+    if evidence.deviations:
+        parts.append(f"{plural(len(evidence.deviations), 'deviation')} from the document")
+    if evidence.warnings:
+        parts.append(plural(len(evidence.warnings), "warning"))
+    return "; ".join(parts) + "."
+
+
+def _first_value(values: list[str]) -> str:
+    """The values that occur, in order, without repeats."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or "–"
+
+
+def torch_version(node: NodeEvidence) -> str:
+    """The torch of a node: installed, or provided by its base."""
+    if "torch" in node.packages:
+        return node.packages["torch"]
+    return f"{node.base_packages['torch']} (from the base)" if "torch" in node.base_packages else ""
+
+
+def python_version(node: NodeEvidence) -> str:
+    """The interpreter's version where a check saw it, else its path."""
+    for check in node.checks:
+        if isinstance(check.details.get("python"), str):
+            return str(check.details["python"])
+    return (node.resolution.interpreter or "") if node.resolution else ""
+
+
+def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    nodes = evidence.nodes
+    return (
+        ("Stack", evidence.stack),
+        ("Profile", evidence.profile),
+        ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}"),
+        ("Variant", _first_value([(node.resolution.variant_id or "") if node.resolution else "" for node in nodes])),
+        ("Python", _first_value([python_version(node) for node in nodes])),
+        ("torch", _first_value([torch_version(node) for node in nodes])),
+        ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
+        ("Merkle root", _first_value([node.root or "" for node in nodes])),
+        ("Lock digest", evidence.lock_digest),
+        ("Started", evidence.started),
+        ("Finished", evidence.finished),
+        ("Run", evidence.run),
+        ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
+    )
+
+
+def gibibytes(number: int | None) -> str:
+    """Bytes as GiB or MiB."""
+    if number is None:
+        return "–"
+    return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"
+
+
+def _fact_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
+    facts = node.facts
+    if facts is None:
+        return (("Facts", "not known"),)
+    names = [gpu.name for gpu in facts.gpus]
+    gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none visible"
+    if facts.gpus_physical is not None and facts.gpus_physical != len(names):
+        gpus += f" ({facts.gpus_physical} physical)"
+    memories = sorted({gpu.memory_mib for gpu in facts.gpus if gpu.memory_mib})
+    memory = ", ".join(f"{value / 1024:.0f} GiB" for value in memories)
+    nics = [f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind for nic in facts.nics]
+    driver = facts.driver.version or facts.driver.problem or "none"
+    ceiling = f", up to CUDA {facts.driver.cuda_ceiling}" if facts.driver.cuda_ceiling else ""
+    rows = (
+        ("System", f"{facts.os.id} {facts.os.version}, {facts.libc.kind} {facts.libc.version}, {facts.os.arch}"),
+        ("Kernel", facts.os.kernel),
+        ("CPU and memory", f"{facts.cpus or '?'} CPUs, {gibibytes(facts.memory_bytes)}"),
+        ("GPUs", f"{gpus}{', ' + memory if memory else ''}"),
+        ("NVIDIA driver", driver + ceiling),
+        ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or "none"),
+        ("Compilers", ", ".join(f"{c.path.rsplit('/', 1)[-1]} {c.version}" for c in facts.compilers) or "none"),
+        ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or "none"),
+        ("Network", ", ".join(dict.fromkeys(nics)) or "not known"),
+        ("Scheduler", " ".join(filter(None, (facts.scheduler.kind, facts.scheduler.version)))),
+    )
+    return tuple((name, value) for name, value in rows if value.strip(" ,"))
+
+
+def _classes(nodes: tuple[NodeEvidence, ...]) -> tuple[NodeClass, ...]:
+    groups: dict[str, list[NodeEvidence]] = {}
+    for node in nodes:
+        key = json.dumps(node.facts.class_key(), sort_keys=True) if node.facts else ""
+        groups.setdefault(key, []).append(node)
+    return tuple(NodeClass(tuple(n.node for n in group), _fact_rows(group[0])) for group in groups.values())
+
+
+def _build_key(node: NodeEvidence) -> str:
+    decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else None
+    parts: list[Any] = [node.variant_digest, node.root, node.environment, node.packages, node.base_packages]
+    return json.dumps([*parts, node.sources, decisions, node.status], sort_keys=True, default=str)
+
+
+def _builds(nodes: tuple[NodeEvidence, ...]) -> tuple[Build, ...]:
+    groups: dict[str, list[NodeEvidence]] = {}
+    for node in nodes:
+        groups.setdefault(_build_key(node), []).append(node)
+    return tuple(_build(tuple(group)) for group in groups.values())
+
+
+def _build(group: tuple[NodeEvidence, ...]) -> Build:
+    first = group[0]
+    resolution = first.resolution
+    rows = (
+        ("Environment", first.environment),
+        ("Variant", resolution.variant_id if resolution else None),
+        ("Variant digest", first.variant_digest),
+        ("Merkle root", first.root),
+        ("Interpreter", resolution.interpreter if resolution else None),
+        ("Files", f"{first.files:,}, {gibibytes(first.bytes)}" if first.files is not None else None),
+    )
+    refused = tuple(
+        (candidate.variant_id, candidate.decisions)
+        for candidate in (resolution.candidates if resolution else ())
+        if not candidate.chosen
+    )
+    identity = tuple((name, value) for name, value in rows if value)
+    return Build(tuple(n.node for n in group), first, identity, resolution.decisions if resolution else (), refused)
+
+
+def _commands(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.command:
+        repeat = shlex.join(evidence.command)
+    else:
+        words = ["envbuild", evidence.verb, "--stack", evidence.stack, "--profile", evidence.profile]
+        repeat = shlex.join([*words, "--target", evidence.target])
+    return repeat, shlex.join(["envbuild", "verify", "--deep", "--stack", evidence.stack, "--target", evidence.target])
+
+
+def number(value: float) -> str:
+    """Four significant digits, thousands separated; integers whole."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, or minutes from two minutes on."""
+    if value is None:
+        return "–"
+    return f"{value:.1f} s" if value < 120 else f"{int(value // 60)} min {value % 60:.0f} s"
+
+
+def below_floor(metric: Metric) -> bool:
+    """True when the metric has a floor and misses it."""
+    return metric.floor is not None and metric.median < metric.floor
+
+
+def failures(check: Check) -> list[str]:
+    """Everything that a check found wrong, where it lists it."""
+    found = check.details.get("failures")
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def output(check: Check) -> str:
+    """The last lines that a failing program printed."""
+    return str(check.details.get("output") or "").strip("\n")
+
+
+def details(check: Check) -> str:
+    """The remaining details of a check as indented JSON, empty when there are none."""
+    kept = {key: item for key, item in check.details.items() if key not in ("output", "failures", "only_floors")}
+    return json.dumps(kept, indent=2, ensure_ascii=False) if kept else ""
+
+
+def field(data: dict[str, Any], key: str) -> str:
+    """One value of foreign data as text, empty when it is not there."""
+    value = data.get(key)
+    return "" if value is None else str(value)

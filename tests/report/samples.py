@@ -1,0 +1,166 @@
+"""Evidence as runs leave it, for tests of the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbuild.model.evidence import Evidence
+
+DIGEST = "3f1c9a0b72d4" + "e5" * 26
+ROOT = "9b2e44d0aa17" + "0c" * 26
+
+
+def facts(node: str, gpus: int = 0) -> dict[str, Any]:
+    """NodeFacts JSON of a Debian machine, with or without GPUs."""
+    gpu = {"name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "compute_capability": "8.0"}
+    return {
+        "protocol": 1,
+        "node": node,
+        "hostname": node,
+        "user": "ada",
+        "probed_at": "2026-03-02T10:00:00Z",
+        "os": {"id": "debian", "version": "12", "kernel": "6.1.0-18-amd64", "arch": "x86_64"},
+        "libc": {"kind": "glibc", "version": "2.36"},
+        "cpus": 96,
+        "memory_bytes": 1900 * 2**30,
+        "pythons": [{"path": "/usr/bin/python3.11", "version": "3.11.2"}],
+        "compilers": [{"path": "/usr/bin/gcc", "version": "12.2.0"}],
+        "nvcc": [{"path": "/usr/local/cuda/bin/nvcc", "version": "12.4"}] if gpus else [],
+        "driver": {"version": "550.54.15", "cuda_ceiling": "12.4"} if gpus else {"problem": "no NVIDIA driver"},
+        "gpus": [{"index": index, **gpu} for index in range(gpus)],
+        "gpus_physical": gpus or None,
+        "nics": [{"name": "ib0", "kind": "infiniband", "rate_gbps": 200.0}] if gpus else [],
+        "prefix": {"path": "/shared/envbuild", "writable": True},
+    }
+
+
+def decisions() -> list[dict[str, Any]]:
+    """Decisions of each verdict but refusal."""
+    return [
+        {
+            "rule": "driver-too-old",
+            "verdict": "allow",
+            "what": "the driver runs CUDA 12.4, the build needs 11.8",
+            "compared": ["550.54.15 (CUDA 12.4)", ">= 450.80.02"],
+            "source": "CUDA compatibility guide, table 2",
+        },
+        {
+            "rule": "nvcc-minor-mismatch",
+            "verdict": "patch",
+            "what": "nvcc and torch differ in the minor version; the check of Apex is patched",
+            "compared": ["12.4", "11.8"],
+            "source": "Apex setup.py",
+            "verified": "2026-02",
+        },
+        {"rule": "python-end-of-life", "verdict": "warn", "what": "Python 3.9 receives no more fixes"},
+    ]
+
+
+def resolution(node: str) -> dict[str, Any]:
+    """A resolution with one variant refused and one chosen."""
+    refused = {
+        "rule": "torch-flavour-missing",
+        "verdict": "refuse",
+        "what": "torch 1.10.0 has no cu116 build",
+        "compared": ["cu116", "cu102, cu111, cu113"],
+        "source": "wheel index",
+        "instead": "torch 1.12.1+cu116",
+    }
+    return {
+        "node": node,
+        "stack": "torch-smoke",
+        "profile": "exact",
+        "variant_id": "venv-py311-cpu",
+        "variant_digest": DIGEST,
+        "interpreter": "/usr/bin/python3.11",
+        "decisions": decisions(),
+        "candidates": [
+            {"variant_id": "venv-py311-cu116", "chosen": False, "decisions": [refused]},
+            {"variant_id": "venv-py311-cpu", "chosen": True, "decisions": decisions()},
+        ],
+    }
+
+
+def checks(floor: float | None = None) -> list[dict[str, Any]]:
+    """Passed, skipped and (with a floor) failed checks."""
+    rate = {"name": "training_tokens_per_second", "unit": "token/s", "n": 59, "median": 115472.1}
+    rate |= {"least": 92707.6, "greatest": 126524.8} | ({"floor": floor} if floor is not None else {})
+    bus = {"name": "all_reduce_busbw_gbps", "unit": "GB/s", "n": 10, "median": 1.32, "least": 0.99, "greatest": 1.76}
+    missed = floor is not None and floor > 115472.1
+    says = "training_tokens_per_second is 1.155e+05 token/s, below its floor 2e+05"
+    return [
+        {
+            "name": "smoke/sound",
+            "status": "passed",
+            "says": "imports that come from the locked place: 3; packages at the locked version: 11",
+            "seconds": 3.7,
+            "details": {"python": "3.11.2", "torch": "2.13.0+cpu"},
+        },
+        {
+            "name": "smoke/machine/all-reduce",
+            "status": "passed",
+            "says": "the sum over 2 ranks (gloo) is exact in every size and dtype",
+            "seconds": 2.9,
+            "metrics": [bus],
+        },
+        {
+            "name": "smoke/training",
+            "status": "failed" if missed else "passed",
+            "says": says if missed else "the loss fell from 4.41 to 0.0312 in 60 steps",
+            "seconds": 4.7,
+            "metrics": [rate],
+            "details": {"loss_first": 4.41, "loss_last": 0.0312, "first_step_seconds": 0.043},
+        },
+        {"name": "verify/deep", "status": "skipped", "says": "not asked for"},
+    ]
+
+
+def node(name: str = "localhost", gpus: int = 0, **changes: Any) -> dict[str, Any]:
+    """NodeEvidence JSON of a node on which all went well, with `changes`."""
+    good = {
+        "node": name,
+        "status": "ok",
+        "exit": 0,
+        "facts": facts(name, gpus),
+        "resolution": resolution(name),
+        "environment": "/shared/envbuild/envs/torch-smoke-exact-3f1c9a0b72d4",
+        "variant_digest": DIGEST,
+        "root": ROOT,
+        "packages": {
+            "torch": "2.13.0+cpu",
+            "sympy": "1.14.0",
+            "numpy": "2.4.1",
+            "networkx": "3.6",
+            "jinja2": "3.1.6",
+            "filelock": "3.20.0",
+        },
+        "sources": [{"name": "megatron-lm", "commit": "a8b78674" * 5, "tree": "833b89ad" * 5}],
+        "checks": checks(),
+        "files": 12042,
+        "bytes": 747 * 2**20,
+    }
+    return good | changes
+
+
+def evidence(*nodes: dict[str, Any], **changes: Any) -> Evidence:
+    """Evidence of one provision, with `changes`; one good node when none is given."""
+    data = {
+        "envbuild": "0.1.0",
+        "verb": "provision",
+        "run": "20260302T100000Z-4f2a",
+        "started": "2026-03-02T10:00:00Z",
+        "finished": "2026-03-02T10:00:58Z",
+        "stack": "torch-smoke",
+        "profile": "exact",
+        "target": "local",
+        "lock_digest": "77" * 32,
+        "exit": 0,
+        "command": ["envbuild", "provision", "--target", "local"],
+        "nodes": list(nodes) or [node()],
+        "deviations": ["torch comes as the CPU build; the document names CUDA 11.6"],
+        "warnings": ["the compiler is newer than the one the document names: gcc 12.2.0 instead of 9.4"],
+        "tools": {"ansible-core": "2.21.5", "uv": "0.13.8"},
+        "ansible_tasks": 6,
+        "phases": {"probe": 0.9, "install": 31.2, "smoke": 13.6, "activate": 4.1, "verify": 2.2},
+    }
+    return Evidence.from_plain(data | changes)
