@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def _texts(args: "dict[str, Any]", key: "str") -> "list[str]":
-    value = args.get(key) or []
+    value = [] if args.get(key) is None else args[key]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise NodeError("request-invalid", "`args.%s` is not a list of text" % key)
     return value
 
 
 def _addresses(args: "dict[str, Any]") -> "dict[str, str]":
-    value = args.get("reach") or {}
+    value = {} if args.get("reach") is None else args["reach"]
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise NodeError("request-invalid", "`args.reach` is not an object of text")
     return value

@@ -49,7 +49,7 @@ def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> 
     try:
         numbers = os.statvfs(real)
     except OSError as error:
-        fact.update(writable=False, reason="%s: %s" % (parent, error.strerror))
+        fact.update(writable=False, reason=reason or "%s: %s" % (parent, error.strerror))
         return fact
     limits = quota.get(mount["source"]) or quota.get(mount["point"]) or {}
     fact["free_bytes"] = _least(numbers.f_bavail * numbers.f_frsize, limits.get("bytes_left"))

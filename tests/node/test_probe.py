@@ -1,0 +1,325 @@
+"""The probe through the real zipapp, on real interpreters, with recordings behind `nvidia-smi` and `nvcc`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.facts import NodeFacts
+from envbuild.provision.bundle import node_pyz
+from tests.node.pythons import require_python
+
+DATA = Path(__file__).parent / "data"
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def fake_smi(folder: Path, recording: str, rc: int = 0) -> None:
+    """An `nvidia-smi` that prints the recording of what it is asked."""
+    where = DATA / recording
+    plain = where / "plain.txt"
+    query = where / "query.txt" if (where / "query.txt").exists() else plain
+    program(
+        folder / "nvidia-smi",
+        'case "$1" in\n'
+        f"  -L) cat {where}/list.txt ;;\n"
+        f"  --query-gpu=*compute_cap*) cat {query}; grep -q 'not a valid field' {query} && exit 2 ;;\n"
+        f"  --query-gpu=*) cat {where}/query_old.txt ;;\n"
+        f"  *) cat {plain} ;;\n"
+        f"esac\nexit {rc}\n",
+    )
+
+
+class Node:
+    """A machine to probe: its own HOME, PATH and prefix."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / "home"
+        self.bin = root / "bin"
+        self.prefix = root / "prefix"
+        self.pyz = root / "node.pyz"
+        self.home.mkdir()
+        self.bin.mkdir()
+        self.pyz.write_bytes(node_pyz())
+        self.env = {"HOME": str(self.home), "PATH": f"{self.bin}:/usr/bin:/bin"}
+
+    def probe(self, python: str = sys.executable, **args: Any) -> NodeFacts:
+        request = {"protocol": 1, "verb": "probe", "run": "r", "prefix": str(self.prefix), "args": args}
+        argv = [python, "-I", str(self.pyz), "probe"]
+        done = subprocess.run(argv, input=json.dumps(request).encode(), env=self.env, capture_output=True, timeout=100)
+        response = json.loads(done.stdout)
+        assert response["ok"], response
+        assert done.stderr == b""
+        assert response["changed"] is False
+        return NodeFacts.model_validate_json(json.dumps(response["result"]))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("minor", ["3.6", "3.8", "3.13"])
+def test_probe_runs_on(minor: str, node: Node) -> None:
+    python = require_python(minor)
+    fake_smi(node.bin, "a100")
+    program(node.bin / "nvcc", f"cat {DATA}/nvcc/11.4.txt\n")
+    facts = node.probe(python, node="n1", base_packages=True, tmp="/tmp")
+    assert facts.node == "n1"
+    assert facts.os.arch == os.uname().machine
+    assert facts.libc.kind in ("glibc", "musl")
+    assert 1 <= (facts.cpus or 0) <= len(os.sched_getaffinity(0))
+    assert (facts.memory_bytes or 0) > 1 << 28
+    assert facts.driver.version == "470.57.02"
+    assert facts.driver.cuda_ceiling == "11.4"
+    assert facts.driver.problem is None
+    assert len(facts.gpus) == 8
+    assert facts.gpus_physical == 8
+    assert (str((node.bin / "nvcc").resolve()), "11.4.48") in [(each.path, each.version) for each in facts.nvcc]
+    assert facts.prefix.writable
+    assert (facts.prefix.free_bytes or 0) > 0
+    assert facts.tmp is not None
+    assert facts.warnings == ()
+    assert not node.prefix.exists()
+
+
+@pytest.mark.parametrize(
+    ("recording", "rc", "version", "gpus", "says"),
+    [
+        ("v100", 0, "440.33.01", 4, None),
+        ("h200", 0, "580.159.04", 2, None),
+        ("mig", 0, "535.161.08", 2, None),
+        ("no_driver", 9, None, 0, "couldn't communicate with the NVIDIA driver"),
+        ("mismatch", 18, None, 0, "Driver/library version mismatch"),
+        ("no_devices", 6, None, 0, "No devices were found"),
+        ("unknown_error", 255, None, 0, "Unknown Error"),
+    ],
+)
+def test_driver_state(node: Node, recording: str, rc: int, version: str | None, gpus: int, says: str | None) -> None:
+    fake_smi(node.bin, recording, rc)
+    facts = node.probe(pythons=["3.99"])
+    module = Path("/proc/driver/nvidia/version").exists()
+    assert facts.driver.version == version or module
+    assert len(facts.gpus) == gpus
+    assert facts.driver.problem is None if says is None else says in (facts.driver.problem or "")
+
+
+def test_mig_instances_are_listed(node: Node) -> None:
+    fake_smi(node.bin, "mig")
+    first, second = node.probe(pythons=["3.99"]).gpus
+    assert first.mig_enabled
+    assert len(first.mig) == 3
+    assert second.mig == ()
+
+
+def test_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
+    from envbuild.node import probe_gpu
+
+    program(tmp_path / "nvidia-smi", "trap '' TERM; sleep 60 & wait; sleep 60\n")
+    begun = time.monotonic()
+    facts = probe_gpu.gpu_facts([str(tmp_path)], deadline=0.3)
+    assert "did not answer within 0.3 s" in facts["driver"]["problem"]
+    assert time.monotonic() - begun < 10
+
+
+def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
+    program(node.bin / "nvidia-smi", "echo Segmentation fault >&2; exit 139\n")
+    assert node.probe(pythons=["3.99"]).driver.problem == "nvidia-smi ended with 139: Segmentation fault"
+
+
+def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
+    from envbuild.node import probe_gpu
+
+    for index in range(4):
+        (tmp_path / "proc/driver/nvidia/gpus" / f"0000:0{index}:00.0").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text((DATA / "proc_version.txt").read_text())
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    facts = probe_gpu.gpu_facts([], root=str(tmp_path))
+    assert facts["gpus_physical"] == 4
+    assert facts["driver"]["version"] == "470.57.02"
+    assert "nvidia-smi is not there" in facts["driver"]["problem"]
+
+
+def test_gpu_on_the_bus_without_a_driver_is_seen(tmp_path: Path) -> None:
+    from envbuild.node import probe_gpu
+
+    for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")):
+        folder = tmp_path / "sys/bus/pci/devices" / name
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+    facts = probe_gpu.gpu_facts([], root=str(tmp_path))
+    assert facts["gpus_physical"] == 1
+    assert facts["driver"]["version"] is None
+    assert facts["driver"]["problem"]
+
+
+def test_visible_devices_are_told_apart_from_physical_ones(node: Node) -> None:
+    fake_smi(node.bin, "a100")
+    node.env["CUDA_VISIBLE_DEVICES"] = "0,1"
+    facts = node.probe(pythons=["3.99"])
+    assert facts.visible_devices == "0,1"
+    assert facts.gpus_physical == 8
+
+
+def test_shim_is_no_interpreter_but_what_it_stands_for_is(node: Node) -> None:
+    real = require_python("3.8")
+    root = node.home / ".pyenv"
+    program(root / "shims/python3", "echo 'pyenv: python3: command not found' >&2; exit 127\n")
+    program(root / "shims/python3.8", f'exec {real} "$@"\n')
+    (root / "versions/3.8.18/bin").mkdir(parents=True)
+    (root / "versions/3.8.18/bin/python3.8").symlink_to(real)
+    node.env["PATH"] = f"{root}/shims:{node.env['PATH']}"
+    facts = node.probe()
+    paths = [each.path for each in facts.pythons]
+    assert str(Path(real).resolve()) in paths
+    assert not [path for path in paths if "shims" in path]
+    assert len(paths) == len(set(paths))
+
+
+def test_liar_hanger_and_wrapper_do_not_count_as_interpreters(node: Node) -> None:
+    program(node.bin / "python3.9", "echo Python 3.9.1\n")
+    program(node.bin / "python3.10", 'echo \'{"implementation": "cpython", "version": 3}\'\n')
+    program(node.bin / "python3.11", f'exec {sys.executable} "$@"\n')
+    paths = [each.path for each in node.probe().pythons]
+    assert not [path for path in paths if path.startswith(str(node.bin))]
+
+
+def test_virtual_environment_is_its_own_entry_with_its_packages(node: Node, tmp_path: Path) -> None:
+    python = require_python("3.8")
+    venv = tmp_path / "venv"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(venv)], check=True)
+    site = next(venv.glob("lib/python3.*/site-packages"))
+    (site / "Some_Thing-1.2.dist-info").mkdir()
+    (site / "Some_Thing-1.2.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: Some_Thing\nVersion: 1.2\n\nx\n"
+    )
+    node.env["PATH"] = f"{venv}/bin:{node.env['PATH']}"
+    facts = node.probe(base_packages=True, pythons=["3.8"])
+    mine = [each for each in facts.pythons if each.path.startswith(str(venv))]
+    assert len(mine) == 1
+    assert mine[0].virtual
+    assert (mine[0].packages or {})["some-thing"] == "1.2"
+    assert all(each.version.startswith("3.8.") for each in facts.pythons)
+
+
+def test_interpreter_of_the_toolchain_is_found(node: Node) -> None:
+    python = require_python("3.13")
+    folder = node.prefix / "tools/python-3.13.0-abc/bin"
+    folder.mkdir(parents=True)
+    (folder / "python3.13").symlink_to(python)
+    facts = node.probe()
+    assert str(Path(python).resolve()) in [each.path for each in facts.pythons]
+    assert facts.toolchain == ("python-3.13.0-abc",)
+
+
+def test_missing_tools_are_facts(node: Node) -> None:
+    program(node.bin / "zstd", "exit 1\n")
+    facts = node.probe(pythons=["3.99"])
+    assert facts.tools["zstd"] == "unknown"
+    assert set(facts.tools) >= {"git", "tar", "gzip", "xz", "uv", "curl", "module"}
+    assert all(value is None or value for value in facts.tools.values())
+
+
+def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
+    stamp = {"stack": "s", "profile": "exact", "variant_digest": "d" * 64, "root": "r" * 64, "packages": {"a": "1"}}
+    whole, half, broken = (node.prefix / "envs" / name for name in ("s-exact-1", "s-exact-2", "s-exact-3"))
+    for folder in (whole, half, broken):
+        (folder / ".envbuild").mkdir(parents=True)
+    (whole / ".envbuild/stamp.json").write_text(json.dumps(stamp))
+    (broken / ".envbuild/stamp.json").write_text('{"stack": ')
+    (node.prefix / "current").mkdir()
+    (node.prefix / "current/s").symlink_to("../envs/s-exact-1")
+    (node.prefix / "lease.json").write_text('{"run": "r9", "host": "h"}')
+    facts = node.probe(pythons=["3.99"])
+    assert [(each.stack, each.current, each.stamp is None) for each in facts.environments] == [
+        ("s", True, False),
+        (None, False, True),
+        (None, False, True),
+    ]
+    assert facts.environments[0].variant_digest == "d" * 64
+    assert facts.busy == {"run": "r9", "host": "h"}
+    assert facts.warnings == ("2 environment(s) without a stamp under the prefix",)
+
+
+def test_half_written_lease_still_says_busy(node: Node) -> None:
+    node.prefix.mkdir()
+    (node.prefix / "lease.json").write_text("{")
+    assert node.probe(pythons=["3.99"]).busy == {}
+
+
+def test_wanted_files_are_found_in_pips_find_links(node: Node, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "one/a.whl").touch()
+    (tmp_path / "two/b.whl").touch()
+    (tmp_path / "three/c.whl").touch()
+    (node.home / ".config/pip").mkdir(parents=True)
+    (node.home / ".config/pip/pip.conf").write_text(f"[global]\nfind-links = {tmp_path}/two https://u:p@h/x\n")
+    (tmp_path / "other.conf").write_text(f"[install]\nfind-links = file://{tmp_path}/three\n")
+    node.env["PIP_FIND_LINKS"] = f"{tmp_path}/one https://user:secret@host/simple"
+    node.env["PIP_CONFIG_FILE"] = str(tmp_path / "other.conf")
+    wanted = ["a.whl", "b.whl", "c.whl", "missing.whl", "../one/a.whl"]
+    facts = node.probe(files=wanted, pythons=["3.99"])
+    assert facts.files_found == {
+        name: f"{tmp_path}/{where}/{name}" for name, where in (("a.whl", "one"), ("b.whl", "two"), ("c.whl", "three"))
+    }
+    node.env["PIP_CONFIG_FILE"] = os.devnull
+    assert set(node.probe(files=wanted, pythons=["3.99"]).files_found) == {"a.whl"}
+
+
+def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reach = {
+            "up": f"http://127.0.0.1:{port}/simple",
+            "down": "http://127.0.0.1:1/simple",
+            "folder": f"file://{tmp_path}",
+            "nonsense": "http://[",
+        }
+        facts = node.probe(reach=reach, pythons=["3.99"])
+        assert facts.reachable == {"up": True, "down": False, "folder": True, "nonsense": False}
+        node.env["https_proxy"] = f"http://127.0.0.1:{port}"
+        proxied = {"far": "https://unknown.invalid/simple"}
+        assert node.probe(reach=proxied, pythons=["3.99"]).reachable == {"far": True}
+        node.env["no_proxy"] = "unknown.invalid"
+        assert node.probe(reach=proxied, pythons=["3.99"]).reachable == {"far": False}
+
+
+def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
+    program(node.bin / "sinfo", "echo slurm 22.05.8\n")
+    assert node.probe(pythons=["3.99"]).scheduler.model_dump() == {"kind": "slurm", "version": "22.05.8", "job": None}
+    node.env["SLURM_JOB_ID"] = "77"
+    assert node.probe(pythons=["3.99"]).scheduler.job == "77"
+
+
+def test_foreign_qstat_is_no_pbs(node: Node) -> None:
+    program(node.bin / "qstat", "echo SGE 8.1.9\n")
+    assert node.probe(pythons=["3.99"]).scheduler.kind == "none"
+    program(node.bin / "qstat", "echo pbs_version = 2022.1.1\n")
+    assert node.probe(pythons=["3.99"]).scheduler.kind == "pbs"
+
+
+@pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"pythons": [3.11]}, {"reach": {"a": 1}}])
+def test_bad_args_are_a_coded_error(node: Node, args: dict[str, Any]) -> None:
+    from envbuild.node import probe
+    from envbuild.node.protocol import NodeError
+
+    with pytest.raises(NodeError) as caught:
+        probe.run({"prefix": str(node.prefix), "args": args})
+    assert caught.value.code == "request-invalid"

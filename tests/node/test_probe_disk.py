@@ -1,0 +1,119 @@
+"""Disk, system and interface facts, on real folders and on made /proc and /sys trees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import probe_disk, probe_system
+
+
+def mounts(point: str, options: str = "rw", source: str = "srv:/x") -> str:
+    return f"1 0 0:1 / / rw - ext4 /dev/root rw\n2 1 0:2 / {point} {options} - nfs4 {source} rw\n"
+
+
+def test_prefix_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+    facts = probe_disk.disk_facts(str(tmp_path / "a/b/c"), {})
+    assert facts["writable"]
+    assert facts["reason"] is None
+    assert facts["path"].endswith("a/b/c")
+    assert 0 < facts["free_bytes"] <= facts["total_bytes"]
+
+
+def test_quota_that_is_less_than_the_free_space_counts(tmp_path: Path) -> None:
+    quota: probe_disk.Quotas = {"srv:/x": {"bytes": 9000, "bytes_left": 500, "inodes": 70, "inodes_left": 7}}
+    facts = probe_disk.disk_facts(str(tmp_path), quota, mounts(str(tmp_path)))
+    assert (facts["free_bytes"], facts["quota_bytes"], facts["quota_inodes"]) == (500, 9000, 70)
+    assert facts.get("free_inodes", 7) == 7
+    assert facts["filesystem"] == "nfs4"
+
+
+@pytest.mark.parametrize(
+    ("options", "writable", "noexec"), [("ro", False, False), ("rw,noexec", True, True), ("rw", True, False)]
+)
+def test_mount_flags(tmp_path: Path, options: str, writable: bool, noexec: bool) -> None:
+    facts = probe_disk.disk_facts(str(tmp_path), {}, mounts(str(tmp_path), options))
+    assert (facts["writable"], facts["noexec"]) == (writable, noexec)
+
+
+def test_file_or_dangling_link_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "is not a folder" in probe_disk.disk_facts(str(tmp_path / "file/x"), {})["reason"]
+    assert "leads nowhere" in probe_disk.disk_facts(str(tmp_path / "link/x"), {})["reason"]
+    assert not probe_disk.disk_facts(str(tmp_path / "link"), {})["writable"]
+
+
+def test_folder_of_somebody_else_is_not_writable(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere: the refusal shows for an ordinary user only")
+    assert "not writable" in probe_disk.disk_facts("/usr/x", {})["reason"]
+
+
+def tree(root: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def test_cgroup_limits_of_a_job(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/job/step\n",
+        "proc/meminfo": "MemTotal:       1000000 kB\n",
+        "sys/fs/cgroup/job/cpu.max": "100000 100000\n",
+        "sys/fs/cgroup/job/memory.max": "1048576\n",
+        "sys/fs/cgroup/job/step/memory.max": "max\n",
+    }
+    root = tree(tmp_path, files)
+    assert probe_system.cpu_count(root) == 1
+    assert probe_system.memory_bytes(root) == 1048576
+
+
+def test_cgroup_version_1(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:cpu,cpuacct:/j\n5:memory:/j\n",
+        "proc/meminfo": "MemTotal: 1000 kB\n",
+        "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": "50000\n",
+        "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/memory/j/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    root = tree(tmp_path, files)
+    assert probe_system.cpu_count(root) == 1
+    assert probe_system.memory_bytes(root) == 1000 * 1024
+
+
+def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
+    files = {
+        "sys/class/net/eno1/speed": "25000\n",
+        "sys/class/net/eno1/operstate": "up\n",
+        "sys/class/net/eno1/type": "1\n",
+        "sys/class/net/ib0/type": "32\n",
+        "sys/class/net/ib0/speed": "-1\n",
+        "sys/class/net/lo/type": "772\n",
+        "sys/class/net/veth12/type": "1\n",
+        "sys/class/infiniband/mlx5_0/ports/1/rate": "200 Gb/sec (4X HDR)\n",
+        "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
+        "sys/class/infiniband/mlx5_1/ports/1/link_layer": "Ethernet\n",
+        "proc/net/if_inet6": "20010db8000000000000000000000001 02 40 00 80     eno1\n",
+    }
+    found = {each["name"]: each for each in probe_system.nic_facts(tree(tmp_path, files))}
+    assert set(found) == {"eno1", "ib0", "mlx5_0", "mlx5_1"}
+    assert found["eno1"]["rate_gbps"] == 25.0
+    assert found["eno1"]["addresses"] == ["2001:db8::1"]
+    assert found["ib0"]["kind"] == "infiniband"
+    assert "rate_gbps" not in found["ib0"]
+    assert (found["mlx5_0"]["rate_gbps"], found["mlx5_0"]["state"]) == (200.0, "active")
+    assert found["mlx5_1"]["kind"] == "ethernet"
+
+
+def test_umask_is_read_without_changing_it() -> None:
+    before = os.umask(0o027)
+    try:
+        assert probe_system.umask() == "0027"
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
