@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
+from envbuild.catalog.manifest_file import refuse
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.validation import manifest_error, show_value
-from envbuild.catalog.yaml_load import YamlDocument, read_yaml, refuse
+from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack

@@ -7,9 +7,7 @@ whose `why` begins with `file:line:column`.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from yaml.reader import Reader
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
+from envbuild.catalog.manifest_file import MAX_BYTES, read_manifest, refuse, too_large
 from envbuild.errors import EnvbuildError
 
-MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
 MAX_NODES = 50_000
 MAX_ALIASES = 200
@@ -81,63 +79,13 @@ def read_yaml(path: Path) -> YamlDocument:
 def parse_yaml(content: bytes, name: str) -> YamlDocument:
     """Parse one document; `name` stands for the file in errors. Raises EnvbuildError."""
     if len(content) > MAX_BYTES:
-        raise _too_large(name, len(content))
+        raise too_large(name, len(content))
     text = _decoded(content, name)
     root = _composed(text, name)
     if root is None:
         return YamlDocument(name, None, None)
     _check_expansion(root, name)
     return YamlDocument(name, _plain(root, name), root)
-
-
-def read_manifest(path: Path) -> bytes:
-    """The bytes of a regular file of at most `MAX_BYTES`; a FIFO or device is refused without waiting for it."""
-    name = str(path)
-    try:
-        # Non-blocking, because opening a FIFO would wait for its writer for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise EnvbuildError("manifest-missing", f"no such file: {name}", why=f"{name}: not found") from None
-    except (OSError, ValueError) as error:
-        raise EnvbuildError("manifest-unreadable", f"cannot read {name}", why=f"{name}: {error}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise EnvbuildError(
-                "manifest-not-a-file",
-                f"{name} is not a regular file",
-                why=f"{name}: a folder, FIFO, socket or device",
-                hint="name a YAML file",
-            )
-        if status.st_size > MAX_BYTES:
-            raise _too_large(name, status.st_size)
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            content = stream.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise _too_large(name, len(content))
-    return content
-
-
-def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:
-    """The error for one place (line and column from 1) of one file."""
-    return EnvbuildError(
-        code,
-        f"{name}: {problem}",
-        why=f"{name}:{line}:{column}: {problem}",
-        hint=hint,
-        details={"file": name, "line": line, "column": column},
-    )
-
-
-def _too_large(name: str, size: int) -> EnvbuildError:
-    return EnvbuildError(
-        "manifest-too-large",
-        f"{name} is larger than {MAX_BYTES} bytes",
-        why=f"{name}:1:1: {size} bytes",
-        hint="a manifest is a few kilobytes; is this the right file?",
-    )
 
 
 def _at(code: str, name: str, mark: yaml.Mark | None, problem: str, hint: str = "") -> EnvbuildError:

@@ -1,0 +1,269 @@
+"""Configuration: flags > `ENVBUILD_*` > project file > user file > system file > default, each value with its origin.
+
+Files are TOML with the keys of `KEYS` at the top level. The project file is `envbuild.toml` in the working directory or
+above it, up to the root of the git checkout; the user file `config.toml` in the user's configuration directory (XDG);
+the system file `/etc/envbuild/config.toml`. Relative paths in a file are relative to that file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from envbuild.catalog.manifest_file import read_manifest
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.errors import EnvbuildError
+
+PROJECT_FILE = "envbuild.toml"
+SYSTEM_FILE = Path("/etc/envbuild/config.toml")
+SYSTEM_FILE_VARIABLE = "ENVBUILD_SYSTEM_CONFIG"
+VARIABLE_PREFIX = "ENVBUILD_"
+Value = str | bool | float | None
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `seconds` a number from 0."""
+
+    kind: Literal["text", "path", "ref", "seconds", "bool", "choice"]
+    help: str
+    default: Value = None
+    choices: tuple[str, ...] = ()
+
+
+KEYS: dict[str, Key] = {
+    "target": Key("ref", "target that is used when none is named", "local"),
+    "stack": Key("ref", "stack that is built instead of the one the target names"),
+    "profile": Key("text", "profile of the stack"),
+    "prefix": Key("text", "prefix instead of the target's; may hold {user}, {home} and {data}"),
+    "cache": Key("text", "cache folder on the nodes instead of the target's"),
+    "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
+    "runs": Key("path", "folder of the run directories"),
+    "wait": Key("seconds", "how long to wait for another envbuild in the same prefix", 600.0),
+    "color": Key("choice", "colour on the terminal", "auto", ("auto", "always", "never")),
+    "quiet": Key("bool", "say nothing but results, warnings and errors", False),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it was said: a flag, a variable, a file, or `default`."""
+
+    value: Value
+    origin: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings by key; `files` are those that were read, the strongest first.
+
+    `unknown_variables` are `ENVBUILD_*` variables that are no setting (the environment is shared, so no error).
+    """
+
+    settings: Mapping[str, Setting]
+    files: tuple[Path, ...]
+    unknown_variables: tuple[str, ...]
+
+    def text(self, key: str) -> str | None:
+        """A text, path, reference or choice; None when unset."""
+        value = self.settings[key].value
+        return None if value is None else str(value)
+
+    def path(self, key: str) -> Path | None:
+        """A path; None when unset."""
+        text = self.text(key)
+        return None if text is None else Path(text)
+
+    @property
+    def target(self) -> str:
+        """Name or path of the target."""
+        return str(self.settings["target"].value)
+
+    @property
+    def stack(self) -> str | None:
+        """Name or path of the stack, None for the one the target names."""
+        return self.text("stack")
+
+    @property
+    def profile(self) -> str | None:
+        """Profile of the stack, None for its default one."""
+        return self.text("profile")
+
+    @property
+    def prefix(self) -> str | None:
+        """Prefix that replaces the target's."""
+        return self.text("prefix")
+
+    @property
+    def cache(self) -> str | None:
+        """Cache folder that replaces the target's."""
+        return self.text("cache")
+
+    @property
+    def toolchain(self) -> Path | None:
+        """File that replaces the shipped toolchain."""
+        return self.path("toolchain")
+
+    @property
+    def runs_root(self) -> Path:
+        """Folder of the run directories."""
+        return Path(str(self.settings["runs"].value))
+
+    @property
+    def wait(self) -> float:
+        """Seconds to wait for another envbuild."""
+        return float(self.settings["wait"].value or 0.0)
+
+    @property
+    def color(self) -> str:
+        """`auto`, `always` or `never`."""
+        return str(self.settings["color"].value)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether notes are left out."""
+        return bool(self.settings["quiet"].value)
+
+
+def load_config(
+    flags: Mapping[str, Value] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    system_file: Path | None = None,
+) -> Config:
+    """Read every layer. `flags` are values given on the command line (None means not given).
+
+    Raises EnvbuildError, exit 2: `config-key-unknown`, `config-invalid`, `manifest-*` for an unreadable file.
+    """
+    environment = os.environ if environ is None else environ
+    folder = Path.cwd() if cwd is None else cwd
+    system = system_file or Path(environment.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
+    candidates = (find_project_file(folder), _user_folder() / "config.toml", system)
+    files = tuple(path for path in candidates if path is not None and path.is_file())
+    settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
+    settings["runs"] = Setting(str(_state_folder() / "runs"), "default")
+    for path in reversed(files):
+        settings.update(_from_file(path))
+    if environment.get("NO_COLOR"):
+        settings["color"] = Setting("never", "NO_COLOR")
+    settings.update(_from_environment(environment, folder))
+    settings.update(_from_flags(flags or {}, folder))
+    known = {_variable(key) for key in KEYS} | {SYSTEM_FILE_VARIABLE}
+    unknown = tuple(sorted(n for n in environment if n.startswith(VARIABLE_PREFIX) and n not in known))
+    return Config(settings, files, unknown)
+
+
+def find_project_file(folder: Path) -> Path | None:
+    """`envbuild.toml` here or above, up to the root of the git checkout; only here when there is no checkout.
+
+    Without that limit, a file that somebody put into a shared parent folder (`/tmp`) would steer other people's builds.
+    """
+    folder = folder.resolve()
+    found = None
+    for place in (folder, *folder.parents):
+        if found is None and (place / PROJECT_FILE).is_file():
+            found = place / PROJECT_FILE
+        if (place / ".git").exists():
+            return found
+    here = folder / PROJECT_FILE
+    return here if here.is_file() else None
+
+
+def _from_file(path: Path) -> dict[str, Setting]:
+    import tomllib
+
+    try:
+        data = tomllib.loads(read_manifest(path).decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise EnvbuildError("config-invalid", f"{path} is not valid TOML", why=f"{path}: {error}") from None
+    return {key: Setting(_checked(key, value, str(path), path.parent), str(path)) for key, value in data.items()}
+
+
+def _from_environment(environment: Mapping[str, str], folder: Path) -> dict[str, Setting]:
+    out = {}
+    for key, entry in KEYS.items():
+        name = _variable(key)
+        text = environment.get(name, "")
+        # An empty variable is how a shell says "not set".
+        if text:
+            out[key] = Setting(_checked(key, _parsed(text, entry), name, folder), name)
+    return out
+
+
+def _from_flags(flags: Mapping[str, Value], folder: Path) -> dict[str, Setting]:
+    out = {}
+    for key, value in flags.items():
+        if value is not None:
+            origin = f"--{key.replace('_', '-')}"
+            out[key] = Setting(_checked(key, value, origin, folder), origin)
+    return out
+
+
+def _parsed(text: str, entry: Key) -> Value:
+    """A variable's text as the type of its key; what does not fit stays text and is refused with its origin."""
+    if entry.kind == "bool":
+        return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
+    if entry.kind == "seconds":
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
+    """The value in the form of its key; relative paths become absolute. Raises EnvbuildError."""
+    entry = KEYS.get(key)
+    if entry is None:
+        raise EnvbuildError(
+            "config-key-unknown",
+            f"there is no setting {key!r}",
+            why=f"said by {origin}",
+            hint=did_you_mean(key, KEYS),
+        )
+    if entry.kind == "bool":
+        if isinstance(value, bool):
+            return value
+        raise _invalid(key, origin, "must be true or false")
+    if entry.kind == "seconds":
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 10**9:
+            return float(value)
+        raise _invalid(key, origin, "must be a number of seconds, 0 or more")
+    if not isinstance(value, str) or not value or any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise _invalid(key, origin, "must be text on one line")
+    if entry.kind == "choice" and value not in entry.choices:
+        raise _invalid(key, origin, f"must be one of {', '.join(entry.choices)}", did_you_mean(value, entry.choices))
+    if entry.kind == "path" or (entry.kind == "ref" and ("/" in value or value.endswith((".yaml", ".yml")))):
+        return str(folder / _expanded(value, key, origin))
+    return value
+
+
+def _expanded(value: str, key: str, origin: str) -> Path:
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise _invalid(key, origin, str(error)) from None
+
+
+def _invalid(key: str, origin: str, says: str, hint: str = "") -> EnvbuildError:
+    return EnvbuildError("config-invalid", f"the setting `{key}` {says}", why=f"said by {origin}", hint=hint)
+
+
+def _variable(key: str) -> str:
+    return VARIABLE_PREFIX + key.upper()
+
+
+def _user_folder() -> Path:
+    import platformdirs
+
+    return platformdirs.user_config_path("envbuild")
+
+
+def _state_folder() -> Path:
+    import platformdirs
+
+    return platformdirs.user_state_path("envbuild")

@@ -1,0 +1,217 @@
+"""Configuration: which layer wins, where each value came from, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.config import KEYS, Config, find_project_file, load_config
+from envbuild.errors import EnvbuildError, ExitCode
+
+
+class Layers:
+    """A fresh user, system and project, each with a file that can be written."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.user = tmp_path / "home" / ".config" / "envbuild" / "config.toml"
+        self.system = tmp_path / "etc" / "config.toml"
+        self.checkout = tmp_path / "checkout"
+        self.cwd = self.checkout / "deep" / "er"
+        self.project = self.checkout / "envbuild.toml"
+        self.environ: dict[str, str] = {}
+        for folder in (self.user.parent, self.system.parent, self.cwd, self.checkout / ".git"):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, **flags: Any) -> Config:
+        return load_config(flags, environ=self.environ, cwd=self.cwd, system_file=self.system)
+
+    def refused(self, **flags: Any) -> EnvbuildError:
+        with pytest.raises(EnvbuildError) as caught:
+            self.load(**flags)
+        assert caught.value.exit_code == ExitCode.USAGE
+        return caught.value
+
+
+@pytest.fixture
+def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layers:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return Layers(tmp_path)
+
+
+def test_defaults(layers: Layers, tmp_path: Path) -> None:
+    config = layers.load()
+    assert (config.target, config.stack, config.prefix, config.wait) == ("local", None, None, 600.0)
+    assert config.runs_root == tmp_path / "home" / ".local" / "state" / "envbuild" / "runs"
+    assert {setting.origin for setting in config.settings.values()} == {"default"}
+    assert config.files == ()
+
+
+def test_each_layer_wins_over_the_next(layers: Layers) -> None:
+    layers.system.write_text("wait = 1\nprefix = '/system'\ncache = '/system'\nprofile = 'system'\nquiet = true\n")
+    layers.user.write_text("wait = 2\nprefix = '/user'\ncache = '/user'\nprofile = 'user'\n")
+    layers.project.write_text("wait = 3\nprefix = '/project'\ncache = '/project'\n")
+    layers.environ = {"ENVBUILD_WAIT": "4", "ENVBUILD_PREFIX": "/environment"}
+    config = layers.load(wait=5.0)
+    got = {key: config.settings[key] for key in ("wait", "prefix", "cache", "profile", "quiet", "color")}
+    assert {key: setting.value for key, setting in got.items()} == {
+        "wait": 5.0,
+        "prefix": "/environment",
+        "cache": "/project",
+        "profile": "user",
+        "quiet": True,
+        "color": "auto",
+    }
+    assert {key: setting.origin for key, setting in got.items()} == {
+        "wait": "--wait",
+        "prefix": "ENVBUILD_PREFIX",
+        "cache": str(layers.project),
+        "profile": str(layers.user),
+        "quiet": str(layers.system),
+        "color": "default",
+    }
+    assert config.files == (layers.project, layers.user, layers.system)
+
+
+def test_xdg_and_the_variable_for_the_system_file_are_followed(
+    layers: Layers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "xdg" / "envbuild").mkdir(parents=True)
+    (tmp_path / "xdg" / "envbuild" / "config.toml").write_text("wait = 7\n")
+    (tmp_path / "other.toml").write_text("quiet = true\n")
+    config = load_config(environ={"ENVBUILD_SYSTEM_CONFIG": str(tmp_path / "other.toml")}, cwd=layers.cwd)
+    assert (config.wait, config.quiet) == (7.0, True)
+    assert config.unknown_variables == ()
+
+
+def test_relative_paths_are_relative_to_where_they_are_said(layers: Layers) -> None:
+    layers.project.write_text("target = './nodes/mine.yaml'\nstack = 'torch-smoke'\ntoolchain = 'tools.yaml'\n")
+    layers.environ = {"ENVBUILD_RUNS": "my-runs"}
+    config = layers.load()
+    assert config.target == str(layers.checkout / "nodes" / "mine.yaml")
+    assert config.stack == "torch-smoke"
+    assert config.toolchain == layers.checkout / "tools.yaml"
+    assert config.runs_root == layers.cwd / "my-runs"
+
+
+def test_a_home_sign_is_expanded(layers: Layers, tmp_path: Path) -> None:
+    layers.user.write_text("runs = '~/runs'\n")
+    assert layers.load().runs_root == tmp_path / "home" / "runs"
+
+
+def test_the_project_file_is_sought_up_to_the_root_of_the_checkout(layers: Layers, tmp_path: Path) -> None:
+    (tmp_path / "envbuild.toml").write_text("wait = 1\n")
+    assert find_project_file(layers.cwd) is None
+    layers.project.write_text("wait = 2\n")
+    assert find_project_file(layers.cwd) == layers.project
+
+
+def test_outside_a_checkout_only_the_working_directory_counts(tmp_path: Path) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    (tmp_path / "envbuild.toml").write_text("wait = 1\n")
+    if any((parent / ".git").exists() for parent in tmp_path.parents):
+        pytest.skip("the temporary folder lies inside a git checkout, so there is no outside here")
+    assert find_project_file(below) is None
+    assert find_project_file(tmp_path) == tmp_path / "envbuild.toml"
+
+
+def test_an_unknown_key_brings_the_nearest_and_says_where(layers: Layers) -> None:
+    layers.user.write_text("prefx = '/x'\n")
+    error = layers.refused()
+    assert error.code == "config-key-unknown"
+    assert error.hint == "did you mean `prefix`?"
+    assert str(layers.user) in error.why
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wait = 'long'",
+        "wait = true",
+        "wait = -1",
+        "wait = nan",
+        "wait = inf",
+        "quiet = 'yes'",
+        "quiet = 1",
+        "color = 'blue'",
+        "prefix = 5",
+        "prefix = ''",
+        'prefix = "a\\nb"',
+        "prefix = ['/x']",
+        "runs = '~nobody-of-that-name/x'",
+        "prefix = '/x'\nprefix = '/y'",
+        "prefix = ",
+        "[prefix]\nx = 1",
+    ],
+)
+def test_a_bad_value_is_a_coded_error_that_names_the_file(layers: Layers, line: str) -> None:
+    layers.project.write_text(line + "\n")
+    error = layers.refused()
+    assert error.code == "config-invalid"
+    assert str(layers.project) in error.why
+
+
+def test_bytes_that_are_no_text_and_files_too_large_are_coded_errors(layers: Layers) -> None:
+    layers.project.write_bytes(b"prefix = '\xff'\n")
+    assert layers.refused().code == "config-invalid"
+    with layers.project.open("wb") as stream:
+        stream.truncate(100_000_000)
+    assert layers.refused().code == "manifest-too-large"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("WAIT", "soon"), ("QUIET", "perhaps"), ("COLOR", "blue"), ("PREFIX", "a\nb")]
+)
+def test_a_bad_variable_is_a_coded_error_that_names_it(layers: Layers, name: str, text: str) -> None:
+    layers.environ = {f"ENVBUILD_{name}": text}
+    error = layers.refused()
+    assert error.code == "config-invalid"
+    assert f"ENVBUILD_{name}" in error.why
+
+
+def test_a_bad_flag_names_the_flag(layers: Layers) -> None:
+    assert "--color" in layers.refused(color="blu").why
+    assert layers.refused(color="alway").hint == "did you mean `always`?"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("FALSE", False)])
+def test_booleans_in_variables(layers: Layers, text: str, value: bool) -> None:
+    layers.environ = {"ENVBUILD_QUIET": text}
+    assert layers.load().quiet is value
+
+
+def test_no_color_is_honoured_and_can_be_overridden(layers: Layers) -> None:
+    layers.environ = {"NO_COLOR": "1"}
+    assert (layers.load().color, layers.load().settings["color"].origin) == ("never", "NO_COLOR")
+    assert layers.load(color="always").color == "always"
+
+
+def test_an_unknown_variable_is_reported_and_no_error(layers: Layers) -> None:
+    layers.environ = {"ENVBUILD_PREFX": "/x", "ENVBUILD_TARGET": "", "OTHER": "1"}
+    config = layers.load()
+    assert config.unknown_variables == ("ENVBUILD_PREFX",)
+    assert config.target == "local"
+
+
+def test_every_key_has_help_and_a_default_of_its_kind() -> None:
+    for key, entry in KEYS.items():
+        assert entry.help
+        assert entry.kind != "choice" or entry.default in entry.choices, key
+
+
+def test_reading_the_configuration_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from envbuild.config import load_config; load_config(); "
+        "heavy = {'pydantic', 'yaml', 'requests', 'rich', 'ansible', 'fabric', 'click'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
