@@ -330,7 +330,7 @@ def _configuration(private: Path, sockets: Path) -> str:
     return f"""[defaults]
 home = {text(private / "home")}
 local_tmp = {text(private / "tmp")}
-remote_tmp = {text(private / "remote_tmp")}
+remote_tmp = /tmp
 collections_path = {text(private / "collections")}
 host_key_checking = True
 gathering = explicit

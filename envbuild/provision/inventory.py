@@ -32,7 +32,7 @@ class NodeHost:
     `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
     verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
     controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node. `tmp`: where
-    Ansible keeps temporary files on the node.
+    Ansible keeps temporary files on the node; `/tmp` (private folders in it) when there is none or it is not plain.
     """
 
     name: str
@@ -50,7 +50,8 @@ class NodeHost:
         if unknown:
             raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
         out: dict[str, Any] = {
-            "ansible_python_interpreter": self.python,
+            # Ansible reads this one as words of a shell line.
+            "ansible_python_interpreter": shlex.quote(self.python),
             "envbuild_python": self.python,
             "envbuild_pyz": self.pyz,
             "envbuild_requests": {verb: str(path.absolute()) for verb, path in self.requests.items()},
@@ -62,7 +63,8 @@ class NodeHost:
                 raise ValueError("artifacts need a store")
             out["envbuild_artifacts"] = str(self.artifacts.absolute())
             out["envbuild_store"] = self.store
-        if self.tmp is not None:
+        # And this one it gives to the node's shell as it is, so only a plain path can be used.
+        if self.tmp is not None and is_plain_path(self.tmp):
             out["ansible_remote_tmp"] = self.tmp
         return out
 
@@ -136,6 +138,11 @@ def _ssh_path(path: str) -> str:
             hint="rename the file, or link to it under a plain name",
         )
     return '"' + full.replace("%", "%%") + '"'
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path means itself in any shell, unquoted."""
+    return re.fullmatch(r"/[A-Za-z0-9/._+@:,-]*", path) is not None
 
 
 def check_host(name: str) -> str:

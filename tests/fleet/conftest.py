@@ -1,0 +1,68 @@
+"""`fleet(n, kind)`: n real SSH nodes of a kind (`bare`: no Python, `py36`: only a Python 3.6, `full`: Debian's)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.nodes import Fleet, Kind, Node, UnavailableError, unpack_tree, why_not
+from tests.fleet.standalone import make_standalone_python
+
+StartNodes = Callable[..., list[Node]]
+
+
+@pytest.fixture(scope="session")
+def node_trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path]:
+    """Unpacks the tree of a kind once a session."""
+    trees: dict[Kind, Path] = {}
+
+    def tree(kind: Kind) -> Path:
+        if kind not in trees:
+            trees[kind] = unpack_tree(kind, tmp_path_factory.mktemp("trees") / kind)
+        return trees[kind]
+
+    return tree
+
+
+@pytest.fixture(scope="session")
+def _nodes_possible() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"no real SSH nodes here: {reason}")
+
+
+@pytest.fixture
+def fleet_network(_nodes_possible: None) -> Iterator[Fleet]:
+    """The network of this test's nodes; `gateway` is where this machine is reached from them."""
+    try:
+        network = Fleet()
+    except UnavailableError as error:
+        pytest.skip(f"no real SSH nodes here: {error}")
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+@pytest.fixture
+def fleet(fleet_network: Fleet, node_trees: Callable[[Kind], Path]) -> StartNodes:
+    """`fleet(2, kind="bare")` starts nodes; they end with the test."""
+
+    def start(count: int = 1, kind: Kind = "bare") -> list[Node]:
+        try:
+            return fleet_network.start(count, node_trees(kind))
+        except UnavailableError as error:
+            pytest.skip(f"no real SSH nodes here: {error}")
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def standalone_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tar.gz in `install_only` layout, made from the Python that runs the tests."""
+    try:
+        return make_standalone_python(tmp_path_factory.mktemp("standalone"))
+    except UnavailableError as error:
+        pytest.skip(f"no standalone Python can be made here: {error}")

@@ -1,0 +1,349 @@
+"""Real SSH nodes on this machine: each has its own network namespace, file system, processes, host name and host key.
+
+A node is an overlay over an unpacked Debian tree, on a bridge of its own; it has no route out. Needs root. Everything
+is removed again by `Fleet.close`, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from envbuild.model.target import Connection
+
+Kind = Literal["bare", "py36", "full"]
+PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
+_COMMON = ("bzip2", "ca-certificates", "git", "iproute2", "openssh-server", "procps")
+_PACKAGES: dict[Kind, tuple[str, ...]] = {
+    "bare": _COMMON,
+    "py36": _COMMON,
+    "full": (*_COMMON, "python3", "python3-venv"),
+}
+# The folders for programs that a plain user's PATH does not have.
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
+
+_START = """\
+set -e
+mount --make-rprivate /
+mount -t overlay overlay -o lowerdir="$TREE",upperdir="$NODE/upper",workdir="$NODE/work" "$NODE/root"
+cd "$NODE/root"
+mkdir -p proc dev sys run tmp nodeetc oldroot
+mount --rbind /dev dev
+mount -t sysfs sysfs sys 2>/dev/null || true
+mount -t tmpfs run run
+mkdir -p run/sshd
+mount --bind "$NODE/etc" nodeetc
+pivot_root . oldroot
+mount -t proc proc /proc
+umount -l /oldroot
+hostname "$NODE_NAME"
+exec /usr/sbin/sshd -D -e -f /nodeetc/sshd_config
+"""
+
+_SSHD = """\
+Port 22
+ListenAddress {address}
+HostKey /nodeetc/key
+PidFile none
+AuthorizedKeysFile /nodeetc/authorized_keys
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+MaxSessions 100
+UseDNS no
+Subsystem sftp internal-sftp
+"""
+
+
+class UnavailableError(Exception):
+    """Nodes cannot be had here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node that answers. Log in as root with `identity`; its host key is in `known_hosts`."""
+
+    name: str
+    address: str
+    port: int
+    identity: Path
+    known_hosts: Path
+    folder: Path
+
+    def connection(self) -> Connection:
+        """How a target file would say it."""
+        return Connection(
+            kind="ssh", user="root", port=self.port, identity=str(self.identity), known_hosts=str(self.known_hosts)
+        )
+
+    def run(
+        self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on the node; its words arrive as they are."""
+        options = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes"]
+        options += ["-o", f"UserKnownHostsFile={self.known_hosts}", "-i", str(self.identity), "-p", str(self.port)]
+        return subprocess.run(
+            ["ssh", *options, f"root@{self.address}", "--", shlex.join(argv)],
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout,
+            env={**os.environ, "PATH": _PATH},
+        )
+
+    def file(self, path: str) -> Path:
+        """Where a file that the node wrote (absolute path there) can be read from here."""
+        return self.folder / "upper" / path.lstrip("/")
+
+
+def why_not() -> str | None:
+    """Why nodes cannot be had on this machine, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces and overlay mounts need root"
+    missing = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
+    if missing:
+        return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
+    probe = subprocess.run(
+        ["unshare", "--mount", "--uts", "--pid", "--net", "--fork", "true"], capture_output=True, text=True, check=False
+    )
+    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
+
+
+def tree_tarball(kind: Kind) -> Path:
+    """The Debian tree of a kind as a tar file, made once and kept in the user's cache folder.
+
+    Raises UnavailableError when mmdebstrap cannot make it (usually: no package mirror can be reached).
+    """
+    packages = ",".join(_PACKAGES[kind])
+    suite = _suite()
+    key = hashlib.sha256(f"2 {suite} {packages}".encode()).hexdigest()[:12]
+    tarball = platformdirs.user_cache_path("envbuild-tests") / f"tree-{suite}-{key}.tar"
+    if tarball.exists():
+        return tarball
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=tarball.parent) as folder:
+        half = Path(folder) / "tree.tar"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", suite, str(half)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "PATH": _PATH}
+        )
+        if done.returncode:
+            raise UnavailableError(f"mmdebstrap failed: {done.stderr.strip()[-300:]}")
+        half.replace(tarball)
+    return tarball
+
+
+def unpack_tree(kind: Kind, folder: Path) -> Path:
+    """Unpack the tree of a kind into `folder`; for `py36` a CPython 3.6 is put into its /usr/local."""
+    folder.mkdir(parents=True)
+    tarball = tree_tarball(kind)
+    subprocess.run(["tar", "-xf", str(tarball), "-C", str(folder), "--exclude=./dev/*"], check=True)
+    if kind == "py36":
+        _add_python(folder, find_python("3.6"))
+    return folder
+
+
+def find_python(version: str) -> Path:
+    """The prefix of a CPython of that minor version on this machine.
+
+    Looked for: `ENVBUILD_TEST_PYTHON<xy>`, PATH, and pyenv's folder. Raises UnavailableError.
+    """
+    candidates = [os.environ.get(f"ENVBUILD_TEST_PYTHON{version.replace('.', '')}"), shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    if not pyenv.is_dir():
+        # Tests set HOME to an empty folder; the account's own home is meant here.
+        pyenv = Path(f"~{_account()}/.pyenv").expanduser()
+    candidates += [str(path) for path in sorted(pyenv.glob(f"versions/{version}*/bin/python{version}"))]
+    code = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)"
+    for candidate in filter(None, candidates):
+        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.startswith(f"{version} "):
+            return Path(done.stdout.strip().partition(" ")[2])
+    raise UnavailableError(f"there is no Python {version} on this machine (pyenv, PATH or ENVBUILD_TEST_PYTHON...)")
+
+
+class Fleet:
+    """Some nodes on one bridge. `gateway` is this machine's address there: what listens on it, nodes can reach."""
+
+    def __init__(self) -> None:
+        """Make the bridge."""
+        self.number, self.gateway = _new_bridge()
+        self._folder = Path(tempfile.mkdtemp(prefix="envbuild-fleet-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._namespaces: list[str] = []
+        self.nodes: list[Node] = []
+
+    def start(self, count: int, tree: Path) -> list[Node]:
+        """Start `count` more nodes on a tree and wait until they answer. Raises UnavailableError with their log."""
+        identity = self._folder / "id"
+        if not identity.exists():
+            _keygen(identity)
+        new = [self._start_one(len(self.nodes) + i + 1, tree, identity) for i in range(count)]
+        for node in new:
+            _await_port(node, self._processes)
+        self.nodes += new
+        return new
+
+    def _start_one(self, index: int, tree: Path, identity: Path) -> Node:
+        name, address = f"node{index}", f"10.77.{self.number}.{10 + index}"
+        namespace, cable = f"ebn{self.number}x{index}", f"ebv{self.number}x{index}"
+        folder = self._folder / name
+        for part in ("etc", "upper", "work", "root"):
+            (folder / part).mkdir(parents=True)
+        # Overlay gives the root folder of a node the mode of its upper folder.
+        (folder / "upper").chmod(0o755)
+        _ip("netns", "add", namespace)
+        self._namespaces.append(namespace)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "set", cable, "master", f"ebr{self.number}", "up")
+        _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", namespace, "link", "set", device, "up")
+        _keygen(folder / "etc" / "key")
+        (folder / "etc" / "sshd_config").write_text(_SSHD.format(address=address))
+        keys = folder / "etc" / "authorized_keys"
+        keys.write_text(identity.with_suffix(".pub").read_text())
+        keys.chmod(0o600)
+        known_hosts = self._folder / "known_hosts"
+        kind, key = (folder / "etc" / "key.pub").read_text().split()[:2]
+        with known_hosts.open("a") as out:
+            out.write(f"{address} {kind} {key}\n")
+        command = ["ip", "netns", "exec", namespace, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "bash", "-c", _START],
+                env={"PATH": _PATH, "TREE": str(tree), "NODE": str(folder), "NODE_NAME": name},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return Node(name, address, 22, identity, known_hosts, folder)
+
+    def close(self) -> None:
+        """End all nodes and remove every trace of them."""
+        for process in self._processes:
+            # `unshare` waits through SIGTERM; when it is killed, so is the first process of the node, and with it all.
+            process.kill()
+            process.wait()
+        for namespace in self._namespaces:
+            # What logged-in processes left behind; usually the node's end has taken them along.
+            pids = subprocess.run(
+                ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": _PATH}
+            )
+            for pid in pids.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            _ip("netns", "del", namespace)
+        _ip("link", "del", f"ebr{self.number}")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, env={"PATH": _PATH})
+
+
+def _new_bridge() -> tuple[int, str]:
+    """A bridge with the first free number; making one is atomic, so parallel test runs do not clash."""
+    last = ""
+    for number in range(1, 250):
+        done = subprocess.run(
+            ["ip", "link", "add", f"ebr{number}", "type", "bridge"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": _PATH},
+        )
+        if done.returncode == 0:
+            gateway = f"10.77.{number}.1"
+            _ip("addr", "add", f"{gateway}/24", "dev", f"ebr{number}")
+            _ip("link", "set", f"ebr{number}", "up")
+            return number, gateway
+        last = done.stderr.strip()
+    raise UnavailableError(f"cannot make a network bridge: {last}")
+
+
+def _keygen(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+
+def _await_port(node: Node, processes: list[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection((node.address, node.port), timeout=1):
+                return
+        except OSError:
+            if any(process.poll() is not None for process in processes):
+                break
+            time.sleep(0.02)
+    raise UnavailableError(f"{node.name} did not start: {(node.folder / 'log').read_text()[-400:]}")
+
+
+def _suite() -> str:
+    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
+    return release.get("VERSION_CODENAME", "bookworm") if release.get("ID") == "debian" else "bookworm"
+
+
+def _account() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _add_python(tree: Path, prefix: Path) -> None:
+    """Copy a CPython into the tree's /usr/local, with the shared libraries that the tree lacks."""
+    local = tree / "usr" / "local"
+    version = next(path.name for path in (prefix / "lib").glob("python3.*") if path.is_dir())
+    copy_python(prefix, version, local)
+    for name in ("python3", "python"):
+        (local / "bin" / name).unlink(missing_ok=True)
+    (local / "bin" / "python3").symlink_to(version)
+    for library in libraries_of(local):
+        found = any(
+            (tree / folder / library.name).exists() for folder in ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
+        )
+        if not found and not (local / "lib" / library.name).exists():
+            shutil.copy2(library, local / "lib" / library.name)
+    subprocess.run(["chroot", str(tree), "/sbin/ldconfig"], check=True)
+
+
+def copy_python(prefix: Path, version: str, to: Path) -> None:
+    """Copy interpreter, standard library and shared libpython (`version` as `python3.11`), without what tests need."""
+    (to / "bin").mkdir(parents=True, exist_ok=True)
+    shutil.copy2((prefix / "bin" / version).resolve(), to / "bin" / version)
+    leave = shutil.ignore_patterns(
+        "test", "tests", "__pycache__", "idlelib", "site-packages", "config-3*", "lib2to3", "*.a"
+    )
+    shutil.copytree(prefix / "lib" / version, to / "lib" / version, symlinks=True, ignore=leave, dirs_exist_ok=True)
+    (to / "lib" / version / "site-packages").mkdir(exist_ok=True)
+    for library in (prefix / "lib").glob("libpython3*.so*"):
+        shutil.copy2(library, to / "lib" / library.name, follow_symlinks=False)
+
+
+def libraries_of(root: Path) -> set[Path]:
+    """Shared libraries outside glibc that the programs and extension modules under `root` need."""
+    binaries = [*(root / "bin").glob("python3*"), *root.glob("lib/python3*/lib-dynload/*.so")]
+    done = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False)
+    found = {Path(line.split()[2]) for line in done.stdout.splitlines() if " => /" in line}
+    glibc = ("libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libutil.so", "ld-linux", "libpython")
+    return {path for path in found if not path.name.startswith(glibc)}

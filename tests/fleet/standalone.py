@@ -1,0 +1,35 @@
+"""Makes a relocatable Python like the published standalone builds, out of the one that runs the tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tests.fleet.nodes import UnavailableError, copy_python, libraries_of
+
+
+def make_standalone_python(folder: Path) -> Path:
+    """`python.tar.gz` in `folder`: a `python/` tree that runs wherever it is unpacked, with its own libraries."""
+    patchelf = shutil.which("patchelf")
+    if patchelf is None:
+        raise UnavailableError("patchelf is missing (see tests/system-packages.txt)")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    tree = folder / "python"
+    copy_python(Path(sys.base_prefix), version, tree)
+    (tree / "bin" / "python3").symlink_to(version)
+    lib = tree / "lib"
+    for library in libraries_of(tree):
+        shutil.copy2(library, lib / library.name)
+    programs = {tree / "bin" / version: "$ORIGIN/../lib"}
+    programs |= {path: "$ORIGIN" for path in lib.glob("*.so*") if not path.is_symlink()}
+    programs |= dict.fromkeys(lib.glob("python3*/lib-dynload/*.so"), "$ORIGIN/../..")
+    for path, where in programs.items():
+        path.chmod(0o755)
+        subprocess.run([patchelf, "--set-rpath", where, str(path)], check=True)
+    tarball = folder / "python.tar.gz"
+    with tarfile.open(tarball, "w:gz", compresslevel=1) as archive:
+        archive.add(tree, "python")
+    return tarball
