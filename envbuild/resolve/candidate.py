@@ -1,0 +1,240 @@
+"""One lock variant against one node: what the node itself must have before any rule about torch is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Decision
+from envbuild.model.target import Target
+from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.compat import Compat, Note
+from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.estimate import Estimate, size
+from envbuild.resolve.request import Request
+from envbuild.resolve.rules_packages import meets, traits_of
+from envbuild.resolve.versions import minor, numbers, split_local
+
+_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+LOCKED = Note("the lock", "its digest holds")
+# A source is compiled with nvcc when a build flag says so.
+NVCC_WORDS = ("nvcc", "cuda", "fused")
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The interpreter of a candidate: `python` is None for a standalone build that the toolchain brings."""
+
+    python: PythonFacts | None
+    decisions: Decisions
+
+
+def machine(facts: NodeFacts) -> str:
+    """The machine architecture as wheel tags spell it."""
+    return _MACHINES.get(facts.os.arch, facts.os.arch)
+
+
+def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
+    """What decides which files of the variant fit the node; an unknown architecture counts as the variant's."""
+    glibc = minor(facts.libc.version) if facts.libc.kind == "glibc" else ()
+    return Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
+
+
+def request_for(variant: Variant, python: PythonFacts | None, compat: Compat) -> Request:
+    """What the rules are asked about a variant; for a base, about the torch that the base has."""
+    packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
+    torch, flavour, installed = variant.torch, variant.flavour, False
+    index = next((p.index for p in variant.packages if canonicalize_name(p.name) == "torch"), None)
+    if index is None and variant.base.kind != "none":
+        torch, installed = ((python.packages or {}).get("torch") if python else None) or torch, True
+    if torch is not None:
+        torch, local = split_local(torch)
+        flavour = flavour or (local if local and (local == "cpu" or local[2:].isdigit()) else None)
+    sources = tuple(source.name for source in variant.sources)
+    return Request(
+        torch=torch,
+        flavour=flavour,
+        python=variant.python,
+        machine=variant.platform.removeprefix("linux_"),
+        index=index,
+        installed=installed,
+        compiled=tuple(
+            s.name for s in variant.sources if s.build and any(w in f for f in s.build.flags for w in NVCC_WORDS)
+        ),
+        arch_list_set="TORCH_CUDA_ARCH_LIST" in variant.environment,
+        packages=packages,
+        traits=traits_of(packages, sources, compat),
+    )
+
+
+def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
+    """`platform` and `no-fitting-file`: the node's architecture and C library take the variant's files."""
+    there, wanted = machine(facts), variant.platform.removeprefix("linux_")
+    compared = (there or "unknown architecture", wanted)
+    if there and there != wanted:
+        what = f"the variant is for {wanted} and the node is {there}"
+        return (decision("platform", "refuse", what, compared, LOCKED, f"a variant for {there}"),)
+    out = [decision("platform", "allow" if there else "warn", f"the variant is for {wanted}", compared, LOCKED)]
+    platform = platform_of(variant, facts)
+    is_musl = facts.libc.kind == "musl"
+    for package in variant.packages:
+        if fitting_file(package, platform) is None or (is_musl and _glibc_only(package.files[0].file)):
+            libc = f"{facts.libc.kind or 'libc'} {facts.libc.version}".strip()
+            what = f"no file of {package.name} {package.version} fits Python {variant.python} on {wanted} with {libc}"
+            files = f"{package.files[0].file}" + (
+                f" and {len(package.files) - 1} more" if len(package.files) > 1 else ""
+            )
+            out.append(decision("no-fitting-file", "refuse", what, (libc, files), LOCKED, "a node with a newer system"))
+            break
+    return tuple(out)
+
+
+def _glibc_only(file: str) -> bool:
+    return file.endswith(".whl") and ("manylinux" in file or "-linux_" in file)
+
+
+def recorded_rule(variant: Variant, facts: NodeFacts) -> Decisions:
+    """`hash-unrecorded`: a file that nobody has hashed is not installed unless the user says so beforehand."""
+    platform = platform_of(variant, facts)
+    for package in variant.packages:
+        best = fitting_file(package, platform)
+        if best is not None and best.sha256 == "unrecorded":
+            what = f"nobody has recorded the hash of {best.file}" + (f": {best.reason}" if best.reason else "")
+            compared = (best.file, "sha256 unrecorded")
+            return (decision("hash-unrecorded", "refuse", what, compared, LOCKED, "a variant with recorded files"),)
+    return NOTHING
+
+
+def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
+    """The interpreter to build with: `python-not-there`, and for a base `base-asked` and `base-lacks-package`."""
+    kind = variant.base.kind
+    if target.base is not None and kind != target.base:
+        what = f"the target asks for base {target.base} and this variant stands on {kind}"
+        return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED),))
+    if kind == "none" and variant.interpreter.kind == "standalone":
+        name = variant.interpreter.name or ""
+        compared = (f"Python {variant.python}", name)
+        what = f"Python {variant.python} is brought by the toolchain"
+        return Interpreter(None, (decision("python-not-there", "allow", what, compared, LOCKED),))
+    if kind == "module" and not (target.base_python or asked):
+        what = f"the base is the module {variant.base.module}, and nobody says which interpreter it brings"
+        compared = (f"module {variant.base.module}", "base_python is not set")
+        return Interpreter(
+            None, (decision("base-module", "refuse", what, compared, LOCKED, "set `base_python` in the target"),)
+        )
+    return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
+
+
+def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:
+    fits = _fits_base(variant)
+    wanted = [p for p in facts.pythons if p.implementation == "cpython" and minor(p.version) == numbers(variant.python)]
+    usable = [p for p in wanted if fits(p) and (asked is None or asked in (p.path, p.version, dotted_minor(p)))]
+    if not usable:
+        return Interpreter(None, (_no_python(variant, facts, asked),))
+    misses = [(_missing(variant, python), -i, python) for i, python in enumerate(usable)]
+    good = [(numbers(python.version), order, python) for missing, order, python in misses if not missing]
+    if not good:
+        missing = misses[0][0]
+        what = f"{usable[0].path} lacks what the base must provide: {', '.join(missing)}"
+        compared = (usable[0].path, ", ".join(variant.base.provides))
+        instead = "another interpreter (`base_python`), or a variant that brings everything"
+        return Interpreter(None, (decision("base-lacks-package", "refuse", what, compared, LOCKED, instead),))
+    python = max(good, key=lambda item: item[:2])[2]
+    compared = (f"Python {variant.python}", f"{python.version} at {python.path}")
+    found = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
+    if variant.base.provides:
+        compared = (python.path, ", ".join(variant.base.provides))
+        found.append(decision("base-lacks-package", "allow", "the base has what it must provide", compared, LOCKED))
+    return Interpreter(python, tuple(found))
+
+
+def dotted_minor(python: PythonFacts) -> str:
+    """`3.11` of a version."""
+    return ".".join(map(str, minor(python.version)))
+
+
+def _fits_base(variant: Variant) -> Callable[[PythonFacts], bool]:
+    prefix = variant.base.prefix
+    if variant.base.kind != "prefix" or prefix is None:
+        return lambda _python: True
+    return lambda python: python.path.startswith(prefix.rstrip("/") + "/")
+
+
+def _missing(variant: Variant, python: PythonFacts) -> list[str]:
+    if not variant.base.provides:
+        return []
+    if python.packages is None:
+        return ["its packages were not listed"]
+    packages = {canonicalize_name(name): version for name, version in python.packages.items()}
+    missing = []
+    for text in variant.base.provides:
+        requirement = Requirement(text)
+        version = packages.get(canonicalize_name(requirement.name))
+        if version is None or not meets(version, requirement):
+            missing.append(f"{text} (it has {version})" if version else text)
+    return missing
+
+
+def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decision:
+    there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons if p.implementation == "cpython") or "none"
+    wanted = f"Python {variant.python}" + (f" as {asked}" if asked else "")
+    if variant.base.kind == "prefix":
+        wanted += f" under {variant.base.prefix}"
+    what = f"{wanted} is not on the node"
+    instead = (
+        f"install a Python {variant.python} (`uv python install {variant.python}`, a module, or the system's package)"
+    )
+    return decision("python-not-there", "refuse", what, (wanted, f"there: {there}"), OURS, instead)
+
+
+def disk_rules(cost: Estimate, packages: int, facts: NodeFacts) -> Decisions:
+    """`prefix-usable`, `disk-space` and `disk-inodes` where the prefix will be."""
+    prefix = facts.prefix
+    if not prefix.writable or prefix.noexec:
+        problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")
+        what = f"the prefix {prefix.path} cannot be used: {problem}"
+        compared = (prefix.path, "writable, programs allowed")
+        return (decision("prefix-usable", "refuse", what, compared, OURS, "another `--prefix`"),)
+    free = min((n for n in (prefix.free_bytes, prefix.quota_bytes) if n is not None), default=None)
+    inodes = min((n for n in (prefix.free_inodes, prefix.quota_inodes) if n is not None), default=None)
+    out = []
+    if free is not None:
+        compared = (f"{size(free)} free in {prefix.path}", f"about {size(cost.disk_bytes)} needed")
+        out.append(_room("disk-space", free, cost.disk_bytes, cost.fetch_bytes, compared))
+    # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
+    if inodes is not None and prefix.total_inodes != 0:
+        compared = (f"{inodes} inodes free in {prefix.path}", f"about {cost.inodes} needed")
+        out.append(_room("disk-inodes", inodes, cost.inodes, packages, compared))
+    return tuple(out)
+
+
+def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, str]) -> Decision:
+    if free >= need:
+        return decision(rule, "allow", "there is room", compared, OURS)
+    if free >= certain:
+        return decision(rule, "warn", "there may be too little room; the need is an estimate", compared, OURS)
+    return decision(
+        rule, "refuse", "there is too little room", compared, OURS, "another `--prefix`, or remove environments"
+    )
+
+
+def bound_variant(lock: Lock, variant: Variant, python: PythonFacts | None) -> Variant:
+    """The variant as it will be built: on a base, what the base provides is part of its digest."""
+    if variant.base.kind == "none" or python is None or python.packages is None:
+        return variant
+    provided = {str(canonicalize_name(name)): version for name, version in python.packages.items()}
+    return variant.with_provided(lock.stack, lock.profile, provided)
+
+
+def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:
+    """The finished environment of that digest, None when there is none (half built ones have no stamp)."""
+    for found in facts.environments:
+        same = (found.stack, found.profile, found.variant_digest) == (lock.stack, lock.profile, digest)
+        if same and found.stamp is not None:
+            return found
+    return None

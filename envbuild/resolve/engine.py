@@ -1,0 +1,296 @@
+"""The resolver: node facts against the variants of a lock, every decision kept. Pure; it reads and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts, PythonFacts
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Candidate, Decision, Resolution
+from envbuild.model.target import Target
+from envbuild.resolve.artifacts import Platform
+from envbuild.resolve.candidate import (
+    Interpreter,
+    bound_variant,
+    disk_rules,
+    interpreter_rule,
+    platform_of,
+    platform_rules,
+    recorded_rule,
+    request_for,
+    stamp_of,
+)
+from envbuild.resolve.classes import signature
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
+from envbuild.resolve.estimate import Estimate, estimate, size
+from envbuild.resolve.request import visible_gpus
+from envbuild.resolve.rules import evaluate
+from envbuild.resolve.supply import Supply, out_of_reach
+
+_DRIVER_RULES = ("driver-floor", "driver-cuda-compat")
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One variant judged on one node: the variant as it would be built, its interpreter, its decisions, its rank."""
+
+    variant: Variant
+    python: PythonFacts | None
+    decisions: Decisions
+    rank: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not refused(self.decisions)
+
+
+def resolve(
+    facts: NodeFacts,
+    lock: Lock,
+    target: Target,
+    compat: Compat,
+    supply: Supply | None = None,
+    *,
+    variant: str | None = None,
+    interpreter: str | None = None,
+) -> Resolution:
+    """Decide which variant of a lock one node gets, and with which interpreter.
+
+    `variant` is a variant id that the user asked for, `interpreter` a path or a version. Nothing fits: the resolution
+    is `refused` and its decisions say why. Raises EnvbuildError `variant-unknown` (exit 2).
+    """
+    return Resolver(lock, target, compat, supply, variant=variant, interpreter=interpreter).resolve(facts)
+
+
+def resolve_fleet(
+    facts: Mapping[str, NodeFacts],
+    lock: Lock,
+    target: Target,
+    compat: Compat,
+    supply: Supply | None = None,
+    *,
+    variant: str | None = None,
+    interpreter: str | None = None,
+) -> dict[str, Resolution]:
+    """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does."""
+    resolver = Resolver(lock, target, compat, supply, variant=variant, interpreter=interpreter)
+    return {node: resolver.resolve(value) for node, value in facts.items()}
+
+
+class Resolver:
+    """A lock and a target, ready to judge nodes. `evaluations` counts how often the rules were really applied."""
+
+    def __init__(
+        self,
+        lock: Lock,
+        target: Target,
+        compat: Compat,
+        supply: Supply | None = None,
+        *,
+        variant: str | None = None,
+        interpreter: str | None = None,
+    ) -> None:
+        """Keep the inputs; raises EnvbuildError `variant-unknown` for a variant that the lock does not have."""
+        ids = [v.id for v in lock.variants]
+        if variant is not None and variant not in ids:
+            raise EnvbuildError(
+                "variant-unknown",
+                f"the lock of {lock.stack} ({lock.profile}) has no variant {variant}",
+                why=f"it has {', '.join(ids)}",
+                hint=did_you_mean(variant, ids),
+            )
+        self.lock, self.target, self.compat = lock, target, compat
+        self.supply = supply or Supply()
+        self.interpreter = interpreter
+        self.variants = tuple(v for v in lock.variants if variant in (None, v.id))
+        self.evaluations = 0
+        self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
+        self._flavours = _first_places(v.flavour for v in self.variants)
+        self._pythons = _first_places(v.python for v in self.variants)
+        self._known: dict[Hashable, Decisions] = {}
+        self._signatures: dict[Hashable, int] = {}
+        self._bounds: dict[Hashable, tuple[Interpreter, Variant]] = {}
+        self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
+
+    def resolve(self, facts: NodeFacts) -> Resolution:
+        """The resolution of one node."""
+        # A number stands for the signature: hashing it once a node is what makes large fleets quick.
+        shared = self._signatures.setdefault(signature(facts), len(self._signatures))
+        judged = [self._judge(place, v, facts, shared) for place, v in enumerate(self.variants)]
+        best = min((j for j in judged if j.fits), key=lambda j: j.rank, default=None)
+        path = best.python.path if best is not None and best.python is not None else None
+        return Resolution(
+            node=facts.node,
+            stack=self.lock.stack,
+            profile=self.lock.profile,
+            variant_id=best.variant.id if best else None,
+            variant_digest=best.variant.digest if best else None,
+            interpreter=path,
+            decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
+            candidates=tuple(
+                Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
+            ),
+        )
+
+    def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int) -> _Judged:
+        found, bound = self._bound(variant, facts)
+        stamp = stamp_of(facts, self.lock, bound.digest)
+        cost, platform = self._cost(variant, facts, shared)
+        # A finished environment needs neither its files nor room for them again.
+        built = stamp is not None
+        missing = () if built else out_of_reach(variant, facts, self.target, self.supply, platform)
+        decisions = (*found.decisions, *self._shared(variant, found.python, facts, shared))
+        if not built:
+            decisions += recorded_rule(variant, facts) if variant.id in self._unrecorded else NOTHING
+            # Room is asked only for what could be built; a refused variant is refused for better reasons.
+            decisions += NOTHING if refused(decisions) else disk_rules(cost, len(variant.packages), facts)
+        decisions += (
+            *_reach_rule([p.name for p in missing], sorted({p.index for p in missing})),
+            *_gpu_use(variant, facts, cost),
+        )
+        rank = (
+            int(not (stamp is not None and stamp.current)),
+            int(bool(missing)),
+            int(variant.base.kind != "none"),
+            _flavour_rank(variant, facts, decisions),
+            self._flavours[variant.flavour],
+            self._pythons[variant.python],
+            place,
+        )
+        return _Judged(bound, found.python, decisions, rank)
+
+    def _bound(self, variant: Variant, facts: NodeFacts) -> tuple[Interpreter, Variant]:
+        """The interpreter of a variant on a node, and the variant with what its base provides."""
+        key: Hashable = (variant.id, tuple((p.path, p.version, p.implementation) for p in facts.pythons))
+        if variant.base.kind != "none":
+            key = (key, tuple(p.packages and frozenset(p.packages.items()) for p in facts.pythons))
+        known = self._bounds.get(key)
+        if known is None:
+            found = interpreter_rule(variant, facts, self.target, self.interpreter)
+            known = (found, bound_variant(self.lock, variant, found.python))
+            self._bounds[key] = known
+        return known
+
+    def _cost(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Estimate, Platform]:
+        """What the variant costs on the node's platform."""
+        known = self._costs.get((variant.id, shared))
+        if known is None:
+            platform = platform_of(variant, facts)
+            known = self._costs[(variant.id, shared)] = (estimate(variant, platform), platform)
+        return known
+
+    def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
+        """Decisions that equal nodes share: platform, files and every compatibility rule."""
+        torch = (python.packages or {}).get("torch") if python and variant.base.kind != "none" else None
+        key = (variant.id, torch, shared)
+        known = self._known.get(key)
+        if known is None:
+            self.evaluations += 1
+            request = request_for(variant, python, self.compat)
+            known = platform_rules(variant, facts) + evaluate(facts, request, self.compat)
+            self._known[key] = known
+        return known
+
+
+def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
+    """Each value with the place where it comes first."""
+    places: dict[str | None, int] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value, place)
+    return places
+
+
+def _has_unrecorded(variant: Variant) -> bool:
+    return any(file.sha256 == "unrecorded" for package in variant.packages for file in package.files)
+
+
+def gpu_usable(facts: NodeFacts) -> bool:
+    """True when a process on the node can see a GPU and the driver answers."""
+    return visible_gpus(facts) > 0 and facts.driver.problem is None
+
+
+def _flavour_rank(variant: Variant, facts: NodeFacts, decisions: Decisions) -> int:
+    """0 is what the node's hardware wants; a driver that must be patched first comes after what just works."""
+    is_cuda = variant.flavour is not None and variant.flavour != "cpu"
+    if variant.flavour is None:
+        return 0
+    if not gpu_usable(facts):
+        return 2 if is_cuda else 0
+    if not is_cuda:
+        return 1
+    by_hand = any(d.verdict == "patch" and d.rule in _DRIVER_RULES for d in decisions)
+    return 2 if by_hand else 0
+
+
+def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
+    """`cuda-without-gpu` and `gpu-unused`: the flavour fits the hardware, or the price of that is said."""
+    if variant.flavour is None:
+        return NOTHING
+    usable = gpu_usable(facts)
+    if variant.flavour == "cpu":
+        if not facts.gpus:
+            return NOTHING
+        compared = (f"{len(facts.gpus)} GPUs", "flavour cpu")
+        what = "the CPU build does not use the node's GPUs"
+        if not usable:
+            what = f"{what}: {facts.driver.problem or 'no GPU can be seen'}"
+        return (decision("gpu-unused", "warn", what, compared, OURS, "a CUDA variant"),)
+    if usable:
+        return NOTHING
+    compared = ("no usable GPU", f"flavour {variant.flavour}")
+    amount = size(cost.fetch_bytes) if not cost.unsized else f"at least {size(cost.fetch_bytes)}"
+    what = f"{amount} to fetch for a CUDA build on a node without a usable GPU; it runs on the CPU"
+    return (decision("cuda-without-gpu", "warn", what, compared, OURS, "a CPU variant, where its files can be had"),)
+
+
+def _reach_rule(packages: list[str], indexes: list[str]) -> Decisions:
+    """`files-out-of-reach`: a warning, because a cache may still have them."""
+    if not packages:
+        return NOTHING
+    shown = ", ".join(packages[:3]) + (f" and {len(packages) - 3} more" if len(packages) > 3 else "")
+    compared = (shown, f"index {', '.join(indexes)} cannot be reached")
+    what = f"{shown} cannot be fetched: no file was found and the index cannot be reached"
+    instead = "put the files into a find-links folder, or give a mirror or a proxy"
+    return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
+
+
+def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
+    """When the CPU build was taken on a node with GPUs: what kept the first CUDA variant of that Python away."""
+    if not any(d.rule == "gpu-unused" for d in best.decisions):
+        return NOTHING
+    for other in judged:
+        is_cuda = other.variant.flavour not in (None, "cpu") and other.variant.python == best.variant.python
+        reason = next((d for d in other.decisions if d.verdict in ("refuse", "patch")), None) if is_cuda else None
+        if reason is not None:
+            what = f"{other.variant.id} was not taken ({reason.rule}): {reason.what}"
+            return (reason.model_copy(update={"rule": "gpu-unused", "verdict": "warn", "what": what}),)
+    return NOTHING
+
+
+def _why_nothing(judged: list[_Judged], facts: NodeFacts) -> tuple[Decision, ...]:
+    """The most helpful refusals: of the variant that was nearest, and the interpreter where none was to be had."""
+    without = [j for j in judged if any(d.rule == "python-not-there" and d.verdict == "refuse" for d in j.decisions)]
+    if len(without) == len(judged):
+        wanted = " or ".join(dict.fromkeys(j.variant.python for j in judged))
+        there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons) or "none"
+        what = f"the interpreter of the stack is not to be had: it needs Python {wanted}"
+        first = wanted.split(" or ")[0]
+        instead = f"install a Python {first} (`uv python install {first}`, a module, or the system's package)"
+        compared = (f"Python {wanted}", f"there: {there}")
+        rest = _refusals(min(judged, key=_distance), skip="python-not-there")
+        return (decision("python-not-there", "refuse", what, compared, OURS, instead), *rest)
+    return _refusals(min(judged, key=_distance))
+
+
+def _refusals(judged: _Judged, skip: str = "") -> Decisions:
+    return tuple(d for d in judged.decisions if d.verdict == "refuse" and d.rule != skip)
+
+
+def _distance(judged: _Judged) -> tuple[int, int, tuple[int, ...]]:
+    refusals = _refusals(judged)
+    early = any(d.rule in ("base-asked", "platform", "python-not-there") for d in refusals)
+    return int(early), len(refusals), judged.rank

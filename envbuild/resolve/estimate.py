@@ -1,0 +1,71 @@
+"""What an environment costs: bytes to fetch, bytes and inodes that stay, rough seconds. Stated factors, no promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild.model.lock import LockedPackage, Variant
+from envbuild.resolve.artifacts import Platform, fitting_file
+
+# Wheels are zip files: unpacked they take about this many times their size.
+UNPACK_FACTOR = 2.2
+# A package brings this many files, and one more for every so many bytes of its wheel.
+FILES_PER_PACKAGE = 60
+WHEEL_BYTES_PER_FILE = 100_000
+# A git source is not sized in a lock; this stands for one.
+SOURCE_BYTES = 60_000_000
+SOURCE_FILES = 2_000
+# Rough rates of one node: bytes fetched, bytes written, a package's own cost.
+FETCH_BYTES_PER_SECOND = 40e6
+WRITE_BYTES_PER_SECOND = 300e6
+SECONDS_PER_PACKAGE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`fetch_bytes` of the files whose size is recorded; `unsized` packages (and sources) come on top."""
+
+    fetch_bytes: int
+    disk_bytes: int
+    inodes: int
+    seconds: float
+    unsized: tuple[str, ...]
+
+    def in_words(self) -> str:
+        """`1.2 GB to fetch, about 2.6 GB and 24000 files on disk; torch has no recorded size`."""
+        text = f"{size(self.fetch_bytes)} to fetch, about {size(self.disk_bytes)} and {self.inodes} files on disk"
+        if not self.unsized:
+            return text
+        shown = ", ".join(self.unsized[:3]) + (f" and {len(self.unsized) - 3} more" if len(self.unsized) > 3 else "")
+        return f"{text}; no recorded size: {shown}"
+
+
+def size(count: int) -> str:
+    """Bytes for people: `808 MB`, `1.9 GB` (decimal units)."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+def estimate(variant: Variant, platform: Platform) -> Estimate:
+    """The cost of building a variant on a platform, one file a package."""
+    fetch, inodes, unsized = 0, 0, []
+    for package in variant.packages:
+        bytes_ = wheel_bytes(package, platform)
+        if bytes_ is None:
+            unsized.append(package.name)
+        fetch += bytes_ or 0
+        inodes += FILES_PER_PACKAGE + (bytes_ or 0) // WHEEL_BYTES_PER_FILE
+    disk = int(fetch * UNPACK_FACTOR) + SOURCE_BYTES * len(variant.sources)
+    inodes += SOURCE_FILES * len(variant.sources)
+    seconds = (
+        fetch / FETCH_BYTES_PER_SECOND + disk / WRITE_BYTES_PER_SECOND + SECONDS_PER_PACKAGE * len(variant.packages)
+    )
+    unsized += [f"source {source.name}" for source in variant.sources]
+    return Estimate(fetch, disk, inodes, round(seconds, 1), tuple(unsized))
+
+
+def wheel_bytes(package: LockedPackage, platform: Platform) -> int | None:
+    """Size of the file that would be installed, None when nobody recorded it."""
+    best = fitting_file(package, platform)
+    return best.size if best is not None else next((f.size for f in package.files if f.size is not None), None)

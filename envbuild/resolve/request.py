@@ -1,0 +1,80 @@
+"""What is asked of a node: the values that rules compare with its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from envbuild.model.facts import NodeFacts
+from envbuild.resolve.compat import Compat, TorchBuild, TorchRelease
+from envbuild.resolve.versions import Numbers, numbers
+
+NO_PACKAGES: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to decide about. What is None or empty is not asked, and its rules do not apply.
+
+    `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index that torch comes from;
+    `compiled` the names of what is compiled with nvcc; `packages` canonical name to version; `installed` says that
+    torch is there already (a base), so that nothing about its wheel is asked; `ranks` are processes on one GPU's
+    instances; `prebuilt_abi` the C++ ABI of a prebuilt extension.
+    """
+
+    torch: str | None = None
+    flavour: str | None = None
+    python: str | None = None
+    machine: str = "x86_64"
+    index: str | None = None
+    installed: bool = False
+    compiled: tuple[str, ...] = ()
+    arch_list_set: bool = False
+    isolated_build: bool = False
+    prebuilt_abi: int | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+    precision: str | None = None
+    gpus: int | None = None
+    ranks: int | None = None
+    image: str | None = None
+    zero_stage: int | None = None
+    pipeline: bool | None = None
+    peak_tflops: float | None = None
+
+    def release(self, compat: Compat) -> TorchRelease | None:
+        """The torch release that is asked for, None when there is none or it is not known."""
+        return compat.torch.get(self.torch) if self.torch else None
+
+    def wanted_flavour(self, compat: Compat) -> str | None:
+        """The flavour asked for, or what PyPI gives when none is asked for."""
+        release = self.release(compat)
+        return self.flavour or (release.pypi_flavour if release else None)
+
+    def build(self, compat: Compat) -> TorchBuild | None:
+        """The CUDA build asked for, None for cpu and for what does not exist."""
+        release = self.release(compat)
+        return release.builds.get(self.wanted_flavour(compat) or "") if release else None
+
+
+def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
+    """The distinct GPUs of a node as (name, compute capability), those without a capability left out."""
+    found = {numbers(gpu.compute_capability): gpu.name for gpu in facts.gpus if numbers(gpu.compute_capability)}
+    return tuple((name, capability) for capability, name in sorted(found.items()))
+
+
+def visible_gpus(facts: NodeFacts) -> int:
+    """How many GPUs a process on the node sees: all, or those that CUDA_VISIBLE_DEVICES names."""
+    if facts.visible_devices is None:
+        return len(facts.gpus)
+    named = 0
+    for entry in facts.visible_devices.split(","):
+        if not entry.strip() or entry.strip() in ("-1", "none", "void", "NoDevFiles"):
+            break
+        named += 1
+    return min(named, len(facts.gpus))
+
+
+def physical_gpus(facts: NodeFacts) -> int:
+    """How many GPUs the node has, seen or not."""
+    return max(facts.gpus_physical or 0, len(facts.gpus))

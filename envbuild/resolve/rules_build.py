@@ -1,0 +1,242 @@
+"""Can the extensions be compiled here? (nvcc, gcc, C++ ABI, arch list); only where something is compiled"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.model.facts import NodeFacts, NvccFacts
+from envbuild.model.resolution import Decision
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.request import Request, capabilities
+from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
+
+
+def pick_nvcc(facts: NodeFacts, cuda: Numbers) -> NvccFacts | None:
+    """The toolkit to compile with: the wheel's own version, else the nearest of its major, else the newest."""
+
+    def fitness(nvcc: NvccFacts) -> tuple[bool, bool, int, Numbers]:
+        there = minor(nvcc.version)
+        same = bool(there) and there[0] == cuda[0]
+        return there == cuda, same, -abs(there[1] - cuda[1]) if same else 0, numbers(nvcc.version)
+
+    return max(facts.nvcc, key=fitness, default=None)
+
+
+def _toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
+    """(nvcc, its version, the wheel's CUDA); the last is empty when nothing is compiled."""
+    cuda = flavour_cuda(request.wanted_flavour(compat)) if request.compiled else ()
+    nvcc = pick_nvcc(facts, cuda) if cuda else None
+    return nvcc, minor(nvcc.version) if nvcc else (), cuda
+
+
+def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`nvcc-absent`: compiling CUDA code needs an nvcc; prebuilt wheels do not."""
+    nvcc, there, cuda = _toolkits(facts, request, compat)
+    if not cuda:
+        return NOTHING
+    names = ", ".join(request.compiled)
+    compared = (f"nvcc {nvcc.version if nvcc else 'absent'}", f"{names} for CUDA {dotted(cuda)}")
+    if there:
+        what = f"{nvcc.path if nvcc else ''} can compile {names}"
+        return (decision("nvcc-absent", "allow", what, compared, compat.cuda.check_note),)
+    what = f"{names} must be compiled and there is no nvcc"
+    instead = f"a CUDA {dotted(cuda)} toolkit on the node, or a prebuilt wheel; torch itself needs none"
+    return (decision("nvcc-absent", "refuse", what, compared, compat.cuda.check_note, instead),)
+
+
+def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`nvcc-major`: torch's extension builder stops when the CUDA majors differ, and that is never patched."""
+    nvcc, there, cuda = _toolkits(facts, request, compat)
+    if not cuda or nvcc is None or not there:
+        return NOTHING
+    compared = (f"nvcc {nvcc.version}", f"torch built with CUDA {dotted(cuda)}")
+    note = compat.cuda.check_note
+    if there[0] == cuda[0]:
+        return (decision("nvcc-major", "allow", "nvcc and torch are of one CUDA major", compared, note),)
+    release = request.release(compat)
+    same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == there[0]]
+    other = f" or torch {request.torch}+{max(same, key=flavour_cuda)}" if same else ""
+    what = f"nvcc {dotted(there)} cannot compile for a torch built with CUDA {dotted(cuda)}"
+    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit{other}"),)
+
+
+def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:
+    _nvcc, there, cuda = _toolkits(facts, request, compat)
+    return (there, cuda) if cuda and there and there[0] == cuda[0] else None
+
+
+def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`nvcc-minor`: within one major torch's own builder only warns, and before 1.10 does not look."""
+    pair = _minor_pair(facts, request, compat)
+    if pair is None:
+        return NOTHING
+    compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
+    if pair[0] == pair[1]:
+        return (decision("nvcc-minor", "allow", "nvcc and torch are of one CUDA version", compared, note),)
+    looks = numbers(request.torch) >= compat.cuda.torch_checks_from
+    what = f"nvcc differs in the minor version; torch's builder {'only warns' if looks else 'does not check it'}"
+    return (decision("nvcc-minor", "warn" if looks else "allow", what, compared, note),)
+
+
+def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`apex-cuda-check`: Apex stops at any difference of versions; within one major its check is patched out."""
+    pair = _minor_pair(facts, request, compat)
+    strict = [name for name in request.compiled if name in compat.cuda.exact_minor]
+    if pair is None or not strict:
+        return NOTHING
+    compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
+    if pair[0] == pair[1]:
+        return (decision("apex-cuda-check", "allow", "the versions are equal", compared, note),)
+    what = f"{strict[0]} stops when the CUDA versions differ; its check is patched out, the majors are equal"
+    instead = f"the patch {compat.cuda.exact_minor[strict[0]]}, or nvcc {dotted(pair[1])}"
+    return (decision("apex-cuda-check", "patch", what, compared, note, instead),)
+
+
+def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`own-cuda-list`: DeepSpeed keeps its own list of tolerated minor versions."""
+    pair = _minor_pair(facts, request, compat)
+    listed = [name for name in request.compiled if name in compat.cuda.own_list]
+    if pair is None or not listed:
+        return NOTHING
+    compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
+    if pair[0] == pair[1]:
+        return (decision("own-cuda-list", "allow", "the versions are equal", compared, note),)
+    what = f"{listed[0]} may refuse this pair of CUDA versions by its own list"
+    return (decision("own-cuda-list", "patch", what, compared, note, compat.cuda.own_list[listed[0]]),)
+
+
+def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`setuptools-minor`: an old setuptools makes torch's warning about minor versions an error."""
+    pair = _minor_pair(facts, request, compat)
+    version = request.packages.get("setuptools")
+    if pair is None or version is None or numbers(request.torch) < compat.cuda.torch_checks_from:
+        return NOTHING
+    compared, note = (f"setuptools {version}", compat.cuda.setuptools_needs), compat.cuda.check_note
+    if pair[0] == pair[1] or _at_least(version, compat.cuda.setuptools_needs):
+        return (decision("setuptools-minor", "allow", "the warning stays a warning", compared, note),)
+    what = f"setuptools {version} makes the difference of CUDA minor versions an error"
+    instead = f"setuptools>={compat.cuda.setuptools_needs}"
+    return (decision("setuptools-minor", "patch", what, compared, note, instead),)
+
+
+def _at_least(version: str, least: str) -> bool:
+    try:
+        return Version(version) >= Version(least)
+    except InvalidVersion:
+        return True
+
+
+def nvcc_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`nvcc-knows-gpu`: the toolkit can compile for each GPU, or for an older one of its major."""
+    nvcc, there, _cuda = _toolkits(facts, request, compat)
+    if nvcc is None or not there:
+        return NOTHING
+    found = (_knows(name, capability, there, compat) for name, capability in capabilities(facts))
+    return tuple(item for item in found if item is not None)
+
+
+def _knows(name: str, capability: Numbers, there: Numbers, compat: Compat) -> Decision | None:
+    cuda = compat.cuda
+    first, last = cuda.first_cuda.get(capability), cuda.last_cuda.get(capability)
+    if first is None and last is None:
+        return None
+    bounds = f"{dotted(first) if first else ''} to {dotted(last) if last else ''}".strip()
+    compared = (f"nvcc {dotted(there)}", f"{name} ({dotted(capability)}): CUDA {bounds}")
+    if last is not None and there > last:
+        what = f"nvcc {dotted(there)} no longer compiles for {dotted(capability)}"
+        instead = f"a toolkit up to CUDA {dotted(last)}"
+        return decision("nvcc-knows-gpu", "refuse", what, compared, cuda.arch_note, instead)
+    if first is None or there >= first:
+        what = f"nvcc {dotted(there)} compiles for {dotted(capability)}"
+        return decision("nvcc-knows-gpu", "allow", what, compared, cuda.arch_note)
+    codes = (a for a, first_known in cuda.first_cuda.items() if first_known <= there and a not in cuda.embedded)
+    older = [a for a in codes if a[0] == capability[0] and a < capability]
+    if older:
+        best = dotted(max(older))
+        what = f"nvcc {dotted(there)} does not know {dotted(capability)}: build for {best}, which runs on it"
+        return decision("nvcc-knows-gpu", "patch", what, compared, cuda.arch_note, f"TORCH_CUDA_ARCH_LIST={best}")
+    what = f"nvcc {dotted(there)} does not know {dotted(capability)}, and no older code runs on it"
+    return decision("nvcc-knows-gpu", "refuse", what, compared, cuda.arch_note, f"CUDA {dotted(first)} or newer")
+
+
+def _gccs(facts: NodeFacts) -> list[tuple[str, Numbers]]:
+    """(path, version) of each gcc, the one named plain `gcc` first: that is what a build takes."""
+    found = []
+    for compiler in facts.compilers:
+        base = PurePosixPath(compiler.path).name
+        if "gcc" in base and numbers(compiler.version):
+            found.append((base != "gcc", compiler.path, numbers(compiler.version)))
+    return [(path, version) for _rank, path, version in sorted(found, key=lambda item: item[0])]
+
+
+def _gcc_bounds(there: Numbers, full: Numbers, request: Request, compat: Compat) -> tuple[int | None, int, bool]:
+    """(greatest gcc major, least gcc major, whether the least is firm) for a toolkit and a torch."""
+    rules = compat.compilers
+    most = rules.max_gcc_exact.get(full, rules.max_gcc.get(there))
+    least = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= there), default=0)
+    asked = numbers(request.torch)
+    by_torch = max((gcc for torch, gcc in rules.torch_min_gcc.items() if torch <= asked), default=0)
+    return most, max(least, by_torch), by_torch <= least
+
+
+def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`gcc-range`: nvcc accepts the host gcc, or another one that is there."""
+    nvcc, there, _cuda = _toolkits(facts, request, compat)
+    gccs = _gccs(facts)
+    if nvcc is None or not there:
+        return NOTHING
+    most, least, firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
+    if most is None:
+        return NOTHING
+    path, version = gccs[0] if gccs else ("gcc", ())
+    compared = (f"gcc {dotted(version) or 'absent'}", f"{least} to {most} for nvcc {nvcc.version}")
+    note = compat.compilers.note
+    if version and least <= version[0] <= most:
+        disputed = compat.compilers.disputed.get(there) if version[0] == most else None
+        what = f"gcc {dotted(version)} works with nvcc {nvcc.version}"
+        return (decision("gcc-range", "warn" if disputed else "allow", what, compared, note.but(disputed)),)
+    others = [(p, v) for p, v in gccs if least <= v[0] <= most]
+    if others:
+        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; {others[0][0]} is there"
+        return (decision("gcc-range", "patch", what, compared, note, f"CC={others[0][0]}"),)
+    if version and version[0] < least and not firm:
+        note = compat.compilers.torch_note
+    what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "there is no gcc"
+    return (decision("gcc-range", "refuse", what, compared, note, f"gcc {most} beside it"),)
+
+
+def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`cxx11-abi`: a prebuilt extension has the C++ ABI of the torch it is loaded into."""
+    build = request.build(compat)
+    if request.prebuilt_abi is None or build is None:
+        return NOTHING
+    compared = (f"extension ABI {request.prebuilt_abi}", f"torch {request.torch}+{build.flavour} ABI {build.abi}")
+    if request.prebuilt_abi == build.abi:
+        return (decision("cxx11-abi", "allow", "both have the same C++ ABI", compared, compat.abi_note),)
+    what = "the prebuilt extension has the other C++ ABI and would fail when loaded"
+    return (decision("cxx11-abi", "refuse", what, compared, compat.abi_note, "build it from source"),)
+
+
+def arch_list(facts: NodeFacts) -> str:
+    """TORCH_CUDA_ARCH_LIST for the GPUs of the target nodes, as `7.0;8.0`; empty when there are none."""
+    return ";".join(dotted(capability) for _name, capability in capabilities(facts))
+
+
+def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`arch-list-from-target`: on a build host without GPUs the architectures must be said."""
+    _nvcc, _there, cuda = _toolkits(facts, request, compat)
+    if not cuda:
+        return NOTHING
+    compared = (
+        f"{len(facts.gpus)} GPUs on the build host",
+        f"TORCH_CUDA_ARCH_LIST {'set' if request.arch_list_set else 'not set'}",
+    )
+    if request.arch_list_set or facts.gpus:
+        value = "as given" if request.arch_list_set else arch_list(facts)
+        return (decision("arch-list-from-target", "allow", f"extensions are built for {value}", compared, OURS),)
+    what = "the build host has no GPU, so torch would choose the architectures itself"
+    instead = "TORCH_CUDA_ARCH_LIST from the target's GPUs"
+    return (decision("arch-list-from-target", "patch", what, compared, OURS, instead),)

@@ -1,0 +1,145 @@
+"""Does it run on these GPUs? (machine code, PTX, bf16, images, peaks)"""
+
+from __future__ import annotations
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.resolution import Decision
+from envbuild.resolve.compat import Compat, TorchBuild
+from envbuild.resolve.decide import NOTHING, Decisions, decision
+from envbuild.resolve.request import Request, capabilities
+from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers, python_tag
+
+
+def native_code(build: TorchBuild, capability: Numbers) -> Numbers | None:
+    """The best machine code of a build for a GPU: the same major, at most its minor; None when there is none."""
+    return max((a for a in build.archs if a[0] == capability[0] and a[1] <= capability[1]), default=None)
+
+
+def needs_ptx(build: TorchBuild, capability: Numbers) -> bool:
+    """True when the GPU runs only what the driver compiles from PTX."""
+    return native_code(build, capability) is None and any(ptx <= capability for ptx in build.ptx)
+
+
+def gpu_arch(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`gpu-arch`: the build holds code for each GPU model (same major and not newer, or PTX)."""
+    build = request.build(compat)
+    if build is None:
+        return NOTHING
+    return tuple(_gpu_arch(name, capability, build, request, compat) for name, capability in capabilities(facts))
+
+
+def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Request, compat: Compat) -> Decision:
+    label = f"torch {request.torch}+{build.flavour}"
+    ptx = f" +PTX {' '.join(map(dotted, build.ptx))}" if build.ptx else ""
+    compared = (f"{name} ({dotted(capability)})", f"{' '.join(map(dotted, build.archs)) or 'unknown'}{ptx}")
+    code = native_code(build, capability)
+    if code is not None and code in build.disputed:
+        what = f"{label} should hold code for {dotted(capability)}, but sources disagree: {build.disputed[code]}"
+        return decision("gpu-arch", "warn", what, compared, build.note)
+    if code is not None:
+        return decision("gpu-arch", "allow", f"{label} holds code for {dotted(code)}", compared, build.note)
+    if needs_ptx(build, capability):
+        verdict = "allow" if build.ptx_note.firm else "warn"
+        what = f"{label} runs on {dotted(capability)} through PTX only, compiled by the driver at first use"
+        return decision("gpu-arch", verdict, what, compared, build.ptx_note)  # type: ignore[arg-type]
+    what = f"{label} has no kernel image for {dotted(capability)}"
+    return decision("gpu-arch", "refuse", what, compared, build.note, nearest_build(request, capability, compat))
+
+
+def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str | None:
+    """The release nearest to the one asked for that holds machine code for the GPU, for the same Python if possible."""
+    order = list(compat.torch)
+    here = order.index(request.torch or "")
+    tag = python_tag(request.python or "")
+    found: list[tuple[bool, int, bool, bool, Numbers, str]] = []
+    for place, (version, release) in enumerate(compat.torch.items()):
+        same_python = not request.python or tag in release.tags.get(request.machine, ())
+        for flavour, build in release.builds.items():
+            code = native_code(build, capability)
+            if code is not None and code not in build.disputed and build.note.firm:
+                cuda = tuple(-part for part in flavour_cuda(flavour))
+                usual = flavour == release.pypi_flavour
+                found.append(
+                    (not same_python, abs(place - here), place < here, not usual, cuda, f"{version}+{flavour}")
+                )
+    if not found:
+        return None
+    other_python, *_, label = min(found)
+    return f"torch {label}" + (", with another Python" if other_python else "")
+
+
+def bf16_tensor_cores(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`bf16-tensor-cores`: training in bf16 on a GPU without bf16 tensor cores works, slowly."""
+    if request.precision != "bf16":
+        return NOTHING
+    limits, out = compat.limits, []
+    for name, capability in capabilities(facts):
+        compared = (f"{name} ({dotted(capability)})", f"bf16 from {dotted(limits.bf16_min_capability)}")
+        if capability >= limits.bf16_min_capability:
+            out.append(decision("bf16-tensor-cores", "allow", f"{name} has bf16", compared, limits.bf16_note))
+        else:
+            what = f"{name} has no bf16 tensor cores: bf16 training will be slow"
+            out.append(decision("bf16-tensor-cores", "warn", what, compared, limits.bf16_note, "fp16"))
+    return tuple(out)
+
+
+def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`image-gpu`: the CUDA of an NVIDIA image knows the GPUs."""
+    image = compat.images.get(request.image or "")
+    if image is None:
+        return NOTHING
+    out = []
+    for name, capability in capabilities(facts):
+        first = compat.cuda.first_cuda.get(capability)
+        if first is None:
+            continue
+        compared = (f"{name} ({dotted(capability)}) needs CUDA {dotted(first)}", f"CUDA {dotted(image.cuda)}")
+        if image.cuda[:2] >= first:
+            what = f"the image {image.tag} knows {dotted(capability)}"
+            out.append(decision("image-gpu", "allow", what, compared, image.cuda_note))
+            continue
+        newer = min((i.tag for i in compat.images.values() if i.cuda[:2] >= first), key=numbers, default=None)
+        what = f"the image {image.tag} was built before {dotted(capability)} was known"
+        instead = f"the image {newer} or later" if newer else None
+        out.append(decision("image-gpu", "refuse", what, compared, image.cuda_note, instead))
+    return tuple(out)
+
+
+def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`image-driver`: the driver is new enough for the image; data-centre GPUs may rely on its compat package."""
+    image = compat.images.get(request.image or "")
+    driver = numbers(facts.driver.version)
+    if image is None or not driver or not facts.gpus:
+        return NOTHING
+    compared = (f"driver {facts.driver.version}", f"{image.min_driver} for {image.tag}")
+    if driver[0] >= image.min_driver:
+        return (decision("image-driver", "allow", "the driver is new enough", compared, image.driver_note),)
+    if all(compat.gpu_kind(gpu.name) == "data-centre" for gpu in facts.gpus):
+        what = f"the driver is older than {image.tag} asks for; its own compat package may bridge that"
+        return (decision("image-driver", "warn", what, compared, image.driver_note, "a newer driver"),)
+    fitting = [i.tag for i in compat.images.values() if i.min_driver <= driver[0] and i.driver_note.firm]
+    instead = "a newer driver" + (f", or the image {max(fitting, key=numbers)}" if fitting else "")
+    what = f"the image {image.tag} needs driver {image.min_driver}"
+    return (decision("image-driver", "refuse", what, compared, image.driver_note, instead),)
+
+
+def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`peak-is-dense`: a peak figure (TFLOPS) for MFU is the dense one, not the one with sparsity."""
+    if request.peak_tflops is None:
+        return NOTHING
+    out = []
+    for name, _capability in capabilities(facts):
+        gpu = next((g for g in compat.gpus.values() if g.name in name or g.model in name), None)
+        if gpu is None or gpu.dense_tflops is None:
+            continue
+        compared = (f"{request.peak_tflops:g} TFLOPS", f"{gpu.dense_tflops:g} dense")
+        if gpu.sparse_tflops is not None and abs(request.peak_tflops - gpu.sparse_tflops) <= 1:
+            what = f"{request.peak_tflops:g} is the figure with sparsity; MFU would come out half"
+            note = compat.limits.sparse_note
+            out.append(decision("peak-is-dense", "refuse", what, compared, note, f"{gpu.dense_tflops:g}"))
+        elif abs(request.peak_tflops - gpu.dense_tflops) <= 1:
+            out.append(decision("peak-is-dense", "allow", "it is the dense figure", compared, gpu.note))
+        else:
+            what = f"{gpu.model} is known with another peak"
+            out.append(decision("peak-is-dense", "warn", what, compared, gpu.note, f"{gpu.dense_tflops:g}"))
+    return tuple(out)
