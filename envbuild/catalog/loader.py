@@ -106,6 +106,11 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     return LoadedTarget(ref, target, path, shipped=not is_path(ref), files=files)
 
 
+def is_template(target: Target) -> bool:
+    """Whether a target is there only to be extended."""
+    return PLACEHOLDER_HOST in target.hosts
+
+
 def pick_profile(loaded: LoadedStack, profile: str | None) -> str:
     """The profile asked for, or the default one. Raises EnvbuildError `profile-unknown`, exit 2."""
     name = profile or loaded.stack.default_profile
@@ -199,7 +204,7 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
 
 def _refuse_placeholder(target: Target, documents: list[YamlDocument]) -> None:
     """A template such as `ssh` leaves `hosts` to be said by the target that extends it."""
-    if PLACEHOLDER_HOST not in target.hosts:
+    if not is_template(target):
         return
     line, column = next((d.locate(("hosts",)) for d in documents if d.holds(("hosts",))), (1, 1))
     raise refuse(

@@ -1,0 +1,121 @@
+"""`envbuild stack`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from envbuild.catalog.loader import LoadedStack
+    from envbuild.model.stack import Profile
+
+
+@click.group("stack")
+def stack() -> None:
+    """Stacks: the systems that can be reproduced."""
+
+
+@stack.command("list")
+@common_options
+def list_command(ui: Ui) -> int:
+    """List the shipped stacks."""
+    from envbuild.catalog.loader import list_stacks, load_stack
+
+    rows = []
+    for name in list_stacks():
+        loaded = load_stack(name)
+        rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [f"{row['name']:{width}}  {row['summary']} ({', '.join(row['profiles'])})" for row in rows]
+    ui.result({"stacks": rows}, lambda: "\n".join(lines))
+    return 0
+
+
+@stack.command("show")
+@click.argument("stack", required=False)
+@common_options
+def show(ui: Ui, stack: str | None) -> int:
+    """Show STACK: a shipped name or the path of a file (default: the configured one)."""
+    from envbuild.catalog.loader import load_stack
+
+    loaded = load_stack(stack or _configured())
+    data = {"path": str(loaded.path), "shipped": loaded.shipped, "locks": _locks(loaded)}
+    ui.result({**data, "stack": loaded.stack.to_json_dict()}, lambda: _described(loaded))
+    return 0
+
+
+@stack.command("validate")
+@click.argument("stacks", nargs=-1, required=True)
+@common_options
+def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
+    """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""
+    from envbuild.catalog.loader import load_stack
+    from envbuild.cli.output import print_error
+
+    rows: list[dict[str, Any]] = []
+    failed: EnvbuildError | None = None
+    for ref in stacks:
+        try:
+            loaded = load_stack(ref)
+        except EnvbuildError as error:
+            failed = failed or error
+            print_error(error)
+            rows.append({"stack": ref, "ok": False, "error": error.as_dict()})
+        else:
+            rows.append({"stack": ref, "ok": True, "name": loaded.stack.name})
+    lines = [f"{row['stack']}: {'ok' if row['ok'] else 'refused'}" for row in rows]
+    ui.result({"ok": failed is None, "stacks": rows}, lambda: "\n".join(lines))
+    return int(failed.exit_code) if failed else 0
+
+
+def _configured() -> str:
+    """The stack of the configuration, else that of its target."""
+    from envbuild.config import load_config
+
+    config = load_config()
+    if config.stack:
+        return config.stack
+    from envbuild.catalog.loader import load_target
+
+    return load_target(config.target).target.stack or "torch-smoke"
+
+
+def _locks(loaded: LoadedStack) -> dict[str, dict[str, Any]]:
+    from envbuild.catalog.loader import lock_path
+
+    paths = {profile: lock_path(loaded, profile) for profile in loaded.stack.profiles}
+    return {profile: {"path": str(path), "exists": path.is_file()} for profile, path in paths.items()}
+
+
+def _described(loaded: LoadedStack) -> str:
+    stack = loaded.stack
+    lines = [f"{stack.name}: {stack.summary}", f"file      {loaded.path}"]
+    if stack.document:
+        lines.append(f"document  {stack.document.title} <{stack.document.url}>")
+    locks = _locks(loaded)
+    for name, profile in stack.profiles.items():
+        lines += ["", f"profile {name}" + (" (default)" if name == stack.default_profile else "")]
+        lines += [f"  {label:12}{text}" for label, text in _profile_lines(profile) if text]
+        lines.append(f"  {'lock':12}{locks[name]['path']}" + ("" if locks[name]["exists"] else " (not there yet)"))
+    for finding in stack.findings:
+        lines += ["", f"finding {finding.id} ({finding.severity})", f"  says   {finding.says}"]
+        lines += [f"  truth  {finding.truth}", f"  does   {finding.does}"]
+    return "\n".join(lines)
+
+
+def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
+    torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
+    sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.sources]
+    return [
+        ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
+        ("torch", torch),
+        ("bases", ", ".join(base.kind for base in profile.bases)),
+        ("packages", ", ".join(profile.packages)),
+        ("sources", ", ".join(sources)),
+        ("variables", ", ".join(profile.environment)),
+        ("smoke", ", ".join(item.name for item in profile.smoke)),
+    ]

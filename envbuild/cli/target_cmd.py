@@ -1,0 +1,58 @@
+"""`envbuild target`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+
+
+@click.group("target")
+def target() -> None:
+    """Targets: where environments are built."""
+
+
+@target.command("list")
+@common_options
+def list_command(ui: Ui) -> int:
+    """List the shipped targets."""
+    from envbuild.catalog.loader import is_template, list_targets, load_target
+
+    rows = []
+    for name in list_targets():
+        shipped = load_target(name, template=True).target
+        rows.append({"name": name, "summary": shipped.summary, "template": is_template(shipped)})
+    width = max((len(str(row["name"])) for row in rows), default=0)
+    ui.result({"targets": rows}, lambda: "\n".join(f"{row['name']:{width}}  {row['summary']}" for row in rows))
+    return 0
+
+
+@target.command("show")
+@click.argument("target", required=False)
+@common_options
+def show(ui: Ui, target: str | None) -> int:
+    """Show TARGET after its `extends:`: a shipped name or the path of a file (default: the configured one)."""
+    from envbuild.catalog.loader import is_template, load_target
+    from envbuild.config import load_config
+
+    loaded = load_target(target or load_config().target, template=True)
+    data = loaded.target.to_json_dict()
+    template = is_template(loaded.target)
+    files = [str(path) for path in loaded.files]
+    if template:
+        ui.note("this is a template: extend it and say `hosts`")
+    result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
+    ui.result(result, lambda: "\n".join([*(f"# from {path}" for path in files), *_lines(data)]))
+    return 0
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    return [f"{key}: {_value(value)}" for key, value in data.items() if value not in ({}, [], "")]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_value(item)}" for key, item in value.items())
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,98 @@
+"""`stack`, `target` and `config` on the command line: results on stdout, coded errors on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.loader import list_stacks, list_targets
+from envbuild.cli.entry import main
+
+
+@pytest.fixture(autouse=True)
+def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ENVBUILD_SYSTEM_CONFIG", str(tmp_path / "none.toml"))
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "NO_COLOR", "ENVBUILD_TARGET", "ENVBUILD_STACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_stack_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["name"] for row in as_json(capsys, "stack", "list")["stacks"]] == list(list_stacks())
+    assert main(["stack", "list"]) == 0
+    assert "torch-smoke" in capsys.readouterr().out
+
+
+def test_stack_show_by_name_by_default_and_by_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = as_json(capsys, "stack", "show", "torch-smoke")
+    assert shown["stack"]["profiles"]["exact"]["torch"]["version"] == "2.13.0"
+    assert as_json(capsys, "stack", "show") == shown
+    (tmp_path / "my.yaml").write_text("name: mine\nsummary: s\nprofiles: {exact: {python: ['3.11']}}\n")
+    mine = as_json(capsys, "stack", "show", "./my.yaml")
+    assert (mine["shipped"], mine["locks"]["exact"]["exists"]) == (False, False)
+    assert main(["stack", "show", "my.yaml"]) == 0
+    assert "my.lock.toml (not there yet)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", list_stacks())
+def test_every_shipped_stack_can_be_shown(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["stack", "show", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_stack_validate_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: mine\nsumary: s\n")
+    assert main(["stack", "validate", "torch-smoke", "bad.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["torch-smoke: ok", "bad.yaml: refused"]
+    assert "error[manifest-invalid]" in err
+    assert "bad.yaml:2:1" in err
+    document = as_json(capsys, "stack", "validate", "bad.yaml", code=2)
+    assert document["stacks"][0]["error"]["code"] == "manifest-invalid"
+
+
+def test_an_unknown_stack_exits_2_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stack", "show", "torch-smok"]) == 2
+    assert "did you mean `torch-smoke`?" in capsys.readouterr().err
+
+
+def test_target_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = as_json(capsys, "target", "list")["targets"]
+    assert [row["name"] for row in rows] == list(list_targets())
+    assert {row["name"]: row["template"] for row in rows}["ssh"] is True
+    assert as_json(capsys, "target", "show")["target"]["name"] == "local"
+    assert as_json(capsys, "target", "show", "ssh")["template"] is True
+    assert main(["target", "show", "local"]) == 0
+    assert "prefix: {data}/envbuild" in capsys.readouterr().out
+    assert main(["target", "show", "lcal"]) == 2
+
+
+def test_config_show_with_origins(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "envbuild.toml").write_text("wait = 5\n")
+    monkeypatch.setenv("ENVBUILD_PREFIX", "/opt/e")
+    settings = as_json(capsys, "config", "show")["settings"]
+    assert settings["wait"] == {"value": 5.0, "origin": str(tmp_path / "envbuild.toml")}
+    assert settings["prefix"] == {"value": "/opt/e", "origin": "ENVBUILD_PREFIX"}
+    assert main(["config", "show", "--origin"]) == 0
+    assert "/opt/e  (ENVBUILD_PREFIX)" in capsys.readouterr().out
+    assert main(["config", "show"]) == 0
+    assert "(ENVBUILD_PREFIX)" not in capsys.readouterr().out
+
+
+def test_a_broken_configuration_exits_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "envbuild.toml").write_text("prefx = '/x'\n")
+    assert main(["config", "show"]) == 2
+    assert "did you mean `prefix`?" in capsys.readouterr().err

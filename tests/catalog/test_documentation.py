@@ -1,0 +1,44 @@
+"""The examples in the guides are complete and valid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.loader import load_stack, load_target
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def examples(name: str) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", (DOCS / name).read_text(encoding="utf-8"), re.S | re.M)
+
+
+def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
+    [text] = examples("stacks.md")
+    path = tmp_path / "my.yaml"
+    path.write_text(text, encoding="utf-8")
+    stack = load_stack(str(path)).stack
+    profile = stack.profiles["exact"]
+    assert stack.name == "tiny-gpt"
+    assert profile.python == ("3.11", "3.12")
+    assert profile.environment["NOTE"] == "$(arrives as it is written)"
+    assert stack.findings[0].severity == "unpinned"
+
+
+def test_the_example_of_a_target_loads(tmp_path: Path) -> None:
+    [text] = examples("targets.md")
+    path = tmp_path / "my-target.yaml"
+    path.write_text(text, encoding="utf-8")
+    target = load_target(str(path)).target
+    assert (target.connection.kind, target.connection.user) == ("ssh", "builder")
+    assert target.hosts == ("gpu01", "gpu02")
+
+
+@pytest.mark.parametrize("name", ["stacks.md", "targets.md"])
+def test_links_of_the_guides_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (DOCS / name).read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (DOCS / link).is_file()] == []
