@@ -83,8 +83,9 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         result = _build(job, tool, interpreter)
         held.check()
     except BaseException:
-        paths.discard(job.environment)
-        put_back(job.environment)
+        if held.held():  # else another run builds there now
+            paths.discard(job.environment)
+            put_back(job.environment)
         raise
     finally:
         shutil.rmtree(tool.tmp, ignore_errors=True)
@@ -146,7 +147,7 @@ def _check_space(job: "_Job", tool: "uv.Uv") -> "None":
 
 
 def _sweep(environment: "str") -> "None":
-    """Take up what a killed run left: trash goes; a set-aside environment returns when its place is empty."""
+    """Delete the trash that a killed run left."""
     folder, name = os.path.split(environment)
     for each in sorted(os.listdir(folder)):
         if each.startswith(name + ".trash-"):

@@ -1,0 +1,150 @@
+"""The verb `activate`: hashes a built environment, stamps it, and makes it the one in use. It ends a run's lease."""
+
+import os
+import time
+
+from envbuild.node import install, lease, merkle, paths, record, shell, stamp
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
+
+    An environment that is stamped already is only switched to. Raises NodeError: `lease-lost`, `prefix-busy` (75),
+    `environment-not-installed` (2), `record-mismatch` (5), `environment-drifted` (1).
+    """
+    args = request["args"]
+    prefix = request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    stack = paths.checked_name(args.get("stack"), "stack")
+    variables = shell.checked_variables(args.get("variables") or {})
+    paths.set_umask(prefix)
+    found = stamp.read(environment)
+    # A build's stamp needs the lease it was built under; a switch alone may take a fresh one.
+    if found is None:
+        held = lease.resume(prefix, request["run"], args.get("controller"))
+    else:
+        held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            if found is None:
+                found = _finish(prefix, environment, request, held)
+                changed = True
+            else:
+                changed = _update(environment, found, args, variables)
+            shell.write(environment, stack, variables)
+            changed = _switch(prefix, stack, environment, variables, held) or changed
+            for old in install.set_aside(environment):
+                paths.discard(old)
+    except OSError as error:
+        raise paths.os_error(error, environment) or error from error
+    finally:
+        if stamp.read(environment) is None and install.set_aside(environment) and held.held():
+            paths.discard(environment)
+            install.put_back(environment)
+        held.release()
+    result = {key: found[key] for key in ("root", "files", "bytes")}
+    return changed, dict(result, environment=environment, current=paths.current_link(prefix, stack))
+
+
+def _update(environment: "str", found: "dict[str, Any]", args: "dict[str, Any]", variables: "dict[str, Any]") -> "bool":
+    problems = stamp.fast_problems(environment, args.get("variant"))
+    if problems:
+        raise NodeError(
+            "environment-drifted",
+            "%s is not what its stamp says any more" % environment,
+            why="; ".join(problems[:5]),
+            hint="`envbuild provision --repair` builds it again",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    if found.get("variables") == variables:
+        return False
+    found["variables"] = variables
+    stamp.write(environment, found)
+    return True
+
+
+def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: "lease.Lease") -> "dict[str, Any]":
+    """Hash, check against RECORD, write `files.json`, and the stamp as the last thing."""
+    args = request["args"]
+    built = paths.read_json(paths.meta(environment, stamp.INSTALLED))
+    wanted = (args.get("variant") or {}).get("digest")
+    if not isinstance(built, dict) or built.get("run") != request["run"] or built.get("variant_digest") != wanted:
+        raise NodeError(
+            "environment-not-installed",
+            "%s was not built by this run" % environment,
+            hint="run the whole of `envbuild provision`",
+        )
+    entries = hashed(prefix, environment, built, known_entries(environment))
+    _checked, wrong = record.check(environment, entries)
+    special = sorted(path for path, entry in entries.items() if entry.tag == "special")
+    if wrong or special:
+        path = wrong[0]["path"] if wrong else special[0]
+        raise NodeError(
+            "record-mismatch",
+            "%s changed between install and stamp" % path,
+            why="the smoke test or another process wrote into the environment",
+            hint="provision again",
+            exit_code=Exit.INTEGRITY,
+            details={"files": wrong[:20]},
+        )
+    files = {path: entry.as_list() for path, entry in entries.items()}
+    data = {
+        "stack": args["stack"],
+        "profile": args.get("profile"),
+        "variant_digest": wanted,
+        "variant_id": args["variant"].get("id"),
+        "root": merkle.root_of(files),
+        "packages": record.installed(environment),
+        "base_packages": built["base_packages"],
+        "sources": built["sources"],
+        "variables": args.get("variables") or {},
+        "interpreter": built["interpreter"],
+        "environment": environment,
+        "files": len(files),
+        "bytes": sum(entry.size for entry in entries.values()),
+        "run": request["run"],
+        "stamped_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "evidence": args.get("evidence") or {},
+    }
+    shell.write(environment, data["stack"], data["variables"])
+    paths.write_json(paths.meta(environment, stamp.FILES), files)
+    held.check()
+    stamp.write(environment, data)
+    log("stamped %s: %d files, root %.12s" % (environment, len(files), data["root"]))
+    for name in (stamp.SCAN, stamp.INSTALLED):
+        paths.remove_tree(paths.meta(environment, name))
+    return data
+
+
+def hashed(
+    prefix: "str", environment: "str", told: "dict[str, Any]", known: "dict[str, merkle.Entry] | None"
+) -> "dict[str, merkle.Entry]":
+    """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes)."""
+    places = merkle.Places(environment, prefix, told.get("interpreter") or "")
+    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known)
+
+
+def known_entries(environment: "str") -> "dict[str, merkle.Entry]":
+    """What `install` hashed, so that files unchanged since are not read twice; empty when it is not there."""
+    rows = paths.read_json(paths.meta(environment, stamp.SCAN))
+    if not isinstance(rows, dict):
+        return {}
+    return {
+        path: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
+        for path, row in rows.items()
+        if isinstance(row, list) and len(row) == 6
+    }
+
+
+def _switch(
+    prefix: "str", stack: "str", environment: "str", variables: "dict[str, Any]", held: "lease.Lease"
+) -> "bool":
+    held.check()
+    target = os.path.join("..", "envs", os.path.basename(environment))
+    changed = paths.switch_link(paths.current_link(prefix, stack), target)
+    return shell.write_modulefile(prefix, environment, stack, variables) or changed

@@ -1,0 +1,55 @@
+"""The verb `remove`: deletes an environment, by renaming it away first, so that none is ever half there."""
+
+import os
+
+from envbuild.node import install, lease, paths, stamp
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Delete `args.environment`; the one in use only with `args.force`, its link and modulefile with it.
+
+    Raises NodeError `environment-in-use` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
+    """
+    args = request["args"]
+    prefix = request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    if not os.path.lexists(environment):
+        raise NodeError(
+            "environment-unknown",
+            "there is no environment %s" % environment,
+            hint="`envbuild env list` shows those that are there",
+        )
+    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            users = _users(prefix, environment)
+            if users and not args.get("force"):
+                raise NodeError(
+                    "environment-in-use",
+                    "%s is the environment in use for %s" % (environment, ", ".join(users)),
+                    hint="switch first (`envbuild env use`), or remove it with --force",
+                    exit_code=Exit.REFUSED,
+                )
+            for stack in users:
+                paths.remove_tree(paths.current_link(prefix, stack))
+                paths.remove_tree(paths.modulefile(prefix, stack))
+            paths.discard(environment)
+            for old in install.set_aside(environment):
+                paths.discard(old)
+    finally:
+        held.release()
+    return True, {"removed": environment}
+
+
+def _users(prefix: "str", environment: "str") -> "list[str]":
+    """Stacks whose link names this environment."""
+    try:
+        names = sorted(os.listdir(os.path.join(prefix, "current")))
+    except OSError:
+        return []
+    return [name for name in names if not name.startswith(".") and stamp.is_current(prefix, name, environment)]

@@ -1,0 +1,51 @@
+"""The verb `use`: makes another stamped environment the one in use; going back is switching a link."""
+
+import os
+
+from envbuild.node import lease, paths, shell, stamp
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Point `current/<stack>` at `args.environment` and rewrite the modulefile.
+
+    Raises NodeError `environment-not-stamped` or `environment-of-another-stack` (exit 7), `prefix-busy` (75).
+    """
+    args = request["args"]
+    prefix = request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    stack = paths.checked_name(args.get("stack"), "stack")
+    _stamped(environment, stack)
+    paths.set_umask(prefix)
+    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            found = _stamped(environment, stack)
+            target = os.path.join("..", "envs", os.path.basename(environment))
+            changed = paths.switch_link(paths.current_link(prefix, stack), target)
+            changed = shell.write_modulefile(prefix, environment, stack, found.get("variables") or {}) or changed
+    finally:
+        held.release()
+    return changed, {"current": paths.current_link(prefix, stack)}
+
+
+def _stamped(environment: "str", stack: "str") -> "dict[str, Any]":
+    found = stamp.read(environment)
+    if found is None:
+        raise NodeError(
+            "environment-not-stamped",
+            "%s is half built or not there" % environment,
+            hint="`envbuild env list` shows what can be used",
+            exit_code=Exit.REFUSED,
+        )
+    if found["stack"] != stack:
+        raise NodeError(
+            "environment-of-another-stack",
+            "%s belongs to the stack %s, not %s" % (environment, found["stack"], stack),
+            exit_code=Exit.REFUSED,
+        )
+    return found

@@ -1,0 +1,168 @@
+"""The verb `verify`: is an environment still what its stamp says? It writes nothing at all and takes no lease."""
+
+import os
+import time
+
+from envbuild.node import activate, merkle, paths, pyc, stamp
+from envbuild.node.protocol import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Check the environment in use for `args.stack`, or `args.environment`; returns (False, result of the contract).
+
+    Fast: stamp, variant digest, package set and versions, link. `deep` adds every file against the Merkle root and
+    every `.pyc` against its source. `result.ok` is False on drift. Raises NodeError `environment-unknown` (2).
+    """
+    args = request["args"]
+    prefix = request["prefix"]
+    stack = paths.checked_name(args.get("stack"), "stack")
+    environment = _environment(prefix, stack, args.get("environment"))
+    checks = []  # type: list[dict[str, Any]]
+    found = stamp.read(environment)
+    _check_stamp(checks, environment, found, args.get("variant"))
+    drift = []  # type: list[dict[str, str]]
+    if found is not None:
+        _check_packages(checks, environment, found, args.get("variant"))
+        _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
+        if args.get("deep"):
+            drift = _check_files(checks, prefix, environment, found) + _check_pyc(checks, environment, found)
+    drift.sort(key=lambda each: each["path"])
+    limit = int(args.get("limit", 20))
+    return False, {
+        "environment": environment,
+        "root": found["root"] if found else None,
+        "ok": all(check["status"] != "failed" for check in checks),
+        "checks": checks,
+        "drift": drift[:limit],
+        "drift_count": len(drift),
+    }
+
+
+def _environment(prefix: "str", stack: "str", given: "Any") -> "str":
+    if given:
+        environment = paths.checked_environment(prefix, given)
+    else:
+        link = paths.current_link(prefix, stack)
+        if not os.path.islink(link):
+            raise NodeError(
+                "environment-unknown",
+                "no environment of %s is in use under %s" % (stack, prefix),
+                hint="`envbuild provision` builds one; `envbuild env list` shows those that are there",
+            )
+        target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        environment = paths.checked_environment(prefix, target)
+    if not os.path.isdir(environment):
+        raise NodeError(
+            "environment-unknown", "there is no environment %s" % environment, hint="`envbuild env list` shows them"
+        )
+    return environment
+
+
+def _add(checks: "list[dict[str, Any]]", name: "str", problems: "list[str]", good: "str", begun: "float") -> "None":
+    says = "; ".join(problems[:10]) if problems else good
+    seconds = round(time.monotonic() - begun, 3)
+    checks.append({"name": name, "status": "failed" if problems else "passed", "says": says, "seconds": seconds})
+
+
+def _check_stamp(
+    checks: "list[dict[str, Any]]",
+    environment: "str",
+    found: "dict[str, Any] | None",
+    variant: "dict[str, Any] | None",
+) -> "None":
+    begun = time.monotonic()
+    problems = []
+    if found is None:
+        problems.append("there is no stamp, or it is damaged: the environment is half built")
+    elif variant and variant.get("digest") != found["variant_digest"]:
+        problems.append(
+            "the stamp says variant %.12s, the lock says %.12s" % (found["variant_digest"], variant.get("digest"))
+        )
+    elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
+        problems.append("its interpreter is gone")
+    _add(checks, "stamp", problems, "stamp is there, variant %.12s" % (found or {}).get("variant_digest", ""), begun)
+
+
+def _check_packages(
+    checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]", variant: "dict[str, Any] | None"
+) -> "None":
+    begun = time.monotonic()
+    problems = stamp.package_problems(environment, found, variant)
+    _add(checks, "packages", problems, "%d packages as stamped" % len(found["packages"]), begun)
+
+
+def _check_link(
+    checks: "list[dict[str, Any]]", prefix: "str", stack: "str", environment: "str", named: "bool"
+) -> "None":
+    begun = time.monotonic()
+    if stamp.is_current(prefix, stack, environment):
+        _add(checks, "link", [], "current/%s points at it" % stack, begun)
+    elif named:
+        says = "current/%s does not point at it; it was asked for by name" % stack
+        checks.append({"name": "link", "status": "skipped", "says": says})
+    else:
+        _add(checks, "link", ["current/%s does not point at it" % stack], "", begun)
+
+
+def _check_files(
+    checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
+) -> "list[dict[str, str]]":
+    begun = time.monotonic()
+    stamped = paths.read_json(paths.meta(environment, stamp.FILES))
+    try:
+        entries = activate.hashed(prefix, environment, found, None)
+    except OSError as error:
+        _add(checks, "files", ["cannot be read: %s" % error], "", begun)
+        return [{"path": os.path.relpath(str(error.filename or environment), environment), "kind": "unreadable"}]
+    now = {path: entry.as_list() for path, entry in entries.items()}
+    root = merkle.root_of(now)
+    good = "%d files, root %.12s" % (len(now), root)
+    if not isinstance(stamped, dict) or merkle.root_of(stamped) != found["root"]:
+        problems = ["the list of files does not give the stamped root"]
+        drift = [{"path": ".envbuild/files.json", "kind": "changed"}]
+        if root == found["root"]:
+            problems[0] += "; the files themselves do"
+        _add(checks, "files", problems, good, begun)
+        return drift
+    drift = differences(stamped, now)
+    problems = ["%d of %d files differ from the stamp" % (len(drift), len(stamped))] if drift else []
+    if not drift and root != found["root"]:
+        problems = ["root %.12s, stamped was %.12s" % (root, found["root"])]
+    _add(checks, "files", problems, good, begun)
+    return drift
+
+
+def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[str, str]]":
+    """Drift file by file: `missing`, `extra`, `changed` (content or kind) or `mode` (executable bit); sorted."""
+    drift = []
+    for path in sorted(set(stamped) | set(now)):
+        before, after = stamped.get(path), now.get(path)
+        if after is None:
+            kind = "missing"
+        elif before is None:
+            kind = "extra"
+        elif before[:2] != after[:2]:
+            kind = "changed"
+        elif before[3] != after[3]:
+            kind = "mode"
+        else:
+            continue
+        drift.append({"path": path, "kind": kind})
+    return drift
+
+
+def _check_pyc(checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]") -> "list[dict[str, str]]":
+    begun = time.monotonic()
+    every = pyc.find(environment)
+    globs = merkle.generated_globs(found["sources"])
+    sources = {origin[0] for origin in map(pyc.source_of, every) if origin is not None}
+    generated = {path for path in sources if globs and merkle.is_left_out(path, globs)}
+    tag = pyc.interpreter_tag(environment)
+    refused = pyc.check(environment, every, tag, generated) if every else []
+    problems = ["%d of %d .pyc files are not what their source gives" % (len(refused), len(every))] if refused else []
+    _add(checks, "bytecode", problems, "%d .pyc files, each what its source gives" % len(every), begun)
+    return refused
