@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index, Request, resolve
-from envbuild.lock.pylock import ARCHITECTURES
+from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
 Format = Literal["pylock", "requirements", "conda-explicit"]
@@ -51,8 +51,8 @@ def export_lock(
 ) -> str:
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
-    `variant-unknown`, `format-unknown`, `format-not-available` (exit 2); `unrecorded-hash`, `wheelhouse-hash`,
-    `address-missing` (exit 5); `wheelhouse-incomplete` (exit 2); what uv's resolution raises.
+    `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `unrecorded-hash`,
+    `wheelhouse-hash`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's resolution raises.
     """
     variant = find_variant(lock, variant_id)
     if format == "conda-explicit":
@@ -145,22 +145,38 @@ def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
         indexes=elsewhere,
         no_deps=True,
     )
-    urls = {
-        (item.file, item.sha256): item.url
-        for offer in resolve(request)
-        for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))
-    }
-    where = {}
-    for item in _files(variant.packages):
-        if (item.file, item.sha256) not in urls:
-            raise EnvbuildError(
-                "address-missing",
-                f"no configured index offers {item.file} with the locked sha256",
-                hint="check the index, or name a folder that has the files: --wheelhouse DIR",
-                exit_code=ExitCode.INTEGRITY,
-            )
-        where[item.file] = {"url": urls[item.file, item.sha256]}
-    return where
+    try:
+        offers = resolve(request)
+    except EnvbuildError as error:
+        if error.code != "resolution-failed":
+            raise
+        raise _no_address(error.why) from error
+    offered = {item.file: item for offer in offers for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))}
+    return {item.file: {"url": _address(item, offered.get(item.file))} for item in _files(variant.packages)}
+
+
+def _address(item: ArtifactFile, offered: OfferedFile | None) -> str:
+    if offered is None:
+        raise _no_address(f"{item.file} is not offered")
+    if offered.sha256 != item.sha256:
+        raise EnvbuildError(
+            "address-mismatch",
+            f"the index offers another {item.file} than the locked one",
+            why=f"sha256 {offered.sha256 or 'unknown'} there, {item.sha256} in the lock",
+            hint="ask another mirror, or name a folder that has the files: --wheelhouse DIR",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return offered.url
+
+
+def _no_address(why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "address-missing",
+        "not every locked file has an address here",
+        why=why,
+        hint="check the index, name a folder that has the files (--wheelhouse DIR), or export `requirements`",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
 
 
 def _pylock(lock: Lock, variant: Variant, where: Mapping[str, Mapping[str, str]]) -> str:

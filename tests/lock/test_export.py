@@ -112,11 +112,16 @@ def test_an_export_without_a_wheelhouse_asks_the_index_where_the_files_are(made:
     make_wheel(house, "beta", "2.0", body="# another build of the same version\n")
     with pytest.raises(EnvbuildError) as caught:
         export_lock(made, None, "pylock", places=Places((str(house),)))
-    assert (caught.value.code, caught.value.exit_code) == ("address-missing", ExitCode.INTEGRITY)
+    assert (caught.value.code, caught.value.exit_code) == ("address-mismatch", ExitCode.INTEGRITY)
+    (house / "beta-2.0-py3-none-any.whl").unlink()
+    with pytest.raises(EnvbuildError) as caught:
+        export_lock(made, None, "pylock", places=Places((str(house),)))
+    assert (caught.value.code, caught.value.exit_code) == ("address-missing", ExitCode.TRY_AGAIN)
+    assert "beta" in caught.value.why
 
 
 def test_an_export_through_the_configured_index_is_installed(
-    python: Path, tmp_path: Path, home: Path, supply: Callable[..., Supply], monkeypatch: pytest.MonkeyPatch
+    python: Path, tmp_path: Path, home: Path, supply: Callable[..., Supply]
 ) -> None:
     (home / ".config" / "uv" / "uv.toml").unlink()
     try:

@@ -1,0 +1,268 @@
+"""`envbuild lock`: create, check, diff, export."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode, gravest
+
+if TYPE_CHECKING:
+    from envbuild.catalog.loader import LoadedStack
+    from envbuild.lock.check import LockFinding
+    from envbuild.lock.export import Places
+    from envbuild.model.lock import Lock, Variant
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_profile = click.option("--profile", metavar="NAME", help="Profile of the stack (default: exact, else its first).")
+_find_links = click.option(
+    "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
+)
+_lock_file = click.option("--lock", "lock_file", type=_FILE, help="The lock file, when it is not the stack's own.")
+
+
+@click.group("lock")
+def lock() -> None:
+    """Locks: exact contents of a stack, one variant for each Python, torch flavour, base and interpreter."""
+
+
+@lock.command("create")
+@click.argument("stack")
+@_profile
+@click.option("--as-of", type=click.DateTime(["%Y-%m-%d"]), help="Take nothing that was published after this date.")
+@click.option("--upgrade", is_flag=True, help="Forget the versions of the lock that is there.")
+@click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
+@_find_links
+@click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+@click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
+@common_options
+def create(
+    ui: Ui,
+    stack: str,
+    profile: str | None,
+    as_of: datetime | None,
+    upgrade: bool,
+    base_python: Path | None,
+    find_links: tuple[str, ...],
+    indexes: tuple[str, ...],
+    output: Path | None,
+) -> int:
+    """Resolve STACK (a shipped name or a file) and write its lock.
+
+    Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest.
+    """
+    from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.lock.create import create_lock
+    from envbuild.lock.diff import diff_locks
+    from envbuild.lock.files import write_lock
+
+    loaded = load_stack(stack)
+    name = pick_profile(loaded, profile)
+    path = output or lock_path(loaded, name)
+    previous = _previous(ui, path)
+    ui.note(f"resolving {loaded.stack.name}, profile {name}")
+    made = create_lock(
+        loaded.stack,
+        name,
+        as_of=as_of.date() if as_of else None,
+        base_python=base_python,
+        find_links=find_links,
+        indexes=_named_urls(indexes),
+        previous=previous,
+        upgrade=upgrade,
+    )
+    changed = made != previous
+    if changed:
+        write_lock(path, made)
+    diff = diff_locks(previous, made) if previous else None
+    rows = [_row(variant) for variant in made.variants]
+    data = {"lock": str(path), "changed": changed, "variants": rows, "diff": diff.as_dict() if diff else None}
+    ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
+    return ExitCode.OK
+
+
+@lock.command("check")
+@click.argument("stack")
+@_profile
+@_lock_file
+@click.option("--offline", is_flag=True, help="Do not ask the repositories of the sources.")
+@common_options
+def check(ui: Ui, stack: str, profile: str | None, lock_file: Path | None, offline: bool) -> int:
+    """Compare the lock of STACK with the stack file and with the repositories of its sources."""
+    from envbuild.lock.check import check_lock
+
+    loaded, made, path = _read(stack, profile, lock_file)
+    findings = check_lock(made, loaded.stack, online=not offline)
+    problems = [finding for finding in findings if finding.kind == "problem"]
+    unchecked = [finding for finding in findings if finding.kind == "unchecked"]
+    code = gravest(finding.exit_code for finding in problems)
+    data = {
+        "lock": str(path),
+        "ok": not problems,
+        "problems": len(problems),
+        "unchecked": len(unchecked),
+        "online": not offline,
+        "findings": [finding.as_dict() for finding in findings],
+    }
+    ui.result(data, lambda: _checked(path, made, findings, offline=offline))
+    return code
+
+
+@lock.command("diff")
+@click.argument("before", type=_FILE)
+@click.argument("after", type=_FILE)
+@common_options
+def diff(ui: Ui, before: Path, after: Path) -> int:
+    """Say what changed from the lock file BEFORE to the lock file AFTER."""
+    from envbuild.lock.diff import diff_locks
+    from envbuild.lock.files import read_lock
+
+    found = diff_locks(read_lock(before), read_lock(after))
+    ui.result(found.as_dict(), found.text)
+    return ExitCode.OK
+
+
+@lock.command("export")
+@click.argument("stack")
+@click.option("--variant", "variant_id", metavar="ID", help="Which variant (needed when the lock has several).")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["pylock", "requirements", "conda-explicit"]),
+    default="pylock",
+    show_default=True,
+    help="What the other tool reads.",
+)
+@click.option(
+    "--wheelhouse", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder with the locked files."
+)
+@_profile
+@_lock_file
+@_find_links
+@click.option("--output", "-o", type=_FILE, help="Where to write (default: stdout).")
+@common_options
+def export(
+    ui: Ui,
+    stack: str,
+    variant_id: str | None,
+    form: str,
+    wheelhouse: Path | None,
+    profile: str | None,
+    lock_file: Path | None,
+    find_links: tuple[str, ...],
+    output: Path | None,
+) -> int:
+    """Write one variant of the lock of STACK for pip, uv and others.
+
+    A pylock holds addresses: paths in the wheelhouse, or what the configured index says now. Do not commit it.
+    """
+    from envbuild.lock.export import export_lock, find_variant
+
+    _, made, _ = _read(stack, profile, lock_file)
+    variant = find_variant(made, variant_id)
+    if output and form == "pylock" and not _is_pylock_name(output.name):
+        raise EnvbuildError(
+            "pylock-name",
+            f"{output.name} is not a name that other tools read as a pylock",
+            why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
+            hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
+        )
+    places = None if wheelhouse or form != "pylock" else _places(variant, find_links)
+    text = export_lock(made, variant.id, form, wheelhouse, places=places)
+    if output:
+        _write(output, text)
+    data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
+    ui.result(data, lambda: f"wrote {output}" if output else text)
+    return ExitCode.OK
+
+
+def _read(stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:
+    from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.lock.files import read_lock
+
+    loaded = load_stack(stack)
+    path = lock_file or lock_path(loaded, pick_profile(loaded, profile))
+    return loaded, read_lock(path), path
+
+
+def _previous(ui: Ui, path: Path) -> Lock | None:
+    from envbuild.lock.files import read_lock
+
+    if not path.exists():
+        return None
+    try:
+        return read_lock(path)
+    except EnvbuildError as error:
+        # Creating it anew is the way out of a damaged lock, so it must not stop here.
+        ui.warn(f"the lock that is there is not used: {error.what}")
+        return None
+
+
+def _named_urls(values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    wrong = [name for name, separator, url in pairs if not (name and separator and url)]
+    if wrong:
+        raise click.UsageError(f"--index wants NAME=URL, not {wrong[0]}")
+    return {name: url for name, _, url in pairs}
+
+
+def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
+    from envbuild.catalog.indexes import load_indexes
+    from envbuild.lock.create import default_supply
+    from envbuild.lock.export import Places
+    from envbuild.lock.packages import Index
+
+    supply = default_supply(find_links)
+    used = {package.index for package in variant.packages}
+    indexes = {name: Index(name, entry.url, entry.kind) for name, entry in load_indexes().items() if name in used}
+    # An index that does not answer is left out: the file may still be in a find-links folder.
+    return Places(supply.find_links, {name: index for name, index in indexes.items() if supply.reachable(index)})
+
+
+def _is_pylock_name(name: str) -> bool:
+    parts = name.split(".")
+    return parts[0] == "pylock" and parts[-1] == "toml" and len(parts) in (2, 3)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvbuildError(
+            "export-unwritable", f"{path} cannot be written", why=error.strerror or str(error)
+        ) from error
+
+
+def _row(variant: Variant) -> dict[str, Any]:
+    files = [item for package in variant.packages for item in package.files]
+    return {
+        "id": variant.id,
+        "digest": variant.digest,
+        "packages": len(variant.packages),
+        "sources": len(variant.sources),
+        "bytes": sum(item.size or 0 for item in files),
+        "unrecorded": [item.file for item in files if item.sha256 == "unrecorded"],
+    }
+
+
+def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: str) -> str:
+    lines = [f"{'wrote' if changed else 'unchanged:'} {path}"]
+    width = max(len(row["id"]) for row in rows)
+    for row in rows:
+        size = f"{row['bytes'] / 1e6:,.1f} MB"
+        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} packages  {size:>11}")
+        lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
+    return "\n".join([*lines, *([changes] if changes else [])])
+
+
+def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
+    lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
+    count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}
+    sources = {source.name for variant in made.variants for source in variant.sources}
+    asked = "not asked (--offline)" if offline else f"{count['unchecked']} not checked"
+    verdict = "agrees with its stack" if not count["problem"] else f"{count['problem']} problems"
+    return "\n".join([*lines, f"{path}: {verdict}; {len(made.variants)} variants, {len(sources)} sources, {asked}"])

@@ -1,0 +1,155 @@
+"""`envbuild lock`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli.entry import main
+from envbuild.errors import ExitCode
+from tests.lock.conftest import Repos
+from tests.lock.wheels import make_wheel
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def stack(tmp_path: Path, repos: Repos, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`my.yaml` with a package and a source, its wheels in a find-links folder of pip's configuration."""
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "house"))
+    commit = repos.create("a")
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        f"""name: mine
+summary: a stack of my own
+profiles:
+  exact:
+    python: ["{PYTHON}"]
+    packages: [alpha]
+    sources:
+      - {{name: a, git: "{Repos.url("a")}", commit: {commit}, ref: main}}
+"""
+    )
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main(["lock", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_create_writes_the_lock_beside_the_stack_and_again_changes_nothing(
+    stack: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, first = call(capsys, "create", str(stack))
+    lock = stack.with_name("my.lock.toml")
+    assert (code, first["lock"], first["changed"]) == (ExitCode.OK, str(lock), True)
+    assert first["variants"][0]["packages"] == 1
+    text = lock.read_bytes()
+    code, second = call(capsys, "create", str(stack))
+    assert (code, second["changed"], second["diff"]) == (ExitCode.OK, False, {"same": True, "changes": []})
+    assert lock.read_bytes() == text
+
+
+def test_create_replaces_a_damaged_lock_and_says_so(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["lock", "create", str(stack)])
+    lock = stack.with_name("my.lock.toml")
+    good = lock.read_text()
+    lock.write_text(good.replace('version = "1.0"', 'version = "9.0"'))
+    capsys.readouterr()
+    assert main(["lock", "check", str(stack)]) == ExitCode.INTEGRITY
+    assert "error[lock-digest-mismatch]" in capsys.readouterr().err
+    assert main(["lock", "create", str(stack)]) == ExitCode.OK
+    assert "not used" in capsys.readouterr().err
+    assert lock.read_text() == good
+
+
+def test_check_exits_1_with_the_field_that_differs(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["lock", "create", str(stack)])
+    capsys.readouterr()
+    assert call(capsys, "check", str(stack))[0] == ExitCode.OK
+    stack.write_text(stack.read_text() + "    environment: {A: b}\n")
+    code, data = call(capsys, "check", str(stack), "--offline")
+    assert (code, data["ok"]) == (ExitCode.CHECK_FAILED, False)
+    assert {finding["subject"] for finding in data["findings"]} == {"environment"}
+
+
+def test_check_says_when_a_branch_has_moved_and_counts_what_it_could_not_ask(
+    stack: Path, repos: Repos, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["lock", "create", str(stack)])
+    repos.commit("a", "x", "2")
+    capsys.readouterr()
+    code, data = call(capsys, "check", str(stack))
+    assert (code, data["findings"][0]["code"]) == (ExitCode.CHECK_FAILED, "ref-moved")
+    (repos.folder / "a").rename(repos.folder / "b")
+    code, data = call(capsys, "check", str(stack))
+    assert (code, data["ok"], data["unchecked"]) == (ExitCode.OK, True, 1)
+    assert main(["lock", "check", str(stack)]) == ExitCode.OK
+    assert "1 not checked" in capsys.readouterr().out
+
+
+def test_diff_names_the_package_that_changed(stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = tmp_path / "old.lock.toml", tmp_path / "new.lock.toml"
+    main(["lock", "create", str(stack), "-o", str(old)])
+    make_wheel(tmp_path / "house", "alpha", "1.1")
+    main(["lock", "create", str(stack), "-o", str(new)])
+    capsys.readouterr()
+    assert main(["lock", "diff", str(old), str(new)]) == ExitCode.OK
+    assert "~ package alpha 1.0 -> 1.1" in capsys.readouterr().out
+    assert call(capsys, "diff", str(old), str(old))[1]["same"] is True
+
+
+def test_export_writes_a_file_that_uv_reads(stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["lock", "create", str(stack)])
+    capsys.readouterr()
+    bad = main(["lock", "export", str(stack), "--wheelhouse", str(tmp_path / "house"), "-o", str(tmp_path / "x.toml")])
+    assert bad == ExitCode.USAGE
+    assert "pylock.mine.toml" in capsys.readouterr().err
+    out = tmp_path / "pylock.mine.toml"
+    assert main(["lock", "export", str(stack), "--wheelhouse", str(tmp_path / "house"), "-o", str(out)]) == ExitCode.OK
+    from uv import find_uv_bin
+
+    command = [find_uv_bin(), "pip", "install", "--dry-run", "-p", sys.executable, "-r", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "alpha==1.0" in done.stderr, done.stderr
+    assert main(["lock", "export", str(stack), "--format", "conda-explicit"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["check", "torch-smok"], ExitCode.USAGE),
+        (["create", "torch-smoke", "--profile", "none"], ExitCode.USAGE),
+        (["create", "torch-smoke", "--as-of", "yesterday"], ExitCode.USAGE),
+        (["create", "torch-smoke", "--index", "x"], ExitCode.USAGE),
+        (["diff", "/none/a", "/none/b"], ExitCode.USAGE),
+    ],
+)
+def test_bad_arguments_exit_2_and_write_nothing(
+    home: Path, tmp_path: Path, arguments: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "x.lock.toml"
+    options = ["-o", str(output)] if arguments[0] == "create" else []
+    assert main(["lock", *arguments, *options]) == code
+    assert "error[" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_help_imports_neither_pydantic_nor_tomlkit() -> None:
+    code = (
+        "import sys; from envbuild.cli.entry import main; main(['lock', 'create', '--help']);"
+        "sys.exit(any(m in sys.modules for m in ('pydantic', 'tomlkit', 'packaging.requirements')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_the_shipped_lock_agrees_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    code, data = call(capsys, "check", "torch-smoke")
+    assert (code, data["findings"]) == (ExitCode.OK, [])

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, rank, tags_of
+
+SDIST = OfferedFile("a-1.0.tar.gz", "https://example.org/a-1.0.tar.gz", "0" * 64)
+
+
+def offer(*tags: str, sdist: bool = True) -> Offer:
+    wheels = tuple(OfferedFile(f"a-1.0-{tag}.whl", "", "0" * 64) for tag in tags)
+    return Offer("a", "1.0", wheels, SDIST if sdist else None)
+
+
+@pytest.mark.parametrize(
+    ("python", "offered", "chosen"),
+    [
+        ("3.11", ["cp310-cp310-linux_x86_64", "cp311-cp311-linux_x86_64"], "cp311-cp311-linux_x86_64"),
+        ("3.11", ["py3-none-any", "cp39-abi3-manylinux_2_28_x86_64"], "cp39-abi3-manylinux_2_28_x86_64"),
+        ("3.11", ["py3-none-manylinux_2_17_x86_64", "py3-none-manylinux_2_28_x86_64"], "py3-none-manylinux_2_28_x86_64"),
+        ("3.11", ["cp311-cp311-manylinux_2_34_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
+        ("3.11", ["cp311-cp311-musllinux_1_2_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
+        ("3.7", ["cp37-cp37m-linux_x86_64", "cp37-cp37-linux_x86_64"], "cp37-cp37m-linux_x86_64"),
+        ("3.9", ["cp39-cp39-manylinux1_x86_64", "cp39-cp39-win_amd64"], "cp39-cp39-manylinux1_x86_64"),
+    ],
+)  # fmt: skip
+def test_the_best_wheel_of_the_variant_is_chosen(python: str, offered: list[str], chosen: str) -> None:
+    assert choose_file(offer(*offered), tags_of(python, "linux_x86_64")).file == f"a-1.0-{chosen}.whl"
+
+
+def test_a_source_distribution_is_taken_only_without_a_wheel() -> None:
+    tags = tags_of("3.11", "linux_x86_64")
+    assert choose_file(offer("py3-none-any"), tags).file.endswith(".whl")
+    assert choose_file(offer("cp311-cp311-win_amd64"), tags) == SDIST
+    with pytest.raises(EnvbuildError) as caught:
+        choose_file(offer("cp311-cp311-win_amd64", sdist=False), tags)
+    assert caught.value.code == "no-acceptable-file"
+
+
+def test_the_file_of_the_previous_lock_is_kept_while_it_is_offered() -> None:
+    tags = tags_of("3.11", "linux_x86_64")
+    both = offer("py3-none-any", "cp311-cp311-manylinux_2_28_x86_64")
+    assert choose_file(both, tags, keep="a-1.0-py3-none-any.whl").file == "a-1.0-py3-none-any.whl"
+    assert choose_file(both, tags, keep="a-1.0-other.whl").file == "a-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+def test_aarch64_wheels_do_not_fit_x86_64() -> None:
+    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", tags_of("3.11", "linux_x86_64")) is None
+    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", tags_of("3.11", "linux_aarch64")) is not None
+    assert rank("nonsense.whl", tags_of("3.11", "linux_x86_64")) is None
+
+
+def test_names_are_normalised_and_file_names_unquoted() -> None:
+    (read,) = parse_pylock(
+        'packages = [{name = "Py_Torch", version = "1.0+cpu", wheels = '
+        '[{url = "https://example.org/x/torch-1.0%2Bcpu-py3-none-any.whl", hashes = {sha256 = "aa"}}]}]'
+    )
+    assert (read.name, read.wheels[0].file) == ("py-torch", "torch-1.0+cpu-py3-none-any.whl")
+
+
+@pytest.mark.parametrize("text", ["packages = [{}]", "packages = 1", "= 1", 'packages = ["a"]'])
+def test_an_answer_that_uv_never_gives_is_an_internal_error(text: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        parse_pylock(text)
+    assert caught.value.code == "pylock-unreadable"

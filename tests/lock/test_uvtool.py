@@ -1,0 +1,87 @@
+"""What uv's failures become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.packages import Request, resolve
+from envbuild.lock.uvtool import run_uv, uv_version
+
+REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers everything with one status and one page."""
+
+    def __init__(self, status: int, *args: object) -> None:
+        self.status = status
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        page = b"<!DOCTYPE html><html><body><form>Please log in</form></body></html>"
+        self.send_response(self.status)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def index(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Answer, request.param)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple")
+        yield
+        server.shutdown()
+
+
+def failure(request: Request) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        resolve(request)
+    return caught.value
+
+
+@pytest.mark.parametrize("index", [200], indirect=True)
+def test_a_login_page_instead_of_an_index_is_refused(index: None) -> None:
+    error = failure(REQUEST)
+    assert (error.code, error.exit_code) == ("resolution-failed", ExitCode.REFUSED)
+    assert "alpha" in error.why
+
+
+@pytest.mark.parametrize("index", [403, 502], indirect=True)
+def test_an_index_that_refuses_or_is_broken_says_try_again(index: None) -> None:
+    error = failure(REQUEST)
+    assert (error.code, error.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
+
+
+def test_no_network_says_try_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    error = failure(REQUEST)
+    assert (error.code, error.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
+
+
+def test_nothing_wanted_asks_nobody() -> None:
+    assert resolve(Request(python="3.11", platform="linux_x86_64", requirements=())) == []
+
+
+def test_uv_never_downloads_an_interpreter(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError):
+        run_uv(["venv", "--python", "3.99", str(tmp_path / "v")])
+    assert not (tmp_path / "v").exists()
+    assert uv_version().count(".") == 2
