@@ -91,7 +91,21 @@ def _with_retries(job: _Job) -> Downloaded:
         return backoff(state) if after is None else after
 
     def too_late(state: RetryCallState) -> bool:
-        return asked(state) >= min(job.remaining(), LONGEST_WAIT)
+        return state.upcoming_sleep >= min(job.remaining(), LONGEST_WAIT)
+
+    failures: list[EnvbuildError] = []
+
+    def attempt() -> Downloaded:
+        try:
+            return job.store(job.http_chunks())
+        except _TryAgainError as failure:
+            failures.append(failure.error)
+            raise
+        except EnvbuildError as error:
+            # When the time runs out between attempts, what went wrong before says more than "too slow".
+            if error.code == "download-timeout" and failures:
+                raise failures[-1] from None
+            raise
 
     retrying = Retrying(
         stop=lambda state: stop_after_attempt(ATTEMPTS)(state) or too_late(state),
@@ -100,7 +114,7 @@ def _with_retries(job: _Job) -> Downloaded:
         reraise=True,
     )
     try:
-        return retrying(lambda: job.store(job.http_chunks()))
+        return retrying(attempt)
     except _TryAgainError as failure:
         raise failure.error from None
 
