@@ -153,7 +153,8 @@ def test_error_says_whether_the_node_was_changed(tmp_path: Path) -> None:
 
 
 def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
-    body = "from envbuild.node.protocol import log\ndef run(_):\n    return (log('one') or log('zw\\u00f6') or False), {}\n"
+    imports = "from envbuild.node.protocol import log\n"
+    body = imports + "def run(_):\n    log('one')\n    log('zw\\u00f6')\n    return False, {}\n"
     path = tmp_path / "log.jsonl"
     request = {**REQUEST, "args": {"log": str(path)}}
     _, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")

@@ -1,0 +1,99 @@
+"""Real unprivileged SSH servers on 127.0.0.x, each with its own host key, for tests."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
+
+
+def require_sshd() -> str:
+    """The server's path, or a skip that says what is missing."""
+    if SSHD is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("sshd or ssh-keygen is not installed: SSH is not proven here")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd refuses to start as root without it
+    return SSHD
+
+
+class Server:
+    """One running sshd. `known` is its line for a known_hosts file."""
+
+    def __init__(self, root: Path, address: str, client_key: Path, force: str = "") -> None:
+        self.address = address
+        self.port = _free_port(address)
+        self.root = root
+        self.home = root / "home"
+        self.home.mkdir(parents=True)
+        self._force = force
+        self._client_key = client_key
+        self.key = make_key(root / "host_key")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def known(self) -> str:
+        public = self.key.with_suffix(".pub").read_text().split()
+        return f"[{self.address}]:{self.port} {public[0]} {public[1]}\n"
+
+    def start(self) -> Server:
+        """Start and wait until the port answers."""
+        config = self.root / "sshd_config"
+        lines = [
+            f"Port {self.port}",
+            f"ListenAddress {self.address}",
+            f"HostKey {self.key}",
+            f"AuthorizedKeysFile {self._client_key}.pub",
+            "PidFile none",
+            "UsePAM no",
+            "StrictModes no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin yes",
+            f"SetEnv HOME={self.home}",
+        ]
+        if self._force:
+            lines.append(f"ForceCommand {self._force}")
+        config.write_text("\n".join(lines) + "\n")
+        argv = [require_sshd(), "-D", "-e", "-f", str(config)]
+        with (self.root / "log").open("wb") as log:
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                socket.create_connection((self.address, self.port), timeout=1).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return self
+        pytest.skip(f"sshd did not start here: {(self.root / 'log').read_text()[-300:]}")
+
+    def stop(self) -> None:
+        """End the server that was started, and nothing else."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(10)
+
+
+def make_key(path: Path) -> Path:
+    """A new ed25519 key pair without a passphrase."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    return path
+
+
+def user() -> str:
+    """The only user whom an unprivileged server can log in."""
+    return getpass.getuser()
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,239 @@
+"""First contact on this machine: under several shells, with and without a Python, and with broken answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import Connection
+from envbuild.provision import contact
+from envbuild.provision.bundle import node_pyz
+from tests.node.pythons import require_python
+
+NONCE = "0123456789abcdef0123456789abcdef"
+BEGIN = f"===envbuild begin {NONCE}===\n"
+END = f"===envbuild end {NONCE}===\n"
+
+
+def request(prefix: str = "/nonexistent/prefix", **args: Any) -> dict[str, Any]:
+    return {"protocol": 1, "verb": "probe", "run": "r", "prefix": prefix, "args": {"pythons": ["3.99"], **args}}
+
+
+SHELLS = {
+    "sh": ["/bin/sh"],
+    "dash": ["dash"],
+    "bash": ["bash"],
+    "bash-posix": ["bash", "--posix"],
+    "busybox": ["busybox", "sh"],
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_gives_the_same_findings_and_facts(shell: str, tmp_path: Path) -> None:
+    argv = SHELLS[shell]
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{argv[0]} is not installed: first contact is not proven under it here")
+    script = contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
+    done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True, timeout=60)
+    assert done.stderr == b""
+    found = contact.parse_output(done.stdout, NONCE)
+    assert found.findings["arch"] == os.uname().machine
+    assert found.findings["prefix_parent"] == str(tmp_path)
+    assert found.findings["prefix_writable"] == "yes"
+    assert found.findings["scheduler"] in ("none", "slurm", "pbs")
+    assert "tar" in found.tools
+    assert found.exit == 0
+    facts = NodeFacts.model_validate_json(json.dumps(found.result()))
+    assert facts.prefix.path == str(tmp_path / "p")
+
+
+def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remains() -> set[str]:
+        return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("envbuild-*.pyz")}
+
+    before = remains()
+    found = contact.contact(["localhost"], lambda _: request(str(tmp_path / "p")), Connection())
+    result = found["localhost"]
+    assert isinstance(result, contact.ContactResult)
+    assert result.result()["hostname"] == os.uname().nodename
+    assert remains() <= before
+    assert not (tmp_path / "p").exists()
+
+
+def test_prefix_is_data_and_never_code(tmp_path: Path) -> None:
+    prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @PYZ@ *'
+    script = contact.build_script(request(prefix), node_pyz(), NONCE)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
+    found = contact.parse_output(done.stdout, NONCE)
+    assert found.findings["prefix"] == prefix
+    assert found.result()["prefix"]["path"] == prefix
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    found = contact.run_node("localhost", request("{data}/{user}/e"), Connection())
+    assert found.findings["prefix"] == found.result()["prefix"]["path"]
+    assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
+
+
+def bare_path(folder: Path, *extra: str) -> str:
+    """A PATH with what the script needs and no Python."""
+    folder.mkdir()
+    for name in ("id", "uname", "head", "getconf", "ldd", *extra):
+        path = shutil.which(name)
+        if path:
+            (folder / name).symlink_to(path)
+    return str(folder)
+
+
+def without_python(script: str) -> str:
+    """The script with the fixed places of Pythons changed, as on a node that has none there."""
+    for place in ("/usr/bin/python3", "/usr/local/bin/python3", "/usr/libexec/platform-python", "/opt/*"):
+        script = script.replace(place, "/nonexistent")
+    return script.replace(" /usr/local/bin /usr/bin\n", "\n")
+
+
+def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
+    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    found = contact.parse_output(done.stdout, NONCE, "n1")
+    assert found.python is None
+    assert found.response is None
+    assert found.findings["libc"]
+    with pytest.raises(EnvbuildError, match="n1 has no Python") as caught:
+        found.result()
+    assert (caught.value.code, caught.value.exit_code) == ("node-without-python", 7)
+
+
+@pytest.mark.parametrize("minor", ["3.6", "3.13"])
+def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
+    real = require_python(minor)
+    folder = tmp_path / "p/tools/python-x/bin"
+    folder.mkdir(parents=True)
+    (folder / f"python{minor}").symlink_to(real)
+    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    found = contact.parse_output(done.stdout, NONCE)
+    assert found.python == str(folder / f"python{minor}")
+    assert found.result()["toolchain"] == ["python-x"]
+
+
+def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
+    path = bare_path(tmp_path / "bin")
+    for name, text in (("python3", "exit 127"), ("python3.13", "exit 1")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
+    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    env = {"PATH": path, "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    assert contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
+
+
+def test_error_of_the_node_program_is_raised_as_it_was() -> None:
+    found = contact.run_node("localhost", request("/x/../y"), Connection())
+    assert found.exit == 2
+    with pytest.raises(EnvbuildError) as caught:
+        found.result()
+    assert caught.value.code == "prefix-invalid"
+
+
+def test_one_nodes_error_does_not_touch_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def for_node(node: str) -> dict[str, Any]:
+        if node == "bad":
+            raise EnvbuildError("no-request", "no request for this node")
+        return request(node=node)
+
+    found = contact.contact(["good", "bad", "good", "fine"], for_node, Connection())
+    assert list(found) == ["good", "bad", "fine"]
+    assert isinstance(found["bad"], EnvbuildError)
+    good = found["good"]
+    assert isinstance(good, contact.ContactResult)
+    assert good.result()["node"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("out", "code"),
+    [
+        ("", "contact-no-answer"),
+        ("Welcome!\n", "contact-no-answer"),
+        (f"x{BEGIN}python=\n{END}", "contact-no-answer"),
+        (f"{BEGIN}python=\n", "contact-cut-off"),
+        (f"{BEGIN}python=/p\nexit=1\n{END}", "node-program-died"),
+        (f"{BEGIN}python=/p\nresponse={{\nexit=0\n{END}", "contact-malformed"),
+        (f'{BEGIN}python=/p\nresponse={{"ok": true, "result": NaN}}\n{END}', "contact-malformed"),
+        (f'{BEGIN}python=/p\nresponse={{"ok": true}}\n{END}', "contact-malformed"),
+        (f"{BEGIN}python=/p\nresponse=[1]\n{END}", "contact-malformed"),
+        (f"{BEGIN}python=/p\nresponse={'[' * 100_000}\n{END}", "contact-malformed"),
+    ],
+)
+def test_broken_answer_is_a_coded_error(out: str, code: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        contact.parse_output(out.encode(), NONCE, "n1", "log text")
+    assert (caught.value.code, caught.value.exit_code) == (code, 3)
+    assert caught.value.details["node"] == "n1"
+
+
+def test_noise_around_the_markers_is_ignored() -> None:
+    out = f"Welcome to n1\npython=/evil\n\n{BEGIN}arch=x86_64\npython=\n{END}bye\narch=sparc\n"
+    found = contact.parse_output(out.encode(), NONCE)
+    assert found.findings == {"arch": "x86_64", "python": ""}
+
+
+@given(st.binary(max_size=300))
+def test_no_output_crashes_the_reader(data: bytes) -> None:
+    for out in (data, BEGIN.encode() + data + b"\n" + END.encode()):
+        try:
+            contact.parse_output(out, NONCE)
+        except EnvbuildError as error:
+            assert error.exit_code == 3
+
+
+def test_script_refuses_what_it_would_paste_unquoted() -> None:
+    with pytest.raises(ValueError, match="nonce"):
+        contact.build_script(request(), b"", "x'; rm")
+    with pytest.raises(ValueError, match="verb"):
+        contact.build_script({**request(), "verb": "a'b"}, b"", NONCE)
+
+
+def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact, "build_script", lambda *_: "sleep 30\n")
+    with pytest.raises(EnvbuildError) as caught:
+        contact.run_node("localhost", request(), Connection(), deadline=0.2)
+    assert caught.value.code == "contact-timeout"
+
+
+def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact, "build_script", lambda *_: "head -c 300000 /dev/zero\n")
+    monkeypatch.setattr(contact, "OUTPUT_LIMIT", 100_000)
+    with pytest.raises(EnvbuildError) as caught:
+        contact.run_node("localhost", request(), Connection())
+    assert caught.value.code == "contact-too-much-output"
+
+
+def test_local_contact_imports_no_ssh() -> None:
+    code = (
+        "import sys; from envbuild.provision import contact; from envbuild.model.target import Connection\n"
+        "contact.run_node('localhost', {'protocol': 1, 'verb': 'probe', 'run': 'r', 'prefix': '/x', "
+        "'args': {'pythons': ['3.99']}}, Connection())\n"
+        "assert not {'fabric', 'paramiko', 'invoke'} & set(sys.modules)\n"
+    )
+    import sys
+
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,191 @@
+"""Contact over SSH with real servers: host keys, noisy and strange shells, broken nodes beside good ones, jump hosts."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.target import Connection
+from envbuild.provision import contact
+from tests.provision.sshd import Server, make_key, require_sshd, user
+
+StartServer = Callable[..., Server]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh HOME with one key; returns the private key's path."""
+    require_sshd()
+    home = tmp_path / "controller"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return make_key(home / ".ssh/id_test")
+
+
+@pytest.fixture
+def start(tmp_path: Path, client: Path) -> Iterator[StartServer]:
+    servers: list[Server] = []
+
+    def one(address: str = "127.0.0.2", force: str = "") -> Server:
+        server = Server(tmp_path / f"server{len(servers)}", address, client, force)
+        servers.append(server)
+        return server.start()
+
+    yield one
+    for server in servers:
+        server.stop()
+
+
+def options(client: Path, server: Server, known: str | None, **more: Any) -> Connection:
+    if known is not None:
+        (client.parent / "known").write_text(known)
+        more["known_hosts"] = str(client.parent / "known")
+    return Connection(kind="ssh", user=user(), port=server.port, identity=str(client), connect_timeout=10.0, **more)
+
+
+def request(node: str) -> dict[str, Any]:
+    args = {"node": node, "pythons": ["3.99"]}
+    return {"protocol": 1, "verb": "probe", "run": "r", "prefix": "{home}/envbuild", "args": args}
+
+
+def error_of(server: Server, connection: Connection, deadline: float = 30.0) -> EnvbuildError:
+    found = contact.contact([server.address], request, connection, deadline)[server.address]
+    assert isinstance(found, EnvbuildError), found
+    assert found.exit_code == 3
+    assert found.details["node"] == server.address
+    return found
+
+
+def test_probe_over_ssh(start: StartServer, client: Path) -> None:
+    server = start()
+    found = contact.run_node(server.address, request("n1"), options(client, server, server.known))
+    assert found.result()["node"] == "n1"
+    assert found.result()["prefix"]["path"] == f"{server.home}/envbuild"
+    assert found.findings["prefix"] == f"{server.home}/envbuild"
+    assert list(server.home.iterdir()) == []
+
+
+def test_start_up_files_that_print_do_no_harm(start: StartServer, client: Path) -> None:
+    server = start()
+    for name in (".bashrc", ".profile", ".zshrc", ".cshrc"):
+        (server.home / name).write_text("echo 'Welcome! python=/evil'\necho noise >&2\n")
+    found = contact.run_node(server.address, request("n1"), options(client, server, server.known))
+    assert found.result()["node"] == "n1"
+    assert found.python != "/evil"
+
+
+def test_forced_noise_before_and_after(start: StartServer, client: Path) -> None:
+    server = start(
+        force="echo '===envbuild begin ==='; printf 'no newline'; /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"; echo bye"
+    )
+    assert contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
+
+
+@pytest.mark.parametrize("shell", ["csh", "tcsh", "fish"])
+def test_login_shell_that_is_not_posix(shell: str, start: StartServer, client: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed: not proven as a login shell here")
+    server = start(force=f'{shell} -c "$SSH_ORIGINAL_COMMAND"')
+    assert contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
+
+
+def test_unknown_host_key_is_refused_with_fingerprint_and_what_to_do(start: StartServer, client: Path) -> None:
+    server = start()
+    error = error_of(server, options(client, server, ""))
+    assert error.code == "host-key-unknown"
+    assert error.details["fingerprint"].startswith("SHA256:")
+    assert error.details["fingerprint"] in error.why
+    assert f"ssh -p {server.port} {server.address}" in error.hint
+    assert (client.parent / "known").read_text() == ""
+
+
+def test_changed_host_key_is_refused(start: StartServer, client: Path) -> None:
+    server = start()
+    other = make_key(client.parent / "other").with_suffix(".pub").read_text().split()
+    error = error_of(server, options(client, server, f"[{server.address}]:{server.port} {other[0]} {other[1]}\n"))
+    assert error.code == "host-key-changed"
+    assert f"ssh-keygen -R '[{server.address}]:{server.port}'" in error.hint
+
+
+def test_users_own_known_hosts_is_used_when_none_is_given(start: StartServer, client: Path) -> None:
+    server = start()
+    assert error_of(server, options(client, server, None)).code == "host-key-unknown"
+    (client.parent / "known_hosts").write_text(server.known)
+    assert contact.run_node(server.address, request("n1"), options(client, server, None)).result()
+
+
+def test_known_hosts_file_that_is_missing_is_an_error(start: StartServer, client: Path) -> None:
+    server = start()
+    connection = options(client, server, None, known_hosts=str(client.parent / "nowhere"))
+    assert error_of(server, connection).code == "known-hosts-missing"
+
+
+def test_login_refused(start: StartServer, client: Path) -> None:
+    server = start()
+    stranger = make_key(client.parent / "stranger")
+    connection = options(client, server, server.known).model_copy(update={"identity": str(stranger)})
+    assert error_of(server, connection).code == "ssh-auth-failed"
+
+
+def test_nobody_listens(start: StartServer, client: Path) -> None:
+    server = start()
+    server.stop()
+    assert error_of(server, options(client, server, server.known)).code == "node-unreachable"
+
+
+def test_broken_nodes_do_not_hold_up_good_ones(
+    start: StartServer, client: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contact, "OUTPUT_LIMIT", 3_000_000)
+    good = start("127.0.0.2")
+    flood = start("127.0.0.3", force="yes this never ends")
+    asleep = start("127.0.0.4", force="sleep 60")
+    garbage = start("127.0.0.5", force="head -c 20000 /dev/urandom")
+    servers = [good, flood, asleep, garbage]
+    (client.parent / "known_hosts").write_text("".join(server.known for server in servers))
+    text = "".join(
+        f"Host n{number}\n HostName {server.address}\n Port {server.port}\n User {user()}\n IdentityFile {client}\n"
+        for number, server in enumerate(servers)
+    )
+    (client.parent / "config").write_text(text)
+    begun = time.monotonic()
+    found = contact.contact([f"n{number}" for number in range(4)], request, Connection(kind="ssh"), deadline=6.0)
+    assert time.monotonic() - begun < 25
+    result = found["n0"]
+    assert isinstance(result, contact.ContactResult)
+    assert result.result()["node"] == "n0"
+    codes = [error.code for error in list(found.values())[1:] if isinstance(error, EnvbuildError)]
+    assert codes == ["contact-too-much-output", "contact-timeout", "contact-no-answer"]
+
+
+def jump_config(client: Path, server: Server, jump: Server) -> None:
+    text = (
+        f"Host inside\n HostName {server.address}\n Port {server.port}\n ProxyJump gate\n"
+        f"Host gate\n HostName {jump.address}\n Port {jump.port}\n"
+        f"Host *\n User {user()}\n IdentityFile {client}\n"
+    )
+    (client.parent / "config").write_text(text)
+
+
+def test_jump_host_of_the_users_configuration(start: StartServer, client: Path) -> None:
+    server, jump = start("127.0.0.2"), start("127.0.0.3")
+    jump_config(client, server, jump)
+    (client.parent / "known_hosts").write_text(server.known + jump.known)
+    assert contact.run_node("inside", request("n1"), Connection(kind="ssh")).result()["node"] == "n1"
+
+
+@pytest.mark.parametrize("unknown", ["inside", "gate"])
+def test_host_key_of_every_hop_is_verified(unknown: str, start: StartServer, client: Path) -> None:
+    server, jump = start("127.0.0.2"), start("127.0.0.3")
+    jump_config(client, server, jump)
+    (client.parent / "known_hosts").write_text(jump.known if unknown == "inside" else server.known)
+    found = contact.contact(["inside"], request, Connection(kind="ssh"))["inside"]
+    assert isinstance(found, EnvbuildError)
+    assert found.code == "host-key-unknown"
+    assert (jump if unknown == "gate" else server).address in found.what
