@@ -19,7 +19,7 @@ from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.packages import PYPI, Index, Request, lock_offers, resolve
 from envbuild.lock.pipconf import find_links as pip_find_links
-from envbuild.lock.pipconf import local_folder
+from envbuild.lock.pipconf import usable
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -64,7 +64,7 @@ def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | 
     links = tuple(dict.fromkeys([*find_links, *pip_find_links(os.environ)]))
     compat = load_compat(resources.catalog() / "compat")
     return Supply(
-        find_links=tuple(str(folder.resolve()) if (folder := local_folder(link)) else link for link in links),
+        find_links=tuple(place for link in links if (place := usable(link))),
         torch_index=torch_index,
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
         records=load_records(),

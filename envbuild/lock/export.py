@@ -148,7 +148,7 @@ def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
     try:
         offers = resolve(request)
     except EnvbuildError as error:
-        if error.code != "resolution-failed":
+        if error.code not in ("resolution-failed", "package-not-found"):
             raise
         raise _no_address(error.why) from error
     offered = {item.file: item for offer in offers for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))}

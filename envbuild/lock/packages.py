@@ -47,7 +47,7 @@ class Request:
 def resolve(request: Request) -> list[Offer]:
     """The packages that satisfy a request, with the files that the index offers, by name.
 
-    Raises EnvbuildError `resolution-failed` (exit 7), `index-unreachable` or `uv-timeout` (exit 75).
+    Raises EnvbuildError `resolution-failed`, `package-not-found` (exit 7), `index-unreachable`, `uv-timeout` (exit 75).
     """
     if not request.requirements:
         return []

@@ -44,9 +44,9 @@ def _from_file(path: Path) -> list[str]:
 
 def find_links(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The find-links of pip's configuration (folders and URLs, as written), the strongest source only, as pip does."""
-    for key in ("PIP_FIND_LINKS",):
-        if environ.get(key):
-            return tuple(shlex.split(environ[key]))
+    named = environ.get("PIP_FIND_LINKS")
+    if named:
+        return tuple(shlex.split(named))
     for path in config_files(environ):
         found = _from_file(path)
         if found:
@@ -61,3 +61,11 @@ def local_folder(link: str) -> Path | None:
         return None
     path = Path(unquote(parts.path) if parts.scheme == "file" else link).expanduser()
     return path if path.is_dir() else None
+
+
+def usable(link: str) -> str | None:
+    """A find-links entry as uv can use it from any folder; None for a path that is not there (pip only warns)."""
+    if urlsplit(link).scheme in ("http", "https"):
+        return link
+    folder = local_folder(link)
+    return str(folder.resolve()) if folder else None

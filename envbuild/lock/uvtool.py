@@ -14,9 +14,11 @@ from envbuild.errors import EnvbuildError, ExitCode
 _NETWORK = re.compile(
     r"(Failed to fetch|error sending request|dns error|Connection refused|Connection reset|timed out|"
     r"HTTP status (server error|client error \((401|403|407|429))|Network (is unreachable|connectivity is disabled)|"
-    r"tcp connect error|invalid peer certificate)",
+    r"tcp connect error|invalid peer certificate|40[137] (Unauthorized|Forbidden|Proxy Authentication))",
     re.IGNORECASE,
 )
+# No version at all, in any index: a wrong name, or an index that answered with something else than a list of files.
+_NOT_THERE = re.compile(r"(there are no versions of (\S+) and|(\S+) was not found in the)")
 _TIMEOUT_S = 900
 
 
@@ -44,8 +46,8 @@ def uv_version() -> str:
 def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Run uv and return stdout and stderr joined. Raises EnvbuildError.
 
-    `resolution-failed` (exit 7) when there is no solution, `index-unreachable` (exit 75) when the index could not be
-    asked, `uv-timeout` (exit 75) after 15 minutes.
+    `resolution-failed` (exit 7) when there is no solution, `package-not-found` (exit 7) when a package has no version
+    at all, `index-unreachable` (exit 75) when the index could not be asked, `uv-timeout` (exit 75) after 15 minutes.
     """
     command = [uv_bin(), *arguments]
     env = dict(os.environ if environ is None else environ)
@@ -71,16 +73,28 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
         ) from error
     if done.returncode == 0:
         return done.stdout + done.stderr
-    why = done.stderr.strip()
+    raise _failure(done.stderr.strip())
+
+
+def _failure(why: str) -> EnvbuildError:
     if _NETWORK.search(why):
-        raise EnvbuildError(
+        return EnvbuildError(
             "index-unreachable",
             "the package index could not be asked",
             why=why,
             hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
             exit_code=ExitCode.TRY_AGAIN,
         )
-    raise EnvbuildError(
+    missing = _NOT_THERE.search(why)
+    if missing:
+        return EnvbuildError(
+            "package-not-found",
+            f"the index has no version of {missing[2] or missing[3]}",
+            why=why,
+            hint="check the name, and the index: a login page instead of a list of files looks like this, too",
+            exit_code=ExitCode.REFUSED,
+        )
+    return EnvbuildError(
         "resolution-failed",
         "no set of packages fits the requirements",
         why=why,

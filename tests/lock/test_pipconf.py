@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.lock.pipconf import find_links, local_folder
+from envbuild.lock.pipconf import find_links, local_folder, usable
 
 
 def environ(tmp_path: Path, **values: str) -> dict[str, str]:
@@ -60,3 +60,6 @@ def test_paths_and_file_urls_are_folders_and_web_pages_are_not(tmp_path: Path) -
     assert local_folder(place.as_uri()) == place
     assert local_folder("https://example.org/whl") is None
     assert local_folder(str(tmp_path / "none")) is None
+    assert usable(str(tmp_path / "none")) is None
+    assert usable(place.as_uri()) == str(place)
+    assert usable("https://example.org/whl") == "https://example.org/whl"

@@ -18,7 +18,7 @@ def offer(*tags: str, sdist: bool = True) -> Offer:
     [
         ("3.11", ["cp310-cp310-linux_x86_64", "cp311-cp311-linux_x86_64"], "cp311-cp311-linux_x86_64"),
         ("3.11", ["py3-none-any", "cp39-abi3-manylinux_2_28_x86_64"], "cp39-abi3-manylinux_2_28_x86_64"),
-        ("3.11", ["py3-none-manylinux_2_17_x86_64", "py3-none-manylinux_2_28_x86_64"], "py3-none-manylinux_2_28_x86_64"),
+        ("3.11", ["py3-none-manylinux1_x86_64", "py3-none-manylinux_2_28_x86_64"], "py3-none-manylinux_2_28_x86_64"),
         ("3.11", ["cp311-cp311-manylinux_2_34_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
         ("3.11", ["cp311-cp311-musllinux_1_2_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
         ("3.7", ["cp37-cp37m-linux_x86_64", "cp37-cp37-linux_x86_64"], "cp37-cp37m-linux_x86_64"),

@@ -57,11 +57,12 @@ def failure(request: Request) -> EnvbuildError:
 @pytest.mark.parametrize("index", [200], indirect=True)
 def test_a_login_page_instead_of_an_index_is_refused(index: None) -> None:
     error = failure(REQUEST)
-    assert (error.code, error.exit_code) == ("resolution-failed", ExitCode.REFUSED)
-    assert "alpha" in error.why
+    assert (error.code, error.exit_code) == ("package-not-found", ExitCode.REFUSED)
+    assert error.what == "the index has no version of alpha"
+    assert "login page" in error.hint
 
 
-@pytest.mark.parametrize("index", [403, 502], indirect=True)
+@pytest.mark.parametrize("index", [401, 403, 502], indirect=True)
 def test_an_index_that_refuses_or_is_broken_says_try_again(index: None) -> None:
     error = failure(REQUEST)
     assert (error.code, error.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
