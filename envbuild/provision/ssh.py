@@ -6,6 +6,7 @@ replaced, on every hop.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 
 _CHUNK = 65536
+# What goes wrong is in the coded error; without a handler logging would print paramiko's tracebacks as a last resort.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class _UnknownHostKeyError(paramiko.SSHException):  # type: ignore[misc]
@@ -39,6 +42,16 @@ def _unreachable(node: str, code: str, what: str, why: str, hint: str = "", **de
     return EnvbuildError(code, what, why=why, hint=hint, exit_code=ExitCode.UNREACHABLE, details=found)
 
 
+def _hops(connection: fabric.Connection) -> list[fabric.Connection]:
+    """The connection and the gateways that it goes through."""
+    found = []
+    hop: Any = connection
+    while isinstance(hop, fabric.Connection):
+        found.append(hop)
+        hop = hop.gateway
+    return found
+
+
 def _known_hosts(connection: fabric.Connection, given: str | None) -> list[Path]:
     """The files that decide: the one given, or those of ssh's configuration, or the user's and the system's."""
     if given:
@@ -51,19 +64,19 @@ def _known_hosts(connection: fabric.Connection, given: str | None) -> list[Path]
 
 def _harden(connection: fabric.Connection, given: str | None, node: str) -> None:
     """Verify host keys on this hop and on every one before it."""
-    hop: Any = connection
-    while isinstance(hop, fabric.Connection):
+    for hop in _hops(connection):
         hop.client.set_missing_host_key_policy(_Reject())
         for path in _known_hosts(hop, given):
             if path.is_file():
                 hop.client.load_system_host_keys(str(path))
             elif given:
                 raise _unreachable(node, "known-hosts-missing", f"{path} is not there", "the target names it")
-        hop = hop.gateway
 
 
 def open_connection(node: str, options: Connection) -> fabric.Connection:
-    """A Fabric connection to `node` that is not yet open. Raises EnvbuildError `known-hosts-missing`."""
+    """A Fabric connection to `node`, not yet open. Raises EnvbuildError `known-hosts-missing`, `ssh-config-missing`."""
+    if options.config and not Path(options.config).expanduser().is_file():
+        raise _unreachable(node, "ssh-config-missing", f"{options.config} is not there", "the target names it")
     config = fabric.Config(runtime_ssh_path=str(Path(options.config).expanduser()) if options.config else None)
     kwargs: dict[str, Any] = {"banner_timeout": options.connect_timeout, "auth_timeout": options.connect_timeout}
     if options.identity:
@@ -93,8 +106,8 @@ def _host_and_port(hostname: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _coded(node: str) -> Iterator[None]:
-    """Turn what Fabric and paramiko raise into coded errors that say what to do."""
+def _coded(node: str, ports: dict[str, int]) -> Iterator[None]:
+    """Turn what Fabric and paramiko raise into coded errors that say what to do; `ports` by host, of every hop."""
     try:
         yield
     except _UnknownHostKeyError as error:
@@ -110,12 +123,14 @@ def _coded(node: str) -> Iterator[None]:
         ) from None
     except paramiko.BadHostKeyException as error:
         shown = fingerprint(error.key)
+        port_of = ports.get(error.hostname, 22)
+        name = error.hostname if port_of == 22 else f"[{error.hostname}]:{port_of}"
         raise _unreachable(
             node,
             "host-key-changed",
-            f"the host key of {error.hostname} is not the one that is known",
+            f"the host key of {name} is not the one that is known",
             f"known: {fingerprint(error.expected_key)}; offered: {error.key.get_name()} {shown}",
-            f"find out why; if it is right, forget the old key: `ssh-keygen -R '{error.hostname}'`, then log in once",
+            f"find out why; if it is right, forget the old key: `ssh-keygen -R '{name}'`, then log in once",
             fingerprint=shown,
         ) from None
     except paramiko.AuthenticationException as error:
@@ -183,8 +198,10 @@ def exchange(
 
     Raises EnvbuildError `host-key-unknown`, `host-key-changed`, `ssh-auth-failed`, `node-unreachable`.
     """
-    with _coded(node):
+    ports: dict[str, int] = {}
+    with _coded(node, ports):
         connection = open_connection(node, options)
+        ports.update((hop.host, int(hop.port)) for hop in _hops(connection))
         try:
             connection.open()
             channel = connection.transport.open_session(timeout=options.connect_timeout)
@@ -201,10 +218,8 @@ def exchange(
 
 def _close(connection: fabric.Connection) -> None:
     """Close every hop; Fabric leaves gateways open."""
-    hop: Any = connection
-    while isinstance(hop, fabric.Connection):
+    for hop in _hops(connection):
         try:
             hop.close()
         except (OSError, paramiko.SSHException):
             pass  # it is gone already
-        hop = hop.gateway

@@ -1,4 +1,4 @@
-"""Contact over SSH with real servers: host keys, noisy and strange shells, broken nodes beside good ones, jump hosts."""
+"""Contact over SSH with real servers: host keys, noisy and strange shells, broken nodes, jump hosts."""
 
 from __future__ import annotations
 
