@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Mapping
@@ -147,8 +148,8 @@ def _names(folder: str) -> tuple[str, ...]:
 def _find(ref: str, noun: str, base: Path) -> Path:
     """The file that a reference means; relative paths are relative to `base`."""
     if is_path(ref):
-        path = base / Path(ref).expanduser()
-        if not path.exists() and not path.is_symlink():
+        path = base / _expanded(ref)
+        if not _is_there(path):
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
@@ -165,6 +166,22 @@ def _find(ref: str, noun: str, base: Path) -> Path:
             hint=did_you_mean(ref, names),
         )
     return resources.catalog() / f"{noun}s" / f"{ref}.yaml"
+
+
+def _expanded(ref: str) -> Path:
+    try:
+        return Path(ref).expanduser()
+    except RuntimeError:
+        # `~name` of nobody is a file name like any other.
+        return Path(ref)
+
+
+def _is_there(path: Path) -> bool:
+    """True also for what cannot be looked at: reading it says why."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
 
 
 def _need_mapping(document: YamlDocument, noun: str) -> None:

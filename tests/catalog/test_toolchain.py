@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from envbuild.catalog.toolchain import find_python, load_toolchain
+from envbuild.download import download
 from envbuild.errors import EnvbuildError, ExitCode
 
 MINE = """\
@@ -74,3 +78,15 @@ def test_a_bad_toolchain_file_is_a_coded_error(tmp_path: Path, old: str, new: st
         load_toolchain(path)
     assert caught.value.code == "manifest-invalid"
     assert str(path) in caught.value.why
+
+
+def test_a_build_of_a_users_file_is_fetched_and_checked(tmp_path: Path) -> None:
+    archive = tmp_path / "my-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(Path(sys.executable).resolve(), "python/bin/python3")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    path = tmp_path / "toolchain.yaml"
+    path.write_text(MINE.format(digest=digest).replace("file:///srv/my-python.tar.gz", archive.as_uri()))
+    build = find_python("3.11", path=path)
+    got = download(build.url, tmp_path / "got.tar.gz", build.sha256, size_cap=1 << 30, deadline=60)
+    assert got.sha256 == digest
