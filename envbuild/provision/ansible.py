@@ -86,6 +86,7 @@ def run_playbook(
 
     `run_dir` is the run directory; everything is kept under its `ansible/`. `deadline` is in seconds from now. `cancel`
     is asked about ten times a second; SIGINT and SIGTERM cancel as well. A task that fails is a result, not an error.
+    Steps that a node was not asked for are neither counted nor reported.
 
     Raises EnvbuildError `ansible-missing` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
     `playbook-deadline` (exit 4) and `interrupted` (exit 130); in the last two cases every started process has ended.
@@ -102,7 +103,7 @@ def run_playbook(
         (private / "ansible.cfg").write_text(_configuration(private, Path(sockets)), encoding="utf-8")
         marker = f"{os.getpid()}-{time.monotonic_ns()}"
         watch = _Watch(cancel, time.monotonic() + deadline, marker)
-        with _Collector(private / "events.jsonl", on_event) as collector, _signals(watch):
+        with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
             try:
                 rc = _run(program, playbook, private, marker, forks, collector, watch)
             finally:
@@ -177,8 +178,10 @@ def _signals(watch: _Watch) -> Iterator[None]:
 class _Collector:
     """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
 
-    def __init__(self, path: Path, on_event: Callable[[TaskEvent], None]) -> None:
+    def __init__(self, path: Path, inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
         from envbuild.redact import Redactor
+
+        self._steps = {host.name: host.steps() for host in inventory.hosts}
 
         self._redactor = Redactor(os.environ)
         self._path = path
@@ -221,10 +224,12 @@ class _Collector:
             stderr=str(result.get("stderr") or result.get("module_stderr") or ""),
             message=str(result.get("msg") or ""),
         )
+        if event.role not in self._steps.get(event.node, ()):
+            # Ansible says of every task that it begins, also of those it then skips.
+            return False
         if status not in ("started", "skipped"):
             self.tasks_run += 1
-        if status != "skipped":
-            self.nodes[event.node] = event
+        self.nodes[event.node] = event
         self._on_event(event)
         return False
 

@@ -44,6 +44,11 @@ class NodeHost:
     store: str | None = None
     tmp: str | None = None
 
+    def steps(self) -> frozenset[str]:
+        """The roles that will do something on this node; all others are skipped."""
+        extra = {"toolchain": self.payload, "deliver": self.artifacts}
+        return frozenset(self.requests) | {role for role, file in extra.items() if file is not None}
+
     def variables(self) -> dict[str, Any]:
         """The host variables that roles read."""
         unknown = set(self.requests) - set(VERBS)

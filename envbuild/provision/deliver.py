@@ -1,0 +1,318 @@
+"""Delivery: what the controller fetches for nodes without a network, checked, cached and packed into one tar file.
+
+Packages are fetched by pip, so that pip's own configuration (index, find-links, certificate, proxy) applies; of each
+package exactly the file that fits the node, by its locked sha256. Sources become git bundles. In the tar file, and so
+in the store folder on the node, packages lie under `wheels/` and bundles under `sources/`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.payload import sha256_of
+
+if TYPE_CHECKING:
+    from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, Variant
+
+_PIP_TIMEOUT_S = 3600
+# Settings that would contradict what is asked of pip here.
+_PIP_DROPPED = (
+    "PIP_ONLY_BINARY",
+    "PIP_NO_BINARY",
+    "PIP_TARGET",
+    "PIP_USER",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_REQUIREMENT",
+)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one variant needs, on the controller: package files, and one git bundle a source (name to path)."""
+
+    packages: tuple[Path, ...] = ()
+    sources: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of everything."""
+        return sum(path.stat().st_size for path in (*self.packages, *self.sources.values()))
+
+    def write_archive(self, path: Path) -> None:
+        """Write the tar file that the playbook unpacks; equal deliveries give equal bytes."""
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+            for name, source in sorted(self._members().items()):
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = source.stat().st_size, 0o644
+                with source.open("rb") as content:
+                    archive.addfile(member, content)
+
+    def request(self, store: str) -> dict[str, Any]:
+        """The `artifacts` of an install request, for a delivery that lies in `store` on the node."""
+        return {
+            "find_links": [f"{store}/wheels"],
+            "indexes": {},
+            "offline": True,
+            "sources": {name: f"{store}/sources/{path.name}" for name, path in self.sources.items()},
+        }
+
+    def _members(self) -> dict[str, Path]:
+        members = {f"wheels/{path.name}": path for path in self.packages}
+        return members | {f"sources/{path.name}": path for path in self.sources.values()}
+
+
+def store_folder(prefix: str, variant: Variant) -> str:
+    """Where a variant's delivery goes on the node."""
+    return f"{prefix}/store/{variant.digest[:12]}"
+
+
+def fetch_delivery(
+    variant: Variant,
+    *,
+    cache: Path,
+    glibc: tuple[int, ...] = (),
+    on_fetch: Callable[[str], None] | None = None,
+) -> Delivery:
+    """Fetch everything a variant needs into `cache` and check it; what is there already is checked, not fetched.
+
+    `glibc` is the node's version (`(2, 36)`), which decides between wheels; `on_fetch` hears each name before it is
+    fetched.
+
+    Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
+    `package-not-found` (4), `delivery-unfit`, `delivery-submodules` (7), `source-unreachable`, `network-unreachable`
+    (75).
+    """
+    for source in variant.sources:
+        if source.submodules:
+            raise EnvbuildError(
+                "delivery-submodules",
+                f"source {source.name} has submodules; these cannot be delivered yet",
+                hint="use `delivery: node` where the nodes can reach the sources",
+                exit_code=ExitCode.REFUSED,
+            )
+    chosen = [(package, _pick(package, variant, glibc)) for package in variant.packages]
+    packages = {file.file: _cached(file, cache) for _, file in chosen}
+    missing = [(package, file) for package, file in chosen if packages[file.file] is None]
+    missing = [pair for pair in missing if not _copy_local(pair[1], cache)]
+    for index in sorted({package.index for package, _ in missing}):
+        group = [pair for pair in missing if pair[0].index == index]
+        for kind in (True, False):
+            part = [pair for pair in group if pair[1].file.endswith(".whl") is kind]
+            if part:
+                for package, _ in part:
+                    if on_fetch is not None:
+                        on_fetch(f"{package.name} {package.version}")
+                _download(part, index, variant, cache)
+    paths = tuple(_place(file, cache) for _, file in chosen)
+    bundles = {}
+    for source in variant.sources:
+        bundles[source.name] = _bundle(source, cache, on_fetch)
+    return Delivery(paths, bundles)
+
+
+def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
+    from envbuild.resolve.artifacts import Platform, fitting_file
+
+    machine = variant.platform.removeprefix("linux_")
+    file = fitting_file(package, Platform(variant.python, machine, glibc))
+    if file is None:
+        raise EnvbuildError(
+            "delivery-unfit",
+            f"no file of {package.name} {package.version} in the lock fits {variant.platform}, Python {variant.python}",
+            exit_code=ExitCode.REFUSED,
+        )
+    if file.sha256 == "unrecorded":
+        raise EnvbuildError(
+            "hash-unrecorded",
+            f"{file.file} has no recorded sha256",
+            why=file.reason or "",
+            hint="create the lock again where its index can be reached",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return file
+
+
+def _place(file: ArtifactFile, cache: Path) -> Path:
+    return cache / "packages" / file.sha256 / file.file
+
+
+def _cached(file: ArtifactFile, cache: Path) -> Path | None:
+    """The cached file, if it is there and still what its hash says; a damaged one is removed."""
+    path = _place(file, cache)
+    if not path.exists():
+        return None
+    if sha256_of(path) == file.sha256:
+        return path
+    path.unlink()
+    return None
+
+
+def _copy_local(file: ArtifactFile, cache: Path) -> bool:
+    """Take the file from a folder of pip's find-links, when one has exactly these bytes."""
+    from envbuild.lock.pipconf import find_links, local_folder
+
+    for folder in map(local_folder, find_links(os.environ)):
+        candidate = folder / file.file if folder is not None else None
+        if candidate is not None and candidate.is_file() and sha256_of(candidate) == file.sha256:
+            _keep(candidate, file, cache)
+            return True
+    return False
+
+
+def _keep(found: Path, file: ArtifactFile, cache: Path) -> None:
+    """Copy a file into the cache under its digest, whole or not at all; refuse other bytes."""
+    digest = sha256_of(found)
+    if digest != file.sha256:
+        raise _wrong_hash(file.file, f"sha256 is {digest}, the lock says {file.sha256}")
+    with _half(_place(file, cache)) as half:
+        shutil.copyfile(found, half)
+
+
+@contextmanager
+def _half(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` when all went well."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield half
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _download(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], index: str, variant: Variant, cache: Path) -> None:
+    """Let pip fetch exactly these files into the cache."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-pip-") as folder:
+        wanted = Path(folder) / "requirements.txt"
+        lines = [f"{package.name}=={package.version} --hash=sha256:{file.sha256}" for package, file in pairs]
+        wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        files = Path(folder) / "files"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "-d", str(files)]
+        command += [*_index_options(index), *_platform_options(pairs, variant), "-r", str(wanted)]
+        _run_pip(command)
+        for _, file in pairs:
+            found = files / file.file
+            if not found.is_file():
+                raise _wrong_hash(file.file, "pip fetched a file of another name")
+            _keep(found, file, cache)
+
+
+def _index_options(index: str) -> list[str]:
+    """Where else to look. Safe beside the configured indexes, because every file is asked for by its hash."""
+    from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
+
+    entry = load_indexes().get(index)
+    if index == DEFAULT_INDEX or entry is None or not entry.url:
+        return []
+    return ["--find-links" if entry.kind == "find-links" else "--extra-index-url", entry.url]
+
+
+def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], variant: Variant) -> list[str]:
+    """Describe the node to pip by the tags of the very files that were chosen for it."""
+    from packaging.utils import parse_wheel_filename
+
+    if not pairs[0][1].file.endswith(".whl"):
+        # pip asks a source archive for its metadata, with the controller's Python; wheels never run anything.
+        return ["--no-binary=:all:"]
+    platforms, abis = set(), set()
+    for _, file in pairs:
+        for tag in parse_wheel_filename(file.file)[3]:
+            abis.add(tag.abi)
+            platforms.add(tag.platform)
+    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={variant.python}"]
+    options += [f"--platform={platform}" for platform in sorted(platforms)]
+    return options + [f"--abi={abi}" for abi in sorted(abis)]
+
+
+def _run_pip(command: list[str]) -> None:
+    env = {key: value for key, value in os.environ.items() if key not in _PIP_DROPPED}
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_PIP_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _network(f"pip did not end within {_PIP_TIMEOUT_S} s") from error
+    if done.returncode == 0:
+        return
+    from envbuild.redact import redact_text
+
+    said = redact_text(done.stderr.strip())
+    if "DO NOT MATCH THE HASHES" in said:
+        raise _wrong_hash("a package", said[-800:])
+    if any(text in said for text in ("Temporary failure in name", "Connection", "timed out", "Max retries")):
+        raise _network(said[-800:])
+    raise EnvbuildError(
+        "package-not-found",
+        "pip cannot fetch what the lock names",
+        why=said[-800:],
+        hint="check pip's index and find-links (`pip config list`)",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+def _wrong_hash(name: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "hash-mismatch",
+        f"{name} is not the file that the lock names",
+        why=why,
+        hint="do not use this index or mirror; if the lock is wrong, create it again",
+        exit_code=ExitCode.INTEGRITY,
+    )
+
+
+def _network(why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "network-unreachable",
+        "the package index cannot be reached",
+        why=why,
+        hint="check the network, the proxy and pip's configuration, then run the same command again",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
+
+
+def _bundle(source: LockedSource, cache: Path, on_fetch: Callable[[str], None] | None) -> Path:
+    """A git bundle with the commit and its history; the tree is compared before anything is kept.
+
+    A bundle of a shallow repository cannot be fetched from, hence the history.
+    """
+    from envbuild.lock.git import fetched
+
+    path = cache / "sources" / f"{source.name}-{source.commit}-{source.tree[:12]}.bundle"
+    if path.exists():
+        return path
+    if on_fetch is not None:
+        on_fetch(f"{source.name} {source.commit[:12]}")
+    with fetched(source.git, source.commit, history=True, files=True) as repository:
+        tree = repository.tree()
+        if tree != source.tree:
+            raise EnvbuildError(
+                "tree-mismatch",
+                f"source {source.name} is not what the lock says",
+                why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
+                hint="do not use this repository or mirror; if the lock is wrong, create it again",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        repository.git("update-ref", "refs/heads/envbuild", source.commit)
+        with _half(path) as half:
+            repository.git("bundle", "create", "--quiet", str(half.absolute()), "refs/heads/envbuild")
+    return path

@@ -1,0 +1,210 @@
+"""Delivery with real pip and real git; packages are small wheels made here, found through pip's own configuration."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
+from envbuild.model.target import Connection
+from envbuild.provision.ansible import run_playbook
+from envbuild.provision.deliver import Delivery, fetch_delivery, store_folder
+from envbuild.provision.inventory import Inventory, NodeHost
+
+
+def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 1\n") -> ArtifactFile:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-1.0-{tag}.whl"
+    info = f"{name}-1.0.dist-info"
+    entries = {
+        f"{name}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    record = ""
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, content in entries.items():
+            archive.writestr(entry, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
+            record += f"{entry},sha256={digest},{len(content)}\n"
+        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
+    return ArtifactFile(file=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:
+    return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=sources)
+
+
+def _package(name: str, *files: ArtifactFile) -> LockedPackage:
+    return LockedPackage(name=name, version="1.0", files=files)
+
+
+@pytest.fixture
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip finds as a page of links (a URL, so that pip and not a copy fetches), and no index at all."""
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    folder = tmp_path / "links"
+    folder.mkdir()
+    page = tmp_path / "page.html"
+    conf = tmp_path / "pip.conf"
+    conf.write_text(f"[global]\nno-index = true\nfind-links = {page.as_uri()}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
+    return folder
+
+
+def _publish(links: Path) -> None:
+    anchors = "".join(f'<a href="{path.as_uri()}">{path.name}</a>\n' for path in sorted(links.iterdir()))
+    (links.parent / "page.html").write_text(f"<!DOCTYPE html><html><body>{anchors}</body></html>")
+
+
+def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tmp_path: Path, links: Path) -> None:
+    pure = _wheel(links, "alpha")
+    fits = _wheel(links, "beta", "cp311-cp311-manylinux_2_17_x86_64")
+    newer = _wheel(links, "beta", "cp311-cp311-manylinux_2_39_x86_64")
+    other = _wheel(links, "beta", "cp312-cp312-manylinux_2_17_x86_64")
+    _publish(links)
+    variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
+    cache, said = tmp_path / "cache", []
+    delivery = fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append)
+    assert [path.name for path in delivery.packages] == [pure.file, fits.file]
+    assert said == ["alpha 1.0", "beta 1.0"]
+    # A damaged cache is noticed and fetched anew; an intact one is used as it is.
+    delivery.packages[0].write_bytes(b"damaged")
+    said.clear()
+    assert fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append) == delivery
+    assert said == ["alpha 1.0"]
+    assert hashlib.sha256(delivery.packages[0].read_bytes()).hexdigest() == pure.sha256
+
+
+def test_a_folder_of_find_links_is_used_without_pip(
+    tmp_path: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _wheel(links, "alpha")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    said: list[str] = []
+    delivery = fetch_delivery(_variant((_package("alpha", file),)), cache=tmp_path / "cache", on_fetch=said.append)
+    assert [path.name for path in delivery.packages] == [file.file]
+    assert said == []
+
+
+def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path) -> None:
+    file = _wheel(links, "alpha")
+    _wheel(links, "alpha", text="x = 2\n")
+    _publish(links)
+    with pytest.raises(EnvbuildError) as caught:
+        fetch_delivery(_variant((_package("alpha", file),)), cache=tmp_path / "cache")
+    assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
+    assert not list((tmp_path / "cache").rglob("*.whl"))
+
+
+def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None:
+    _publish(links)
+    file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
+    with pytest.raises(EnvbuildError) as caught:
+        fetch_delivery(_variant((_package("gamma", file),)), cache=tmp_path / "cache")
+    assert (caught.value.code, caught.value.exit_code) == ("package-not-found", ExitCode.BUILD_FAILED)
+    assert "gamma" in caught.value.why
+
+
+def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    unrecorded = ArtifactFile(file="a-1.0-py3-none-any.whl", sha256="unrecorded", reason="the index gave none")
+    unfit = ArtifactFile(file="a-1.0-cp39-cp39-win_amd64.whl", sha256="1" * 64)
+    sub = LockedSubmodule(path="x", git="https://example.invalid/x", commit="1" * 40, tree="2" * 40)
+    source = LockedSource(name="s", git="https://example.invalid/s", commit="1" * 40, tree="2" * 40, submodules=(sub,))
+    for variant, code in (
+        (_variant((_package("a", unrecorded),)), "hash-unrecorded"),
+        (_variant((_package("a", unfit),)), "delivery-unfit"),
+        (_variant(sources=(source,)), "delivery-submodules"),
+    ):
+        with pytest.raises(EnvbuildError) as caught:
+            fetch_delivery(variant, cache=tmp_path / "cache")
+        assert caught.value.code == code
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedSource:
+    """A repository with two commits, reached through git's `insteadOf`; the first commit is the pinned one."""
+    repository = tmp_path / "upstream"
+    config = tmp_path / "gitconfig"
+    config.write_text(
+        f'[url "{repository.as_uri()}"]\n\tinsteadOf = https://example.invalid/s\n'
+        '[user]\n\tname = T\n\temail = t@example.invalid\n[protocol "file"]\n\tallow = always\n'
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(repository), *arguments], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    repository.mkdir()
+    git("init", "-q", "-b", "main")
+    for text in ("zero", "one", "two"):
+        (repository / "file").write_text(text)
+        git("add", "file")
+        git("commit", "-q", "-m", text)
+    commit = git("rev-parse", "HEAD~1")
+    return LockedSource(
+        name="s", git="https://example.invalid/s", commit=commit, tree=git("rev-parse", "HEAD~1^{tree}")
+    )
+
+
+def test_a_source_becomes_a_bundle_that_a_fresh_repository_can_fetch(tmp_path: Path, source: LockedSource) -> None:
+    delivery = fetch_delivery(_variant(sources=(source,)), cache=tmp_path / "cache")
+    place = tmp_path / "fresh"
+    place.mkdir()
+    for arguments in (
+        ["init", "-q"],
+        ["fetch", "-q", "--no-tags", "--", str(delivery.sources["s"]), "+refs/*:refs/envbuild/*"],
+        ["checkout", "-q", "--detach", source.commit],
+    ):
+        subprocess.run(["git", *arguments], cwd=place, check=True)
+    assert (place / "file").read_text() == "one"
+    assert delivery.request("/p/store/1")["sources"] == {"s": f"/p/store/1/sources/{delivery.sources['s'].name}"}
+
+
+def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, source: LockedSource) -> None:
+    wrong = source.model_copy(update={"tree": "3" * 40})
+    with pytest.raises(EnvbuildError) as caught:
+        fetch_delivery(_variant(sources=(wrong,)), cache=tmp_path / "cache")
+    assert (caught.value.code, caught.value.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
+    assert not list((tmp_path / "cache").rglob("*.bundle"))
+
+
+def test_the_playbook_unpacks_a_delivery_into_the_store_once(tmp_path: Path) -> None:
+    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    (tmp_path / "s.bundle").write_bytes(b"bundle")
+    delivery = Delivery((tmp_path / "a-1.0-py3-none-any.whl",), {"s": tmp_path / "s.bundle"})
+    archive = tmp_path / "delivery.tar"
+    delivery.write_archive(archive)
+    with tarfile.open(archive) as written:
+        assert written.getnames() == ["sources/s.bundle", "wheels/a-1.0-py3-none-any.whl"]
+    store = store_folder(f"{tmp_path}/a prefix {{{{ 7*7 }}}}", _variant())
+    host = NodeHost("localhost", sys.executable, "/nowhere", artifacts=archive, store=store)
+    statuses = []
+    for number in range(2):
+        result = run_playbook(
+            "provision.yml",
+            Inventory((host,), Connection()),
+            run_dir=tmp_path / f"run{number}",
+            on_event=lambda event: None,
+            forks=1,
+            deadline=60,
+            cancel=lambda: False,
+        )
+        assert result.status == "successful", result.nodes
+        assert result.tasks_run == 2
+        statuses.append(result.nodes["localhost"].status)
+    assert statuses == ["changed", "ok"]
+    assert Path(delivery.request(store)["find_links"][0], "a-1.0-py3-none-any.whl").read_bytes() == b"wheel"
+    assert Path(delivery.request(store)["sources"]["s"]).read_bytes() == b"bundle"
