@@ -168,6 +168,14 @@ class Part:
         }
 
 
+def _plain(value: float) -> str:
+    return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
+
+
+def _plural(count: int, noun: str) -> str:
+    return "%d %s%s" % (count, noun, "" if count == 1 else "s")
+
+
 def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
     """Compare medians with floors by metric name; a floor without its metric is a failure of the last part."""
     for name, floor in sorted(floors.items()):
@@ -177,7 +185,12 @@ def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
         for part, metric in holders:
             metric["floor"] = floor
             if not metric["median"] >= floor:
-                text = "%s is %.4g %s, below its floor %.4g" % (name, metric["median"], metric["unit"], floor)
+                text = "%s is %s %s, below its floor %s" % (
+                    name,
+                    _plain(metric["median"]),
+                    metric["unit"],
+                    _plain(floor),
+                )
                 part.missed.append(text)
 
 
@@ -215,8 +228,8 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part.details["modules"] = modules
     if todo:
         part.details["not_run"] = todo
-    counts = (len(imports), len(packages) + len(provided))
-    part.says = "imports that come from the locked place: %d; packages at the locked version: %d" % counts
+    counts = (_plural(len(imports), "module"), _plural(len(packages) + len(provided), "package"))
+    part.says = "%s imported from the locked place, %s found at the locked version" % counts
     return part.stop()
 
 

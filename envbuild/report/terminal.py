@@ -15,9 +15,8 @@ WIDTH = 80
 HEIGHT = 23  # the last line is the shell's
 _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
 _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
-_MAX_NODES = 5
+_MAX_NODES = 3
 _MAX_CHECKS = 6
-_MAX_NOTES = 3
 
 Line = tuple[str, str]
 """text and rich style"""
@@ -35,7 +34,10 @@ def closing_summary(evidence: Evidence, report: str = "") -> Text:
 
 
 def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
-    """At most 23 lines of at most 80 columns, each with a rich style; colour is never the only signal."""
+    """At most 23 lines of at most 80 columns, each with a rich style; colour is never the only signal.
+
+    Only the path of the report may be longer than a line: it is there to be copied.
+    """
     evidence = harmless(evidence)
     verdict = view.make_verdict(evidence)
     lines: list[Line] = []
@@ -46,9 +48,9 @@ def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
     lines += _what(evidence)
     lines += _nodes(evidence)
     lines += _checks(evidence)
-    lines += _notes(evidence)
     tail = [(f"  report  {report}", "cyan")] if report else []
-    return [(_cut(text), style) for text, style in [*lines[: HEIGHT - len(tail)], *tail]]
+    lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
+    return [(_cut(text), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
 
 
 def _cut(text: str) -> str:
@@ -65,7 +67,7 @@ def _wrap(text: str, most: int) -> list[str]:
 
 def _what(evidence: Evidence) -> list[Line]:
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
-    values = dict(view.make_view(evidence).summary)
+    values = {name: value[:12] if len(value) == 64 else value for name, value in view.make_view(evidence).summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
@@ -73,24 +75,23 @@ def _what(evidence: Evidence) -> list[Line]:
     ]
 
 
-def _order(node: NodeEvidence) -> bool:
+def _good(node: NodeEvidence) -> bool:
     return node.status in ("ok", "unchanged")
 
 
 def _nodes(evidence: Evidence) -> list[Line]:
-    nodes = sorted(evidence.nodes, key=_order)
+    nodes = view.make_view(evidence).nodes_by_need
     lines: list[Line] = [("", "")]
     for node in nodes[:_MAX_NODES]:
-        good = _order(node)
+        good = _good(node)
         what = (node.environment or "") if good else str((node.error or {}).get("what") or f"exit {node.exit}")
         style = "" if good else "red"
         lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
-    if len(nodes) > _MAX_NODES:
-        rest = nodes[_MAX_NODES:]
-        bad = sum(not _order(node) for node in rest)
-        lines.append(
-            (f"    and {view.plural(len(rest), 'node')} more, {bad} of them not good", "red" if bad else "dim")
-        )
+    rest = nodes[_MAX_NODES:]
+    if rest:
+        bad = sum(not _good(node) for node in rest)
+        note = f", {bad} of them failed" if bad else ""
+        lines.append((f"    and {view.plural(len(rest), 'more node')}{note}", "red" if bad else "dim"))
     return lines
 
 
@@ -100,20 +101,24 @@ def _checks(evidence: Evidence) -> list[Line]:
     for check in checks[:_MAX_CHECKS]:
         took = view.seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
-        metric = ""
+        says = check.says
         if check.metrics and check.status == "passed":
-            metric = f"; {check.metrics[-1].name} {view.number(check.metrics[-1].median)} {check.metrics[-1].unit}"
-        lines.append((f"  {view.MARKS[check.status]} {check.name:<25} {took:>8}  {check.says}{metric}", style))
+            says = f"{view.number(check.metrics[-1].median)} {check.metrics[-1].unit}; {says}"
+        lines.append((f"  {view.MARKS[check.status]} {check.name:<25} {took:>8}  {says}", style))
     if len(checks) > _MAX_CHECKS:
-        lines.append((f"    and {view.plural(len(checks) - _MAX_CHECKS, 'check')} more", "dim"))
+        lines.append((f"    and {view.plural(len(checks) - _MAX_CHECKS, 'more check')}", "dim"))
     return lines
 
 
-def _notes(evidence: Evidence) -> list[Line]:
+def _notes(evidence: Evidence, room: int) -> list[Line]:
+    """Warnings, then deviations, in at most `room` lines; the counts are in the verdict in any case."""
     notes = [("warning", text, "yellow") for text in evidence.warnings]
     notes += [("deviation", text, "") for text in evidence.deviations]
-    lines: list[Line] = [("", "")] if notes else []
-    lines += [(f"  {kind}: {text}".replace("\n", " "), style) for kind, text, style in notes[:_MAX_NOTES]]
-    if len(notes) > _MAX_NOTES:
-        lines.append((f"  and {len(notes) - _MAX_NOTES} more in the report", "dim"))
+    if not notes or room < 2:
+        return []
+    fits = len(notes) if len(notes) < room else room - 2
+    lines: list[Line] = [("", "")]
+    lines += [(f"  {kind}: {text}".replace("\n", " "), style) for kind, text, style in notes[:fits]]
+    if len(notes) > fits:
+        lines.append((f"  {view.plural(len(notes) - fits, 'more note')} in the report", "dim"))
     return lines

@@ -54,6 +54,8 @@ class View:
     summary: tuple[tuple[str, str], ...]
     classes: tuple[NodeClass, ...]
     builds: tuple[Build, ...]
+    nodes_by_need: tuple[NodeEvidence, ...]
+    """failed nodes first, then nodes with a failed check, then the rest"""
     commands: tuple[str, ...]
     phases: tuple[tuple[str, float, float], ...] = ()
     """name, seconds, part of the longest one (0 to 1)"""
@@ -68,9 +70,14 @@ def make_view(evidence: Evidence) -> View:
         summary=_summary(evidence),
         classes=_classes(evidence.nodes),
         builds=_builds(evidence.nodes),
+        nodes_by_need=tuple(sorted(evidence.nodes, key=_need)),
         commands=_commands(evidence),
         phases=tuple((name, seconds, max(0.0, seconds / longest)) for name, seconds in evidence.phases.items()),
     )
+
+
+def _need(node: NodeEvidence) -> tuple[bool, bool]:
+    return node.status in _GOOD, not any(check.status == "failed" for check in node.checks)
 
 
 def plural(count: int, noun: str) -> str:
@@ -141,7 +148,7 @@ def _counts(evidence: Evidence) -> str:
             words.append(f"{number:,} {status.replace('-', ' ')}")
     parts = ["Checks: " + ", ".join(words)]
     if evidence.deviations:
-        parts.append(f"{plural(len(evidence.deviations), 'deviation')} from the document")
+        parts.append(plural(len(evidence.deviations), "deviation"))
     if evidence.warnings:
         parts.append(plural(len(evidence.warnings), "warning"))
     return "; ".join(parts) + "."
@@ -160,11 +167,13 @@ def torch_version(node: NodeEvidence) -> str:
 
 
 def python_version(node: NodeEvidence) -> str:
-    """The interpreter's version where a check saw it, else its path."""
+    """The interpreter's version as a check or the probe saw it, else its path."""
     for check in node.checks:
         if isinstance(check.details.get("python"), str):
             return str(check.details["python"])
-    return (node.resolution.interpreter or "") if node.resolution else ""
+    path = (node.resolution.interpreter or "") if node.resolution else ""
+    known = {python.path: python.version for python in node.facts.pythons} if node.facts else {}
+    return known.get(path, path)
 
 
 def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
@@ -176,13 +185,13 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Variant", _first_value([(node.resolution.variant_id or "") if node.resolution else "" for node in nodes])),
         ("Python", _first_value([python_version(node) for node in nodes])),
         ("torch", _first_value([torch_version(node) for node in nodes])),
-        ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
-        ("Merkle root", _first_value([node.root or "" for node in nodes])),
-        ("Lock digest", evidence.lock_digest),
         ("Started", evidence.started),
         ("Finished", evidence.finished),
         ("Run", evidence.run),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
+        ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
+        ("Merkle root", _first_value([node.root or "" for node in nodes])),
+        ("Lock digest", evidence.lock_digest),
     )
 
 
@@ -248,10 +257,10 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
     rows = (
         ("Environment", first.environment),
         ("Variant", resolution.variant_id if resolution else None),
-        ("Variant digest", first.variant_digest),
-        ("Merkle root", first.root),
         ("Interpreter", resolution.interpreter if resolution else None),
         ("Files", f"{first.files:,}, {gibibytes(first.bytes)}" if first.files is not None else None),
+        ("Variant digest", first.variant_digest),
+        ("Merkle root", first.root),
     )
     refused = tuple(
         (candidate.variant_id, candidate.decisions)

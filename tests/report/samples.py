@@ -87,12 +87,12 @@ def checks(floor: float | None = None) -> list[dict[str, Any]]:
     rate |= {"least": 92707.6, "greatest": 126524.8} | ({"floor": floor} if floor is not None else {})
     bus = {"name": "all_reduce_busbw_gbps", "unit": "GB/s", "n": 10, "median": 1.32, "least": 0.99, "greatest": 1.76}
     missed = floor is not None and floor > 115472.1
-    says = "training_tokens_per_second is 1.155e+05 token/s, below its floor 2e+05"
+    says = "training_tokens_per_second is 115,472 token/s, below its floor 200,000"
     return [
         {
             "name": "smoke/sound",
             "status": "passed",
-            "says": "imports that come from the locked place: 3; packages at the locked version: 11",
+            "says": "3 modules imported from the locked place, 11 packages found at the locked version",
             "seconds": 3.7,
             "details": {"python": "3.11.2", "torch": "2.13.0+cpu"},
         },

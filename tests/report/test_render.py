@@ -1,0 +1,264 @@
+"""Reports: complete, self-contained, and harmless whatever the evidence says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import Evidence
+from envbuild.report.render import load_evidence, render_html, render_json, render_markdown, write_report
+from envbuild.report.view import make_verdict, make_view
+from tests.report.samples import DIGEST, ROOT, checks, evidence, node
+
+ERROR = {
+    "code": "wheel-hash-mismatch",
+    "what": "numpy has another hash",
+    "why": "aa, not bb",
+    "hint": "check",
+    "exit": 5,
+}
+HOSTILE = (
+    "</td><script>alert(1)</script><img src=x onerror=y> \x1b]0;owned\x07 \u202egnp.exe\u2069 "
+    "[click](javascript:x) | cell `code` **bold** @everyone\n# heading {{ 7*7 }}"
+)
+
+
+def failing_fleet() -> Evidence:
+    good = [node(f"gpu{index:02}", 8) for index in range(1, 63)]
+    missed = node("gpu63", 8, status="failed", exit=6, checks=checks(floor=200000.0))
+    bare = {"environment": None, "root": None, "checks": [], "packages": {}, "files": None, "bytes": None}
+    broken = node("gpu64", status="failed", exit=5, error=ERROR, facts=None, resolution=None, **bare)
+    return evidence(*good, missed, broken, exit=8)
+
+
+def hostile() -> Evidence:
+    check = {
+        "name": HOSTILE,
+        "status": "failed",
+        "says": HOSTILE,
+        "details": {"failures": [HOSTILE, HOSTILE], "output": "```\n" + HOSTILE, HOSTILE: [HOSTILE]},
+        "metrics": [{"name": HOSTILE, "unit": HOSTILE, "n": 1, "median": 1.0, "least": 1.0, "greatest": 1.0}],
+    }
+    error = dict.fromkeys(("code", "what", "why", "hint"), HOSTILE) | {"exit": 1}
+    bad = node(HOSTILE, status="failed", exit=1, error=error, checks=[check], packages={HOSTILE: HOSTILE})
+    texts = dict.fromkeys(("run", "stack", "target", "envbuild"), HOSTILE)
+    return evidence(bad, exit=1, warnings=[HOSTILE], deviations=[HOSTILE], tools={HOSTILE: HOSTILE}, **texts)
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes and text; notes tags that do not close."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_three_files_are_written_and_read_back(tmp_path: Path) -> None:
+    paths = write_report(evidence(), tmp_path / "report")
+    assert {form: path.name for form, path in paths.items()} == {
+        "json": "evidence.json",
+        "html": "report.html",
+        "md": "report.md",
+    }
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [
+        "evidence.json",
+        "report.html",
+        "report.md",
+    ]
+    assert load_evidence(paths["json"]) == evidence()
+
+
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
+    text = render(evidence())  # type: ignore[operator]
+    words = Page(text).words if render is render_html else text.replace("\\", "")
+    for fact in (
+        "torch-smoke (exact) is provisioned and passes every check that ran, on 1 node.",
+        DIGEST,
+        ROOT,
+        "2.13.0+cpu",
+        "3.11.2",
+        "debian 12, glibc 2.36",
+        "driver-too-old",
+        "550.54.15 (CUDA 12.4)",
+        "450.80.02",
+        "CUDA compatibility guide, table 2",
+        "torch-flavour-missing",
+        "instead: torch 1.12.1+cu116",
+        "training_tokens_per_second",
+        "115,472",
+        "92,708",
+        "not asked for",
+        "the document names CUDA 11.6",
+        "the compiler is newer",
+        "networkx",
+        "a8b78674" * 5,
+        "833b89ad" * 5,
+        "envbuild provision --target local",
+        "envbuild verify --deep",
+        "31.2 s",
+        "ansible-core 2.21.5",
+    ):
+        assert fact in words, fact
+
+
+def test_the_page_needs_nothing_from_outside_and_no_script() -> None:
+    for run in (evidence(), failing_fleet(), hostile()):
+        page = Page(render_html(run))
+        assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "form", "base"}
+        for _, attributes in page.tags:
+            assert not {"src", "href", "action", "srcset"} & attributes.keys()
+            assert not any(name.startswith("on") for name in attributes)
+    assert "url(" not in render_html(evidence())
+    assert "@import" not in render_html(evidence())
+
+
+def test_the_page_is_accessible_in_structure() -> None:
+    page = Page(render_html(failing_fleet()))
+    assert [tag for tag, _ in page.tags].count("h1") == 1
+    assert dict(page.tags)["html"]["lang"] == "en"
+    assert all(attributes.get("scope") == "col" for tag, attributes in page.tags if tag == "th")
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_hostile_text_is_shown_and_does_nothing() -> None:
+    html, markdown, plain = render_html(hostile()), render_markdown(hostile()), render_json(hostile())
+    for text in (html, markdown, plain):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text)
+        assert "49" not in text.split("# heading", 1)[1][:8]
+    assert "alert(1)" in Page(html).words
+    assert load_json(plain)["warnings"] == [HOSTILE], "the JSON keeps the exact text, in ASCII"
+
+
+def load_json(text: str) -> dict[str, object]:
+    return dict(json.loads(text))
+
+
+def test_hostile_markdown_parses_to_no_html_link_or_heading_of_its_own() -> None:
+    for run in (hostile(), failing_fleet()):
+        tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(render_markdown(run))
+        inline = [child for token in tokens for child in token.children or []]
+        kinds = {token.type for token in [*tokens, *inline]}
+        assert not kinds & {"html_block", "html_inline", "link_open", "image", "s_open"}
+        assert sum(token.type == "heading_open" and token.tag == "h1" for token in tokens) == 1
+        rows = [token for token in tokens if token.type == "tr_open"]
+        cells = [token for token in tokens if token.type in ("td_open", "th_open")]
+        assert len(cells) / len(rows) > 2
+
+
+def test_many_nodes_with_equal_facts_are_one_class_and_the_bad_ones_come_first() -> None:
+    view = make_view(failing_fleet())
+    assert [len(group.nodes) for group in view.classes] == [63, 1]
+    assert [each.node for each in view.nodes_by_need[:2]] == ["gpu63", "gpu64"]
+    assert sum(len(build.nodes) for build in view.builds) == 64
+    assert "and 55 more" in render_html(failing_fleet())
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence", "tone"),
+    [
+        (evidence(verb="verify"), "torch-smoke (exact) on 1 node is what the lock says; no drift was found.", "good"),
+        (evidence(verb="smoke"), "torch-smoke (exact) passes its smoke test on 1 node.", "good"),
+        (
+            evidence(node(status="unchanged", checks=[])),
+            "torch-smoke (exact) was already in place on 1 node; nothing had to change.",
+            "good",
+        ),
+        (evidence(node(checks=[])), "torch-smoke (exact) is provisioned; no check ran, on 1 node.", "good"),
+        (
+            evidence(node(status="failed", exit=5, error=ERROR), exit=5),
+            "torch-smoke (exact) is not ready on localhost: numpy has another hash.",
+            "bad",
+        ),
+        (
+            evidence(node(checks=checks(floor=200000.0)), exit=6),
+            "torch-smoke (exact) fails 1 check: smoke/training: "
+            "training_tokens_per_second is 115,472 token/s, below its floor 200,000.",
+            "bad",
+        ),
+        (evidence(exit=130), "torch-smoke (exact) ended with exit code 130, interrupted.", "bad"),
+        (
+            failing_fleet(),
+            "torch-smoke (exact) is not ready on 2 of 64 nodes: gpu63: smoke/training: "
+            "training_tokens_per_second is 115,472 token/s, below its floor 200,000.",
+            "partial",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence_with_what_is_wrong(run: Evidence, sentence: str, tone: str) -> None:
+    verdict = make_verdict(run)
+    assert (verdict.sentence, verdict.tone) == (sentence, tone)
+
+
+def test_exit_0_with_a_failed_check_is_not_called_good() -> None:
+    assert make_verdict(evidence(node(checks=checks(floor=200000.0)), exit=0)).tone == "bad"
+
+
+def test_a_secret_does_not_reach_any_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = evidence(warnings=["cloning https://ada:hunter2-canary@example.org/x failed"])
+    for path in write_report(run, tmp_path).values():
+        assert "hunter2-canary" not in path.read_text()
+
+
+def test_evidence_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    for version in ("2.0", 1, None):
+        path.write_text(json.dumps(evidence().to_json_dict() | {"schema_version": version}))
+        with pytest.raises(EnvbuildError) as error:
+            load_evidence(path)
+        assert error.value.code == "evidence-version"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"\xff", b'{"schema_version": "1.0"}', b'{"schema_version": "1.0", "exit": NaN}', b"[" * 100_000],
+)
+def test_what_is_not_evidence_is_a_coded_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_bytes(content)
+    with pytest.raises(EnvbuildError) as error:
+        load_evidence(path)
+    assert error.value.code == "evidence-invalid"
+
+
+def test_an_unknown_key_in_evidence_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_text(json.dumps(evidence().to_json_dict() | {"surprise": 1}))
+    with pytest.raises(EnvbuildError) as error:
+        load_evidence(path)
+    assert "surprise" in error.value.why
+
+
+def test_missing_evidence_and_an_unwritable_directory_are_coded_errors(tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as missing:
+        load_evidence(tmp_path / "none.json")
+    assert missing.value.code == "evidence-missing"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvbuildError) as refused:
+        write_report(evidence(), tmp_path / "file" / "below")
+    assert refused.value.code == "report-not-written"

@@ -1,0 +1,48 @@
+"""The closing summary fits one screen whatever happened."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from envbuild.model.evidence import Evidence
+from envbuild.report.terminal import closing_lines, closing_summary
+from tests.report.samples import evidence, node
+from tests.report.test_render import failing_fleet, hostile
+
+WIDE = evidence(node("東京" * 40), warnings=["警告" * 60] * 30, deviations=["d" * 300] * 30)
+
+
+@pytest.mark.parametrize(
+    "run", [evidence(), failing_fleet(), hostile(), WIDE], ids=["good", "fleet", "hostile", "wide"]
+)
+def test_it_fits_80_by_24_without_control_characters(run: Evidence) -> None:
+    lines = closing_lines(run, "/runs/r1/report.html")
+    assert len(lines) <= 23
+    assert all(cell_len(text) <= 80 for text, _ in lines)
+    assert all(text.isprintable() for text, _ in lines)
+    assert lines[-1][0] == "  report  /runs/r1/report.html"
+
+
+def test_the_verdict_comes_first_and_what_failed_is_listed_before_what_passed() -> None:
+    texts = [text for text, _ in closing_lines(failing_fleet())]
+    assert texts[0].startswith("! torch-smoke (exact) is not ready on 2 of 64 nodes")
+    order = [next(i for i, text in enumerate(texts) if part in text) for part in ("✗ gpu63", "✗ gpu64", "✓ gpu01")]
+    assert order == sorted(order)
+    assert any(text.startswith("  ✗ smoke/training") for text in texts)
+
+
+def test_a_long_report_path_stays_whole() -> None:
+    path = "/shared/" + "x" * 100 + "/report.html"
+    assert closing_lines(evidence(), path)[-1][0].endswith(path)
+
+
+def test_it_prints_without_colour_as_the_same_words() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80, no_color=True).print(closing_summary(evidence()))
+    assert "✓ torch-smoke (exact) is provisioned" in out.getvalue()
+    assert "115,472 token/s" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
