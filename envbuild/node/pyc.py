@@ -137,7 +137,7 @@ def _worker(environment: "str", jobs: "list[list[Any]]") -> "dict[int, str]":
         crashed = begun - set(words)
         for index in crashed:
             words[index] = "differs"
-        left = [job for job in jobs if job[0] not in words]
+        left = [job for job in jobs if job[0] not in words and not done.timed_out]
         if len(left) == len(jobs):
             break  # it does not even start: everything stays refused
         jobs = left

@@ -1,0 +1,349 @@
+"""`install` and `activate`: what is built, what is refused, and that nothing is left half done."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import base, envs, lease, packages, pipconf, remove, use
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site
+
+__all__ = ["node"]
+
+
+def interpreter_copy(top: Path) -> str:
+    """The same Python under another path, its standard library linked."""
+    home = Path(PYTHON).parent.parent
+    (top / "bin").mkdir(parents=True)
+    shutil.copy2(PYTHON, top / "bin" / f"python{MINOR}")
+    (top / "lib").symlink_to(home / "lib")
+    done = subprocess.run([str(top / "bin" / f"python{MINOR}"), "-c", "import ssl"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("this interpreter does not run from a copy of its binary")
+    return str(top / "bin" / f"python{MINOR}")
+
+
+def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
+    with pytest.raises(NodeError) as found:
+        node.install(variant, **more)
+    assert (found.value.code, found.value.exit_code) == (code, exit_code)
+    assert lease.read(str(node.prefix)) is None, "a failed install gives the lease back"
+    return found.value
+
+
+def test_an_environment_is_built_stamped_and_in_use(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels, scripts={"alpha-run": "alpha:main"})])
+    changed, result = node.install(variant)
+    assert changed
+    assert result["packages"] == {"alpha": "1.0"}
+    assert result["record_checked"] >= 4
+    environment = node.environment(variant)
+    assert not (environment / ".envbuild" / "stamp.json").exists(), "the stamp comes last"
+    assert lease.read(str(node.prefix))["run"] == "run-1"  # type: ignore[index]
+    changed, done = node.activate(variant)
+    assert changed
+    assert lease.read(str(node.prefix)) is None
+    assert os.path.realpath(node.prefix / "current" / "demo") == str(environment)
+    out = subprocess.run([str(environment / "bin" / "alpha-run")], capture_output=True, text=True, check=True).stdout
+    assert out == "1\n"
+    stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
+    assert (stamp["root"], stamp["variant_digest"]) == (done["root"], variant["digest"])
+    assert all(os.stat(path).st_nlink == 1 for path in site(environment).rglob("*.py")), "copied, not hard-linked"
+
+
+def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.build(variant, variables={"A": "1"})
+    assert node.install(variant)[0] is False
+    assert node.activate(variant, variables={"A": "1"})[0] is False
+    assert node.activate(variant, variables={"A": "2"})[0] is True
+
+
+def test_two_builds_that_differ_in_everything_but_contents_have_one_root(node: Node, tmp_path: Path) -> None:
+    scripts = {"alpha-run": "alpha:main"}
+    data = {"alpha/__init__.py": b"X = 1\n", "alpha/big.bin": bytes(range(256)) * 9000}
+    first = make_variant([make_wheel(node.wheels, files=data, scripts=scripts)])
+    old = os.umask(0o077)
+    node.install(first)
+    root = node.activate(first)[1]["root"]
+    other = Node(tmp_path / "another" / ("long-" * 30), stack="demo")
+    other.prefix = other.top / "p"
+    other.python = interpreter_copy(tmp_path / "copied-python")
+    make_wheel(other.wheels, files=data, scripts=scripts, date=(2031, 5, 6, 7, 8, 10))
+    # The lock names contents; the second wheel has the same files in another archive, so its hash is the test's own.
+    second = dict(first, packages=[make_wheel(other.wheels, files=data, scripts=scripts, date=(2031, 5, 6, 7, 8, 10))])
+    os.umask(0o002)
+    other.install(second)
+    assert other.activate(second)[1]["root"] == root
+    os.umask(old)
+    environment = other.environment(second)
+    # A `#!` line has a limit; the script's other form must not change the root.
+    assert (environment / "bin" / "alpha-run").read_bytes().startswith(b"#!/bin/sh")
+    assert stat.S_IMODE((site(environment) / "alpha" / "__init__.py").stat().st_mode) == 0o644
+    assert other.verify(deep=True)["ok"]
+
+
+def test_a_wrong_hash_is_refused_and_nothing_is_left(node: Node) -> None:
+    package = make_wheel(node.wheels)
+    package["files"][0]["sha256"] = "0" * 64
+    variant = make_variant([package])
+    error = fail(node, variant, "hash-mismatch", 5)
+    assert "alpha==1.0" in error.what
+    assert not node.environment(variant).exists()
+    assert list((node.prefix / "envs").iterdir()) == []
+    assert list((node.top / "tmp").iterdir()) == []
+
+
+def test_an_unrecorded_hash_is_refused(node: Node) -> None:
+    package = make_wheel(node.wheels)
+    package["files"][0].update(sha256="unrecorded", reason="the index is gone")
+    assert fail(node, make_variant([package]), "hash-unrecorded", 5).why == "the index is gone"
+
+
+def test_a_damaged_file_in_uvs_cache_is_noticed_and_removed(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.build(variant)
+    remove.run(node.request("remove", environment=str(node.environment(variant)), force=True))
+    cached = [path for path in node.cache.rglob("alpha/__init__.py")]
+    assert cached
+    for path in cached:
+        path.write_bytes(path.read_bytes().replace(b"VERSION", b"VERZION"))
+    error = fail(node, variant, "record-mismatch", 5)
+    assert "alpha/__init__.py" in error.what
+    assert not node.environment(variant).exists()
+    node.build(variant)
+    assert node.verify(deep=True)["ok"]
+
+
+def test_a_missing_package_offline_says_so(node: Node) -> None:
+    package = make_wheel(node.wheels)
+    (node.wheels / package["files"][0]["file"]).unlink()
+    fail(node, make_variant([package]), "package-not-found", 4)
+
+
+def test_a_wrong_interpreter_is_refused_before_anything_is_built(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)], python="3.99")
+    fail(node, variant, "interpreter-mismatch", 7)
+    node.python = "/nonexistent/python3"
+    fail(node, make_variant([make_wheel(node.wheels)]), "interpreter-missing", 7)
+
+
+def test_patches_and_foreign_transports_are_refused(node: Node) -> None:
+    source = {"name": "s", "git": "https://git.example.org/s", "commit": "1" * 40, "tree": "2" * 40}
+    fail(node, make_variant([], sources=[dict(source, patches=["p"])]), "patches-unsupported", 7)
+    fail(node, make_variant([], sources=[dict(source, git="ext::sh -c true")]), "request-invalid", 2)
+
+
+def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for path in (str(victim), str(node.prefix / "envs" / ".." / ".." / "victim"), "relative"):
+        with pytest.raises(NodeError, match="environment"):
+            node.install(make_variant([]), environment=path)
+        with pytest.raises(NodeError, match="environment"):
+            remove.run(node.request("remove", environment=path, force=True))
+    assert victim.exists()
+
+
+def test_a_lock_that_hides_a_package_of_the_base_is_refused(node: Node, tmp_path: Path) -> None:
+    there = base.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
+    if not there:
+        pytest.skip("the interpreter of the tests has no packages of its own, not even pip")
+    name = sorted(there)[0]
+    package = make_wheel(node.wheels, name=name.replace("-", "_"), version="99.0")
+    variant = make_variant([package], base={"kind": "system"})
+    fail(node, variant, "replaces-base-package", 7)
+    assert not node.environment(variant).exists()
+
+
+def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
+    there = base.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
+    if not there:
+        pytest.skip("the interpreter of the tests has no packages of its own, not even pip")
+    name, version = sorted(there.items())[0]
+    wheel = make_wheel(node.wheels)
+    good = make_variant([wheel], base={"kind": "system", "provides": [f"{name}>=0"]}, provided={name: version})
+    assert node.install(good)[1]["base_packages"] == there
+    node.activate(good)
+    assert node.verify(deep=True, variant=good)["ok"]
+    fail(node, make_variant([wheel], base={"kind": "system"}, provided={name: "0.0.1"}), "base-changed", 7)
+    fail(node, make_variant([wheel], base={"kind": "system", "provides": [f"{name}<0.0.1"]}), "base-lacks", 7)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "holds"),
+    [
+        ("torch", True),
+        ("torch==2.13", True),
+        ("torch==2.13.0", True),
+        ("torch==2.13.1", False),
+        ("torch>=2.1,<3", True),
+        ("torch>=2.14", False),
+        ("torch~=2.9", True),
+        ("torch~=2.13.1", False),
+        ("torch!=2.13.*", False),
+        ("Torch[x] (>=2)", True),
+        ("numpy", False),
+    ],
+)
+def test_a_requirement_is_compared_by_release_numbers(requirement: str, holds: bool) -> None:
+    assert base.satisfied(requirement, {"torch": "2.13.0+cpu"}) is holds
+
+
+def test_repair_builds_again_and_a_failed_repair_puts_the_old_one_back(node: Node) -> None:
+    package = make_wheel(node.wheels)
+    variant = make_variant([package])
+    environment = node.build(variant)
+    shutil.rmtree(site(environment) / "alpha-1.0.dist-info")
+    fail(node, variant, "environment-drifted", 1)
+    wheel = node.wheels / package["files"][0]["file"]
+    data = wheel.read_bytes()
+    wheel.unlink()
+    node.cache = node.top / "empty-cache"
+    fail(node, variant, "package-not-found", 4, repair=True)
+    assert (environment / ".envbuild" / "stamp.json").exists(), "the old one is back"
+    wheel.write_bytes(data)
+    assert node.install(variant, repair=True)[0]
+    node.activate(variant)
+    assert node.verify(deep=True)["ok"]
+    assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
+
+
+def test_a_half_built_environment_is_removed_and_built_again(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    half = node.environment(variant)
+    (half / "lib").mkdir(parents=True)
+    (half / "left-behind").write_text("x")
+    listed = envs.run(node.request("envs"))[1]["environments"]
+    assert [(each["path"], each["stamp"]) for each in listed] == [(str(half), None)]
+    node.build(variant)
+    assert not (half / "left-behind").exists()
+    listed = envs.run(node.request("envs"))[1]["environments"]
+    assert [(each["current"], each["stack"]) for each in listed] == [(True, "demo")]
+
+
+def test_use_switches_and_remove_refuses_the_one_in_use(node: Node) -> None:
+    one = make_variant([make_wheel(node.wheels)])
+    two = make_variant([make_wheel(node.wheels, version="2.0")])
+    node.build(one)
+    node.build(two)
+    first, second = str(node.environment(one)), str(node.environment(two))
+    with pytest.raises(NodeError, match="in use"):
+        remove.run(node.request("remove", environment=second))
+    assert use.run(node.request("use", environment=first, stack="demo"))[0] is True
+    assert use.run(node.request("use", environment=first, stack="demo"))[0] is False
+    assert first in (node.prefix / "modulefiles" / "envbuild" / "demo").read_text()
+    assert remove.run(node.request("remove", environment=second))[0]
+    assert not os.path.exists(second)
+    with pytest.raises(NodeError, match="half built"):
+        use.run(node.request("use", environment=second, stack="demo"))
+    with pytest.raises(NodeError, match="belongs to the stack"):
+        use.run(node.request("use", environment=first, stack="other"))
+
+
+def test_activate_without_the_runs_lease_or_build_is_refused(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.install(variant)
+    (node.prefix / "lease.json").unlink()
+    with pytest.raises(NodeError) as found:
+        node.activate(variant)
+    assert (found.value.code, found.value.exit_code) == ("lease-lost", 75)
+    assert not (node.environment(variant) / ".envbuild" / "stamp.json").exists()
+
+
+def test_the_node_program_answers_on_stdout(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    request = json.dumps(node.install_request(variant)).encode()
+    argv = [sys.executable, "-m", "envbuild.node", "install"]
+    done = subprocess.run(argv, input=request, capture_output=True, check=False)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], answer["changed"]) == (0, True, True), done.stderr.decode()
+    request = json.dumps(node.install_request(variant, environment="/etc")).encode()
+    done = subprocess.run(argv, input=request, capture_output=True, check=False)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "request-invalid")
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """A portal that answers every request with its login form, and an index that is broken."""
+
+    def do_GET(self) -> None:
+        body = b"<html><form action=login>user <input name=u></form></html>"
+        self.send_response(503 if "broken" in self.path else 200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def portal() -> Any:
+    server = HTTPServer(("127.0.0.1", 0), _Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_a_login_page_is_not_an_index_and_secrets_stay_out(
+    node: Node, portal: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = dict(make_wheel(node.top / "elsewhere"), index="site")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    node.offline = False
+    url = f"http://canary-user:canary-secret@{portal}/simple"
+    artifacts = {"indexes": {"site": {"url": url, "kind": "index"}}}
+    error = fail(node, make_variant([package]), "index-not-an-index", 4, artifacts=artifacts)
+    broken = {"indexes": {"site": {"url": url + "/broken", "kind": "index"}}}
+    second = fail(node, make_variant([package]), "network-unreachable", 75, artifacts=broken)
+    said = json.dumps([error.as_dict(), second.as_dict()]) + "".join(capfd.readouterr())
+    assert "canary-secret" not in said
+
+
+def test_dead_locations_of_pips_configuration_do_not_stop_uv(node: Node, tmp_path: Path) -> None:
+    package = make_wheel(tmp_path / "links")
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        f"[global]\nfind-links = {tmp_path}/gone {tmp_path}/links\nextra-index-url = file://{tmp_path}/no\n"
+    )
+    told = pipconf.read({"PIP_CONFIG_FILE": str(config), "HOME": str(tmp_path)})
+    assert told.find_links == [f"{tmp_path}/gone", f"{tmp_path}/links"]
+    found = packages.groups([package], {}, told)
+    assert [(group.name, group.args) for group in found] == [
+        ("local", ["--no-index", "--find-links", f"{tmp_path}/links"])
+    ]
+    found = packages.groups([dict(package, files=[dict(package["files"][0], file="x-1-py3-none-any.whl")])], {}, told)
+    assert [(group.name, group.extra.get("UV_EXTRA_INDEX_URL")) for group in found] == [("configured", None)]
+
+
+@pytest.mark.parametrize(("options", "code"), [("size=2m", "disk-full"), ("size=64m,nr_inodes=60", "inodes-full")])
+def test_a_full_disk_is_said_and_nothing_is_left(node: Node, tmp_path: Path, options: str, code: str) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    try:
+        many = {f"alpha/m{number}.py": os.urandom(40000) for number in range(100)}
+        package = make_wheel(node.wheels, files=many)
+        package["files"][0]["size"] = 1  # so that only the real end of the disk is met
+        node.prefix = small / "prefix"
+        fail(node, make_variant([package]), code, 75)
+        fail(node, make_variant([make_wheel(node.wheels, files=many)], id="w"), code, 75, needed={"inodes": 10**6})
+        assert [path.name for path in (node.prefix / "envs").iterdir()] == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
