@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
-from envbuild.lock.packages import PYPI, Index, Request, lock_offers, resolve
+from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve
 from envbuild.lock.pipconf import find_links as pip_find_links
 from envbuild.lock.pipconf import usable
 from envbuild.lock.sources import lock_source
@@ -248,8 +248,8 @@ class _Maker:
         if choice and choice.package:
             packages = (*packages, choice.package)
         origin = choice.origin if choice else PYPI
-        named_packages = (named(item, origin) if item.name == "torch" else item for item in packages)
-        return tuple(sorted(named_packages, key=lambda package: package.name))
+        locked = [named(item, origin) if item.name == "torch" else item for item in packages]
+        return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))
 
 
 def _names_torch(text: str) -> bool:

@@ -124,7 +124,7 @@ def lock_offers(
     request: Request,
     previous: Mapping[str, LockedPackage],
 ) -> tuple[LockedPackage, ...]:
-    """One locked package for each offer; what `previous` has at the same version and hash is carried over as it is."""
+    """One locked package for each offer; a file that `previous` has and that is still offered is kept."""
     tags = tags_of(request.python, request.platform)
     chosen: list[tuple[Offer, OfferedFile]] = []
     for offer in offers:
@@ -141,7 +141,7 @@ def lock_offers(
         package = LockedPackage(
             name=offer.name, version=offer.version, index=index.name if index else PYPI, files=(_artifact(item),)
         )
-        locked.append(_carry_over(package, previous.get(offer.name)))
+        locked.append(package)
     return tuple(sorted(locked, key=lambda package: package.name))
 
 
@@ -151,7 +151,7 @@ def _artifact(item: OfferedFile) -> ArtifactFile:
     return ArtifactFile(file=item.file, sha256="unrecorded", size=item.size, reason="the index states no sha256")
 
 
-def _carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
+def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
     """The old entry when both name the same contents: where a record was witnessed must not change the bytes."""
     if old is None or (old.version, old.index) != (new.version, new.index):
         return new

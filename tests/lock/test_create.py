@@ -227,6 +227,20 @@ def test_a_wheel_that_contradicts_its_public_record_is_an_integrity_failure(tmp_
     assert make(stack(torch=TORCH), supply(house, records=(good,))).variants[0].packages[0].files[0].witness is None
 
 
+def test_a_lock_stays_the_same_wherever_the_same_wheel_was_found(tmp_path: Path, supply: MakeSupply) -> None:
+    wheel = make_wheel(tmp_path / "torch", "torch", "2.7.0+cpu", tag="cp311-cp311-manylinux_2_28_x86_64")
+    record = ArtifactFile(file=wheel.name, sha256=sha256(wheel), size=wheel.stat().st_size, witness="somebody")
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    from_record = supply(tmp_path / "house", records=(record,), requires={"2.7.0+cpu": ("alpha",)})
+    make_wheel(tmp_path / "torch", "torch", "2.7.0+cpu", tag="cp311-cp311-manylinux_2_28_x86_64")
+    from_file = supply(tmp_path / "house", tmp_path / "torch", records=(record,))
+    wanted = stack(torch=TORCH, packages=["alpha"])
+    for first, second in ((from_record, from_file), (from_file, from_record)):
+        made = make(wanted, first)
+        assert make(wanted, second, previous=made) == made
+    assert make(wanted, from_record).variants[0].digest == make(wanted, from_file).variants[0].digest
+
+
 @pytest.fixture
 def base_python(tmp_path: Path, home: Path) -> Path:
     """An environment that provides alpha 1.0 and beta 1.0."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,36 @@ def test_a_branch_and_an_annotated_tag_are_resolved_to_commits(repos: Repos) -> 
 )
 def test_relative_submodule_urls_follow_git(parent: str, url: str, expected: str) -> None:
     assert absolute_url(parent, url) == expected
+
+
+def test_a_git_that_runs_us_does_not_lend_its_repository(
+    repos: Repos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = repos.create("a")
+    repos.create("mine")
+    monkeypatch.setenv("GIT_DIR", str(repos.folder / "mine" / ".git"))
+    assert lock_source(source("a", commit)).commit == commit
+    monkeypatch.delenv("GIT_DIR")
+    assert repos.git("mine", "remote") == ""
+
+
+def test_hooks_and_prompts_of_the_user_s_configuration_never_run(repos: Repos, home: Path, tmp_path: Path) -> None:
+    commit = repos.create("a")
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    for name in ("reference-transaction", "post-checkout", "pre-auto-gc"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+        (hooks / name).chmod(0o755)
+    with (home / ".gitconfig").open("a") as stream:
+        stream.write(f"[core]\nhooksPath = {hooks}\n")
+    repos.git("a", "tag", "proof")
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
+    assert lock_source(source("a", commit)).commit == commit
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_machine_without_git_is_told_so(repos: Repos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = repos.create("a")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusal(source("a", commit)).code == "git-missing"
