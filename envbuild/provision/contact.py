@@ -12,9 +12,10 @@ import os
 import re
 import secrets
 import shlex
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,15 +229,28 @@ def contact(
 ) -> dict[str, ContactResult | EnvbuildError]:
     """Contact all nodes at once; each has its own result or error, and none waits for another's deadline."""
 
+    at_once = threading.BoundedSemaphore(WORKERS)
+
     def one(node: str) -> ContactResult | EnvbuildError:
         try:
-            return run_node(node, request_for(node), connection, deadline)
+            with at_once:
+                return run_node(node, request_for(node), connection, deadline)
         except EnvbuildError as error:
             return error
+        except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
+            why = f"{type(error).__name__}: {error}"
+            return EnvbuildError(
+                "contact-internal",
+                f"{node} was not contacted",
+                why=why,
+                exit_code=ExitCode.INTERNAL,
+                details={"node": node},
+            )
 
     wanted = list(dict.fromkeys(nodes))
     if len(wanted) == 1:
         return {wanted[0]: one(wanted[0])}
     node_pyz()
-    with ThreadPoolExecutor(max_workers=min(WORKERS, max(1, len(wanted)))) as pool:
-        return dict(zip(wanted, pool.map(one, wanted), strict=True))
+    # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
+    answers = proc.parallel([partial(one, node) for node in wanted])
+    return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}

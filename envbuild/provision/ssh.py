@@ -7,6 +7,7 @@ replaced, on every hop.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -81,8 +82,12 @@ def open_connection(node: str, options: Connection) -> fabric.Connection:
     kwargs: dict[str, Any] = {"banner_timeout": options.connect_timeout, "auth_timeout": options.connect_timeout}
     if options.identity:
         kwargs["key_filename"] = str(Path(options.identity).expanduser())
+    host = fabric.connection.derive_shorthand(node)["host"]
+    # Fabric would take `ProxyJump none` for a host of that name.
+    direct = config.base_ssh_config.lookup(host).get("proxyjump", "").lower() == "none"
     connection = fabric.Connection(
         node,
+        gateway=False if direct else None,
         user=None if "@" in node else options.user,
         port=options.port,
         config=config,
@@ -106,37 +111,40 @@ def _host_and_port(hostname: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _coded(node: str, ports: dict[str, int]) -> Iterator[None]:
+def _coded(node: str, options: Connection, ports: dict[str, int]) -> Iterator[None]:
     """Turn what Fabric and paramiko raise into coded errors that say what to do; `ports` by host, of every hop."""
+    file = shlex.quote(options.known_hosts) if options.known_hosts else ""
     try:
         yield
     except _UnknownHostKeyError as error:
         host, port = _host_and_port(error.hostname)
+        into = f"-o UserKnownHostsFile={file} " if file else ""
         shown = fingerprint(error.key)
         raise _unreachable(
             node,
             "host-key-unknown",
             f"the host key of {error.hostname} is not known",
             f"it offers {error.key.get_name()} {shown}, which is in no known_hosts file",
-            f"compare the fingerprint, then accept it: `ssh -p {port} {host} true`",
+            f"compare the fingerprint, then accept it: `ssh {into}-p {port} {host} true`",
             fingerprint=shown,
         ) from None
     except paramiko.BadHostKeyException as error:
         shown = fingerprint(error.key)
         port_of = ports.get(error.hostname, 22)
+        where = f" -f {file}" if file else ""
         name = error.hostname if port_of == 22 else f"[{error.hostname}]:{port_of}"
         raise _unreachable(
             node,
             "host-key-changed",
             f"the host key of {name} is not the one that is known",
             f"known: {fingerprint(error.expected_key)}; offered: {error.key.get_name()} {shown}",
-            f"find out why; if it is right, forget the old key: `ssh-keygen -R '{name}'`, then log in once",
+            f"find out why; if it is right, forget the old key: `ssh-keygen -R '{name}'{where}`, then log in once",
             fingerprint=shown,
         ) from None
     except paramiko.AuthenticationException as error:
         hint = "check user and identity of the target's `connection:`; `ssh-add` unlocks a key with a passphrase"
         raise _unreachable(node, "ssh-auth-failed", f"{node} refuses the login", str(error), hint) from error
-    except (OSError, paramiko.SSHException, EOFError) as error:
+    except (OSError, paramiko.SSHException, EOFError, ValueError) as error:  # ValueError: no such host name or port
         why = f"{type(error).__name__}: {error}"
         raise _unreachable(
             node, "node-unreachable", f"{node} cannot be reached", why, f"try `ssh {node} true`"
@@ -199,7 +207,7 @@ def exchange(
     Raises EnvbuildError `host-key-unknown`, `host-key-changed`, `ssh-auth-failed`, `node-unreachable`.
     """
     ports: dict[str, int] = {}
-    with _coded(node, ports):
+    with _coded(node, options, ports):
         connection = open_connection(node, options)
         ports.update((hop.host, int(hop.port)) for hop in _hops(connection))
         try:

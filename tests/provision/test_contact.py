@@ -158,10 +158,13 @@ def test_one_nodes_error_does_not_touch_the_others(monkeypatch: pytest.MonkeyPat
     def for_node(node: str) -> dict[str, Any]:
         if node == "bad":
             raise EnvbuildError("no-request", "no request for this node")
+        if node == "worse":
+            raise KeyError(node)
         return request(node=node)
 
-    found = contact.contact(["good", "bad", "good", "fine"], for_node, Connection())
-    assert list(found) == ["good", "bad", "fine"]
+    found = contact.contact(["good", "bad", "worse", "good", "fine"], for_node, Connection())
+    assert list(found) == ["good", "bad", "worse", "fine"]
+    assert getattr(found["worse"], "code", None) == "contact-internal"
     assert isinstance(found["bad"], EnvbuildError)
     good = found["good"]
     assert isinstance(good, contact.ContactResult)

@@ -101,7 +101,8 @@ def test_unknown_host_key_is_refused_with_fingerprint_and_what_to_do(start: Star
     assert error.code == "host-key-unknown"
     assert error.details["fingerprint"].startswith("SHA256:")
     assert error.details["fingerprint"] in error.why
-    assert f"ssh -p {server.port} {server.address}" in error.hint
+    known = client.parent / "known"
+    assert f"ssh -o UserKnownHostsFile={known} -p {server.port} {server.address} true" in error.hint
     assert (client.parent / "known").read_text() == ""
 
 
@@ -178,6 +179,21 @@ def test_jump_host_of_the_users_configuration(start: StartServer, client: Path) 
     jump_config(client, server, jump)
     (client.parent / "known_hosts").write_text(server.known + jump.known)
     assert contact.run_node("inside", request("n1"), Connection(kind="ssh")).result()["node"] == "n1"
+
+
+def test_proxy_jump_none_means_none(start: StartServer, client: Path) -> None:
+    server = start()
+    text = f"Host direct\n HostName {server.address}\n Port {server.port}\n ProxyJump none\n IdentityFile {client}\n"
+    (client.parent / "config").write_text(text)
+    (client.parent / "known_hosts").write_text(server.known)
+    assert contact.run_node("direct", request("n1"), Connection(kind="ssh", user=user())).result()
+
+
+def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
+    names = ["a" * 70 + ".invalid", "host:notaport", "unknown.invalid"]
+    found = contact.contact(names, request, Connection(kind="ssh", connect_timeout=3.0))
+    assert {error.code for error in found.values() if isinstance(error, EnvbuildError)} == {"node-unreachable"}
+    assert list(found) == names
 
 
 @pytest.mark.parametrize("unknown", ["inside", "gate"])
