@@ -214,7 +214,10 @@ Check = Annotated[
 
 
 def _one_is_a_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return (value,)
+    # Strict mode takes only a tuple from here on; the JSON reader's own leniency ended with this function.
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Finding(StrictModel):
@@ -233,7 +236,9 @@ class Finding(StrictModel):
     severity: Severity
     anchor: Text | None = None
     replacement: str | None = None
-    check: Annotated[tuple[Check, ...], BeforeValidator(_one_is_a_list)] = ()
+    check: Annotated[
+        tuple[Check, ...], BeforeValidator(_one_is_a_list, json_schema_input_type=Check | tuple[Check, ...])
+    ] = ()
     unverified: bool = False
 
     @model_validator(mode="after")

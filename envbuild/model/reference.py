@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envbuild.model.common import EnvName, Name, Sha256, StrictModel, Text, WebUrl
 
@@ -45,6 +45,24 @@ class BenchmarkCase(StrictModel):
     best: bool = False
     source: Text
     note: Text | None = None
+
+
+class ManualCases(StrictModel):
+    """All cases of a manual search for one model on one number of GPUs.
+
+    Each case is [global batch, data parallel, tensor parallel, pipeline parallel, microbatches].
+    """
+
+    gpus: _Count
+    model: Text
+    cases: Annotated[tuple[tuple[_Count, _Count, _Count, _Count, _Count], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _degrees_use_all_gpus(self) -> ManualCases:
+        for case in self.cases:
+            if case[1] * case[2] * case[3] != self.gpus:
+                raise ValueError(f"case {list(case)}: the parallel degrees do not multiply to {self.gpus} GPUs")
+        return self
 
 
 class Figure(StrictModel):
@@ -96,6 +114,7 @@ class Reference(StrictModel):
 
     models: tuple[ModelSize, ...] = ()
     cases: tuple[BenchmarkCase, ...] = ()
+    manual: tuple[ManualCases, ...] = ()
     figures: tuple[Figure, ...] = ()
     variables: tuple[LaunchVariable, ...] = ()
     heuristics: tuple[Text, ...] = ()
