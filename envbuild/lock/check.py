@@ -93,8 +93,10 @@ def _manifest(lock: Lock, stack: Stack, profile: Profile) -> list[LockFinding]:
     changed = [name for name in now if now[name] != lock.manifest_fields.get(name, default[name])]
     gone = sorted(set(lock.manifest_fields) - set(now))
     fields = changed + gone
-    if not fields or not lock.manifest_fields:
+    if not lock.manifest_fields:
         return [_differs("manifest_digest", "the stack file is not the one that the lock was made from")]
+    if not fields:
+        return [_differs("manifest_digest", "no field differs; another envbuild made the lock, create it again")]
     return [_differs(name, f"`{name}` of the stack has changed since the lock was made") for name in fields]
 
 
