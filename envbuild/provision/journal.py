@@ -202,6 +202,6 @@ def _unwritable(path: Path, error: OSError) -> EnvbuildError:
         "journal-unwritable",
         f"cannot write the journal {path}",
         why=str(error.strerror or error),
-        hint="free space there, or set XDG_STATE_HOME to a writable directory",
+        hint="free space there, or set ENVBUILD_RUNS to a writable directory",
         exit_code=ExitCode.TRY_AGAIN,
     )

@@ -1,4 +1,4 @@
-"""The directory of one run: `<root>/runs/<UTC time>-<4 hex>/`, for its owner only (mode 0700).
+"""The directory of one run: `<runs>/<UTC time>-<4 hex>/`, for its owner only (mode 0700).
 
     plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/
 
@@ -22,13 +22,6 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
-
-
-def default_root() -> Path:
-    """`$XDG_STATE_HOME/envbuild` (`~/.local/state/envbuild`)."""
-    import platformdirs
-
-    return platformdirs.user_state_path("envbuild")
 
 
 @dataclass(frozen=True)
@@ -68,12 +61,11 @@ class RunDir:
         return self.path / "logs"
 
     @classmethod
-    def create(cls, root: Path) -> RunDir:
-        """Make a new run directory under `<root>/runs/`; root is `default_root()` unless the user says otherwise.
+    def create(cls, runs: Path) -> RunDir:
+        """Make a new run directory in the folder `runs` (the setting of that name).
 
         Raises EnvbuildError `run-directory-unwritable` (exit 75).
         """
-        runs = root / "runs"
         try:
             runs.mkdir(mode=0o700, parents=True, exist_ok=True)
             while True:
@@ -91,7 +83,7 @@ class RunDir:
                 "run-directory-unwritable",
                 f"cannot make a run directory under {runs}",
                 why=str(error.strerror or error),
-                hint="set XDG_STATE_HOME to a writable directory with free space",
+                hint="set ENVBUILD_RUNS to a writable directory with free space",
                 exit_code=ExitCode.TRY_AGAIN,
             ) from error
         return cls(path)
@@ -145,20 +137,19 @@ def process_identity() -> dict[str, Any]:
     }
 
 
-def list_runs(root: Path) -> list[RunDir]:
-    """All runs under `<root>/runs/`, the newest first; an empty list when there are none."""
-    runs = root / "runs"
+def list_runs(runs: Path) -> list[RunDir]:
+    """All runs in the folder `runs`, the newest first; an empty list when there are none."""
     if not runs.is_dir():
         return []
     return sorted((RunDir(path) for path in runs.iterdir() if path.is_dir()), key=lambda run: run.id, reverse=True)
 
 
-def open_run(root: Path, run: str) -> RunDir:
+def open_run(runs: Path, run: str) -> RunDir:
     """The run whose id is or begins with `run`, or ends with it after the dash; `last` is the newest.
 
     Raises EnvbuildError `run-unknown` (exit 2, with the nearest id) or `run-ambiguous` (exit 2).
     """
-    found = list_runs(root)
+    found = list_runs(runs)
     if run == "last" and found:
         return found[0]
     matches = [item for item in found if item.id == run] or [
@@ -173,7 +164,7 @@ def open_run(root: Path, run: str) -> RunDir:
         )
     near = difflib.get_close_matches(run, [item.id for item in found], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else "`envbuild run list` shows the runs there are"
-    raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {root / 'runs'}", hint=hint)
+    raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {runs}", hint=hint)
 
 
 def _alive(identity: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from envbuild.provision.rundir import RunDir, list_runs, open_run, process_ident
 
 
 def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path)
+    run = RunDir.create(tmp_path / "runs")
     assert run.path.parent == tmp_path / "runs"
     assert run.path.stat().st_mode & 0o777 == 0o700
     assert run.ansible.stat().st_mode & 0o777 == 0o700
@@ -29,22 +29,22 @@ def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path
     (tmp_path / "runs").mkdir()
     for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb", "20260102T000001Z-cccc"):
         (tmp_path / "runs" / name).mkdir()
-    assert [run.id[-4:] for run in list_runs(tmp_path)] == ["cccc", "bbbb", "aaaa"]
-    assert open_run(tmp_path, "20260101").id == "20260101T000000Z-aaaa"
-    assert open_run(tmp_path, "bbbb").id == "20260102T000000Z-bbbb"
-    assert open_run(tmp_path, "last").id == "20260102T000001Z-cccc"
+    assert [run.id[-4:] for run in list_runs(tmp_path / "runs")] == ["cccc", "bbbb", "aaaa"]
+    assert open_run(tmp_path / "runs", "20260101").id == "20260101T000000Z-aaaa"
+    assert open_run(tmp_path / "runs", "bbbb").id == "20260102T000000Z-bbbb"
+    assert open_run(tmp_path / "runs", "last").id == "20260102T000001Z-cccc"
     with pytest.raises(EnvbuildError) as caught:
-        open_run(tmp_path, "20260102")
+        open_run(tmp_path / "runs", "20260102")
     assert caught.value.code == "run-ambiguous"
     with pytest.raises(EnvbuildError) as caught:
-        open_run(tmp_path, "20260101T000000Z-aaab")
+        open_run(tmp_path / "runs", "20260101T000000Z-aaab")
     assert (caught.value.code, caught.value.hint) == ("run-unknown", "did you mean 20260101T000000Z-aaaa?")
 
 
 def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
-    assert list_runs(tmp_path) == []
+    assert list_runs(tmp_path / "runs") == []
     with pytest.raises(EnvbuildError):
-        open_run(tmp_path, "last")
+        open_run(tmp_path / "runs", "last")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
     ],
 )
 def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, data: dict[str, int], status: str) -> None:
-    run = RunDir.create(tmp_path)
+    run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **process_identity())
         journal.append(kind, **data)
@@ -72,7 +72,7 @@ def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(
         "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **process_identity())\n"
         "print('ready', flush=True); time.sleep(60)\n"
     )
-    run = RunDir.create(tmp_path)
+    run = RunDir.create(tmp_path / "runs")
     with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -83,7 +83,7 @@ def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(
 
 
 def test_a_run_that_never_wrote_a_journal_died(tmp_path: Path) -> None:
-    assert RunDir.create(tmp_path).status == "died"
+    assert RunDir.create(tmp_path / "runs").status == "died"
 
 
 def test_a_root_that_cannot_be_written_is_a_coded_error(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.run import run
+from envbuild.provision.journal import EventKind
+from envbuild.provision.rundir import RunDir, process_identity
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("ENVBUILD_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "state" / "envbuild" / "runs"
+
+
+def _make(runs: Path, **last: object) -> RunDir:
+    made = RunDir.create(runs)
+    with made.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **process_identity(), stack="torch-smoke", target="local")
+        journal.append(EventKind.STEP_FINISHED, node="localhost", step="install", status="changed", seconds=2.04)
+        journal.append(EventKind.RUN_FINISHED, **last)
+    return made
+
+
+def test_no_runs_is_an_empty_list_and_no_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "list"]) == 0
+    out = capsys.readouterr()
+    assert out.out.strip() == ""
+    assert "no runs yet" in out.err
+
+
+def test_list_shows_how_each_run_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = _make(runs, exit=0), _make(runs, exit=4)
+    assert run(["run", "list"]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines == {good.id: "finished     torch-smoke on local", bad.id: "failed       torch-smoke on local"}
+    assert run(["run", "list", "--json", "--limit", "1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (len(shown["runs"]), shown["count"]) == (1, 2)
+
+
+def test_show_tells_the_journal_and_says_when_its_end_is_torn(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = _make(runs, exit=0)
+    with made.journal_path.open("ab") as out:
+        out.write(b'{"seq": 4, "t"')
+    assert run(["run", "show", made.id[-4:]]) == 0
+    said = capsys.readouterr()
+    assert "step-finished      localhost  install  changed  2.0 s" in said.out
+    assert "torn" in said.err
+    assert run(["run", "show", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [event["kind"] for event in shown["events"]] == ["run-started", "step-finished", "run-finished"]
+    assert (shown["status"], shown["exit"], shown["files"]) == ("finished", 0, ["journal.jsonl"])
+
+
+def test_an_unknown_run_is_a_coded_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _make(runs, exit=0)
+    assert run(["run", "show", "19990101"]) == 2
+    assert "error[run-unknown]" in capsys.readouterr().err
