@@ -133,11 +133,18 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
 def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:
     fits = _fits_base(variant)
     wanted = [p for p in facts.pythons if p.implementation == "cpython" and minor(p.version) == numbers(variant.python)]
-    usable = [p for p in wanted if fits(p) and (asked is None or asked in (p.path, p.version, dotted_minor(p)))]
+    # Site packages of a virtual environment do not reach an environment that is made from it.
+    usable = [
+        p
+        for p in wanted
+        if fits(p)
+        and (variant.base.kind == "none" or not p.virtual)
+        and (asked is None or asked in (p.path, p.version, dotted_minor(p)))
+    ]
     if not usable:
         return Interpreter(None, (_no_python(variant, facts, asked),))
     misses = [(_missing(variant, python), -i, python) for i, python in enumerate(usable)]
-    good = [(numbers(python.version), order, python) for missing, order, python in misses if not missing]
+    good = [((not p.virtual, *numbers(p.version)), order, p) for missing, order, p in misses if not missing]
     if not good:
         missing = misses[0][0]
         what = f"{usable[0].path} lacks what the base must provide: {', '.join(missing)}"

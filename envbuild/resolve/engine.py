@@ -165,9 +165,9 @@ class Resolver:
 
     def _bound(self, variant: Variant, facts: NodeFacts) -> tuple[Interpreter, Variant]:
         """The interpreter of a variant on a node, and the variant with what its base provides."""
-        key: Hashable = (variant.id, tuple((p.path, p.version, p.implementation) for p in facts.pythons))
+        key: Hashable = (variant.id, tuple((p.path, p.version, p.implementation, p.virtual) for p in facts.pythons))
         if variant.base.kind != "none":
-            key = (key, tuple(p.packages and frozenset(p.packages.items()) for p in facts.pythons))
+            key = (key, tuple(None if p.packages is None else frozenset(p.packages.items()) for p in facts.pythons))
         known = self._bounds.get(key)
         if known is None:
             found = interpreter_rule(variant, facts, self.target, self.interpreter)

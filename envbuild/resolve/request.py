@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat, TorchBuild, TorchRelease
-from envbuild.resolve.versions import Numbers, numbers
+from envbuild.resolve.versions import Numbers, minor
 
 NO_PACKAGES: Mapping[str, str] = {}
 
@@ -59,7 +59,7 @@ class Request:
 
 def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
     """The distinct GPUs of a node as (name, compute capability), those without a capability left out."""
-    found = {numbers(gpu.compute_capability): gpu.name for gpu in facts.gpus if numbers(gpu.compute_capability)}
+    found = {minor(gpu.compute_capability): gpu.name for gpu in facts.gpus if minor(gpu.compute_capability)}
     return tuple((name, capability) for capability, name in sorted(found.items()))
 
 

@@ -1,0 +1,405 @@
+"""The resolver over whole locks: which variant, which interpreter, and why nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.model.resolution import Resolution
+from envbuild.resolve.classes import group
+from envbuild.resolve.engine import Resolver, resolve, resolve_fleet
+from envbuild.resolve.supply import Supply, indexes_needed, wanted_files
+from tests.resolve.builders import (
+    GB,
+    compat,
+    make_lock,
+    node_facts,
+    node_rows,
+    package,
+    target,
+    torch_lock,
+    torch_package,
+)
+
+PY311 = ["3.11.9 at /usr/bin/python3.11"]
+TORCH_SITE = {"torch": "2.13.0+cu130", "numpy": "2.3.1"}
+
+
+def decided(facts: NodeFacts, lock: Lock | None = None, **options: Any) -> Resolution:
+    fields = options.pop("target", {})
+    supply = options.pop("supply", None)
+    return resolve(facts, lock or torch_lock(), target(**fields), compat(), supply, **options)
+
+
+def rules(resolution: Resolution, verdict: str) -> list[str]:
+    return [d.rule for d in resolution.decisions if d.verdict == verdict]
+
+
+def with_site(facts: NodeFacts, packages: dict[str, str] | None, **python: Any) -> NodeFacts:
+    changed = tuple(p.model_copy(update={"packages": packages, **python}) for p in facts.pythons)
+    return facts.model_copy(update={"pythons": changed})
+
+
+def stamped(facts: NodeFacts, lock: Lock, digest: str, *, current: bool = True, **stamp: Any) -> NodeFacts:
+    found = {
+        "path": "/data/envbuild/envs/x",
+        "stack": lock.stack,
+        "profile": lock.profile,
+        "variant_digest": digest,
+        "current": current,
+        "stamp": {"root": "r", **stamp},
+    }
+    return NodeFacts.model_validate({**facts.model_dump(), "environments": [found]})
+
+
+def test_no_gpu_takes_the_cpu_build_of_the_first_python() -> None:
+    got = decided(node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"]))
+    assert (got.variant_id, got.interpreter) == ("cpu-py3.11", "/usr/bin/python3.11")
+    assert rules(got, "warn") == []
+
+
+def test_a_gpu_with_a_driver_takes_cuda() -> None:
+    got = decided(node_facts("b200"))
+    assert got.variant_id == "cu130-py3.12"
+
+
+def test_a_driver_that_needs_a_compat_package_takes_cpu_and_says_why() -> None:
+    got = decided(node_facts("h200"))
+    assert got.variant_id == "cpu-py3.12"
+    texts = [d.what for d in got.decisions if d.rule == "gpu-unused"]
+    assert any("cuda-compat-13-0" in text for text in texts)
+
+
+def test_a_driver_below_the_floor_on_a_geforce_takes_cpu_and_says_why() -> None:
+    got = decided(node_facts("rtx4090", pythons=PY311))
+    assert got.variant_id == "cpu-py3.11"
+    assert any("needs driver 580.65.06" in d.what for d in got.decisions)
+
+
+def test_a_broken_driver_counts_as_no_gpu() -> None:
+    facts = node_facts("b200", driver=None, ceiling=None, problem="Driver/library version mismatch")
+    got = decided(facts)
+    assert got.variant_id == "cpu-py3.12"
+    assert any("mismatch" in d.what for d in got.decisions)
+
+
+def test_hidden_gpus_count_as_no_gpu() -> None:
+    assert decided(node_facts("b200", visible="")).variant_id == "cpu-py3.12"
+
+
+def test_python_whose_file_was_found_is_preferred() -> None:
+    lock = torch_lock()
+    cpu312 = next(v for v in lock.variants if v.id == "cpu-py3.12").packages[0].files[0].file
+    facts = node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"])
+    facts = facts.model_copy(update={"files_found": {cpu312: f"/wheels/{cpu312}"}})
+    got = decided(facts, lock, supply=Supply(reachable={"pytorch-cpu": False}))
+    assert got.variant_id == "cpu-py3.12"
+
+
+def test_cuda_build_where_only_that_can_be_had_says_its_gigabytes() -> None:
+    got = decided(node_facts("cpu-laptop"), supply=Supply(reachable={"pytorch-cpu": False}))
+    assert got.variant_id == "cu130-py3.11"
+    heavy = [d for d in got.decisions if d.rule == "cuda-without-gpu"]
+    assert heavy[0].verdict == "warn" and heavy[0].what.startswith("916 MB to fetch")
+
+
+def test_what_the_node_reaches_counts_before_what_the_controller_reaches() -> None:
+    facts = node_facts("cpu-laptop").model_copy(update={"reachable": {"pytorch-cpu": True}})
+    supply = Supply(reachable={"pytorch-cpu": False})
+    assert decided(facts, supply=supply).variant_id == "cpu-py3.11"
+    assert decided(facts, supply=supply, target={"delivery": "controller"}).variant_id == "cu130-py3.11"
+
+
+def test_nothing_reachable_still_decides_and_warns() -> None:
+    supply = Supply(reachable={"pytorch-cpu": False, "pypi": False})
+    got = decided(node_facts("cpu-laptop"), supply=supply)
+    assert got.variant_id == "cpu-py3.11"
+    assert "files-out-of-reach" in rules(got, "warn")
+
+
+def test_base_system_only_when_asked() -> None:
+    facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
+    assert decided(facts).variant_id == "cpu-py3.11"
+    got = decided(facts, target={"base": "system"})
+    assert got.variant_id == "system-py3.11"
+    assert got.interpreter == "/usr/bin/python3.11"
+
+
+def test_the_digest_of_a_system_base_covers_what_it_provides() -> None:
+    one = decided(with_site(node_facts("cpu-laptop"), TORCH_SITE), target={"base": "system"})
+    other = decided(with_site(node_facts("cpu-laptop"), {**TORCH_SITE, "torch": "2.12.0"}), target={"base": "system"})
+    assert one.variant_digest != other.variant_digest
+
+
+def test_a_base_without_torch_is_refused_and_says_what_it_lacks() -> None:
+    got = decided(with_site(node_facts("cpu-laptop"), {"numpy": "1.0"}), target={"base": "system"})
+    assert got.refused
+    assert any(d.rule == "base-lacks-package" and "torch>=2.0" in d.what for d in got.decisions)
+
+
+def test_a_virtual_environment_is_no_base() -> None:
+    got = decided(with_site(node_facts("cpu-laptop"), TORCH_SITE, virtual=True), target={"base": "system"})
+    assert got.refused
+
+
+def test_a_plain_interpreter_is_preferred_to_one_in_a_virtual_environment() -> None:
+    facts = node_facts("cpu-laptop", pythons=["3.11.1 at /usr/bin/python3.11", "3.11.9 at /home/u/v/bin/python"])
+    plain, virtual = facts.pythons
+    facts = facts.model_copy(update={"pythons": (virtual.model_copy(update={"virtual": True}), plain)})
+    assert decided(facts).interpreter == "/usr/bin/python3.11"
+
+
+def test_base_python_names_the_interpreter() -> None:
+    facts = node_facts("cpu-laptop", pythons=["3.11.2 at /usr/bin/python3.11", "3.11.9 at /opt/x/bin/python3.11"])
+    facts = with_site(facts, TORCH_SITE)
+    got = decided(facts, target={"base": "system", "base_python": "/usr/bin/python3.11"})
+    assert got.interpreter == "/usr/bin/python3.11"
+
+
+def test_a_prefix_base_takes_only_interpreters_below_it() -> None:
+    row = {"id": "p", "python": "3.11", "base": {"kind": "prefix", "prefix": "/opt/site", "provides": ["torch>=2"]}}
+    facts = with_site(node_facts("cpu-laptop", pythons=[*PY311, "3.11.4 at /opt/site/bin/python3.11"]), TORCH_SITE)
+    assert decided(facts, make_lock(row)).interpreter == "/opt/site/bin/python3.11"
+    assert decided(with_site(node_facts("cpu-laptop"), TORCH_SITE), make_lock(row)).refused
+
+
+def test_a_module_base_needs_its_interpreter_named() -> None:
+    row = {"id": "m", "python": "3.11", "base": {"kind": "module", "module": "conda/1", "provides": ["torch>=2"]}}
+    facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
+    got = decided(facts, make_lock(row))
+    assert got.refused and "base-module" in rules(got, "refuse")
+    named = decided(facts, make_lock(row), target={"base_python": "/usr/bin/python3.11"})
+    assert named.variant_id == "m"
+
+
+def test_the_newest_patch_release_is_taken() -> None:
+    facts = node_facts("cpu-laptop", pythons=["3.11.2 at /a/python3.11", "3.11.10 at /b/python3.11"])
+    assert decided(facts).interpreter == "/b/python3.11"
+
+
+def test_an_interpreter_can_be_asked_for() -> None:
+    facts = node_facts("cpu-laptop", pythons=["3.11.2 at /a/python3.11", "3.11.10 at /b/python3.11"])
+    assert decided(facts, interpreter="/a/python3.11").interpreter == "/a/python3.11"
+    assert decided(facts, interpreter="3.11.2").interpreter == "/a/python3.11"
+    assert decided(facts, interpreter="/c/python3.11").refused
+
+
+def test_a_variant_can_be_asked_for() -> None:
+    assert decided(node_facts("cpu-laptop"), variant="cu130-py3.11").variant_id == "cu130-py3.11"
+
+
+def test_an_unknown_variant_names_the_nearest() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        decided(node_facts("cpu-laptop"), variant="cu130-py3.10")
+    assert caught.value.code == "variant-unknown"
+    assert "cu130-py3.1" in caught.value.hint
+
+
+def test_the_variant_in_use_is_kept_while_it_is_allowed() -> None:
+    lock = torch_lock()
+    cuda = next(v for v in lock.variants if v.id == "cu130-py3.12")
+    facts = node_facts("cpu-laptop", pythons=[*PY311, "3.12.3"])
+    assert decided(stamped(facts, lock, cuda.digest), lock).variant_id == "cu130-py3.12"
+    assert decided(stamped(facts, lock, cuda.digest, current=False), lock).variant_id == "cpu-py3.11"
+    gone = stamped(node_facts("cpu-laptop"), lock, cuda.digest)
+    assert decided(gone, lock).variant_id == "cpu-py3.11"
+
+
+def test_no_interpreter_says_which_are_there() -> None:
+    got = decided(node_facts("v100-aws"))
+    assert got.refused
+    first = got.decisions[0]
+    assert first.rule == "python-not-there"
+    assert first.compared is not None and "3.8.0 at /usr/bin/python3.8" in first.compared[1]
+    assert "3.11 or 3.12 or 3.13" in first.what
+    assert first.instead is not None and "uv python install 3.11" in first.instead
+
+
+def test_an_interpreter_that_is_not_cpython_does_not_count() -> None:
+    facts = node_facts("cpu-laptop")
+    pypy = facts.model_copy(
+        update={"pythons": tuple(p.model_copy(update={"implementation": "pypy"}) for p in facts.pythons)}
+    )
+    assert decided(pypy).refused
+
+
+def test_a_standalone_interpreter_needs_none_on_the_node() -> None:
+    row = {"id": "s", "python": "3.13", "interpreter": {"kind": "standalone", "name": "cpython", "sha256": "b" * 64}}
+    got = decided(node_facts("v100-aws"), make_lock(row))
+    assert (got.variant_id, got.interpreter) == ("s", None)
+
+
+def test_an_unrecorded_hash_is_refused_and_another_variant_taken() -> None:
+    file = {"reason": "out of reach"}
+    bad = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113", **file)
+    bad["files"][0]["sha256"] = "unrecorded"
+    good = torch_package("1.10.0+cu113", "3.9", index="pytorch-cu113")
+    rows = [
+        {"id": "bad", "python": "3.9", "torch": "1.11.0", "flavour": "cu113", "packages": [bad]},
+        {"id": "good", "python": "3.9", "torch": "1.10.0", "flavour": "cu113", "packages": [good]},
+    ]
+    got = decided(node_facts("a100-azure"), make_lock(*rows))
+    assert got.variant_id == "good"
+    refusals = [d for c in got.candidates if c.variant_id == "bad" for d in c.decisions if d.verdict == "refuse"]
+    assert [d.rule for d in refusals] == ["hash-unrecorded"]
+    assert "out of reach" in refusals[0].what
+
+
+def test_another_architecture_is_refused() -> None:
+    got = decided(node_facts("cpu-laptop", arch="aarch64"))
+    assert got.refused and "platform" in rules(got, "refuse")
+
+
+def test_wheels_that_do_not_fit_the_c_library_are_refused() -> None:
+    row = {
+        "id": "m",
+        "python": "3.12",
+        "packages": [package("x", "1", file="x-1-cp312-cp312-manylinux_2_28_x86_64.whl")],
+    }
+    assert decided(node_facts("alpine"), make_lock(row)).refused
+    old = node_facts("v100-aws", pythons=["3.12.1"])
+    assert "no-fitting-file" in rules(decided(old, make_lock(row)), "refuse")
+    assert not decided(node_facts("b200"), make_lock(row)).refused
+
+
+def test_too_little_room_is_refused_and_doubtful_room_warns() -> None:
+    def at(free: int, **disk: Any) -> Resolution:
+        prefix = {"path": "/d", "free_bytes": free, "writable": True, **disk}
+        return decided(node_facts("cpu-laptop", more={"prefix": prefix}))
+
+    assert "disk-space" in rules(at(10**6), "refuse")
+    assert "disk-space" in rules(at(300 * 10**6), "warn")
+    assert not at(10 * GB).refused
+    assert "disk-space" in rules(at(10 * GB, quota_bytes=10**6), "refuse")
+    assert "disk-inodes" in rules(at(10 * GB, free_inodes=0), "refuse")
+
+
+def test_a_prefix_that_cannot_be_used_is_refused_with_the_reason() -> None:
+    prefix = {"path": "/d", "writable": False, "reason": "read-only file system"}
+    got = decided(node_facts("cpu-laptop", more={"prefix": prefix}))
+    assert got.refused and "read-only file system" in got.decisions[0].what
+
+
+def test_an_environment_that_is_there_needs_no_room_and_no_index() -> None:
+    lock = torch_lock()
+    digest = next(v for v in lock.variants if v.id == "cpu-py3.11").digest
+    prefix = {"path": "/d", "free_bytes": 0, "writable": True}
+    facts = stamped(node_facts("cpu-laptop", more={"prefix": prefix}), lock, digest)
+    got = decided(facts, lock, supply=Supply(reachable={"pytorch-cpu": False, "pypi": False}))
+    assert got.variant_id == "cpu-py3.11"
+    assert rules(got, "warn") == []
+
+
+def test_apex_from_source_is_decided_by_the_toolkits_on_the_node() -> None:
+    source = {
+        "name": "apex",
+        "git": "https://github.com/NVIDIA/apex",
+        "commit": "2" * 40,
+        "tree": "3" * 40,
+        "build": {"kind": "wheel", "flags": ["--cpp_ext", "--cuda_ext"]},
+    }
+    torch = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113")
+    row = {
+        "id": "opt",
+        "python": "3.9",
+        "torch": "1.11.0",
+        "flavour": "cu113",
+        "packages": [torch],
+        "sources": [source],
+    }
+    lock = make_lock(row)
+    assert "apex-cuda-check" in rules(decided(node_facts("a100-azure"), lock), "patch")
+    assert "nvcc-major" in rules(decided(node_facts("a100-azure", nvcc=["12.1"]), lock), "refuse")
+    assert "nvcc-absent" in rules(decided(node_facts("a100-azure", nvcc=[]), lock), "refuse")
+
+
+def test_a_mixed_fleet_is_decided_class_by_class() -> None:
+    torch = torch_package("1.11.0+cu113", "3.10", index="pytorch-cu113")
+    newer = torch_package("2.1.0+cu121", "3.10", index="pytorch-cu121")
+    lock = make_lock(
+        {"id": "exact", "python": "3.10", "torch": "1.11.0", "flavour": "cu113", "packages": [torch]},
+        {"id": "newer", "python": "3.10", "torch": "2.1.0", "flavour": "cu121", "packages": [newer]},
+    )
+    fleet = {f"a{i:02}": node_facts("a100-polaris", more={"node": f"a{i:02}"}) for i in range(60)}
+    fleet |= {f"h{i}": node_facts("h100", more={"node": f"h{i}"}) for i in range(4)}
+    got = resolve_fleet(fleet, lock, target(), compat())
+    assert {got[n].variant_id for n in fleet if n.startswith("a")} == {"exact"}
+    assert {got[n].variant_id for n in fleet if n.startswith("h")} == {"newer"}
+    classes = group(fleet)
+    assert [len(c.nodes) for c in classes] == [60, 4]
+    assert "H100" in classes[1].label
+
+
+def test_64_equal_nodes_cost_the_rules_of_one() -> None:
+    lock = torch_lock()
+    resolver = Resolver(lock, target(), compat())
+    for i in range(64):
+        prefix = {"path": "/d", "free_bytes": 500 * GB + i, "writable": True}
+        resolver.resolve(node_facts("b200", more={"node": f"n{i}", "prefix": prefix}))
+    assert resolver.evaluations == len(lock.variants)
+
+
+def test_supply_helpers_name_what_a_lock_needs() -> None:
+    lock = torch_lock(("3.11",))
+    file = lock.variants[0].packages[0].files[0].file
+    assert wanted_files(lock) == [file]
+    assert indexes_needed(lock) == ["pypi", "pytorch-cpu"]
+    facts = node_facts("cpu-laptop").model_copy(update={"files_found": {file: "/w"}})
+    assert indexes_needed(lock, facts) == ["pypi"]
+
+
+_text = st.text(max_size=12)
+_version = st.one_of(st.none(), _text, st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", fullmatch=True))
+_gpu = st.fixed_dictionaries(
+    {"index": st.integers(0, 16), "name": _text, "compute_capability": _version},
+    optional={"mig_enabled": st.none() | st.booleans()},
+)
+_python = st.fixed_dictionaries(
+    {"path": _text, "version": st.sampled_from(["3.11.2", "3.12", "", "x", "3"]) | _text},
+    optional={"packages": st.none() | st.dictionaries(_text, _text, max_size=3), "virtual": st.booleans()},
+)
+_tool = st.fixed_dictionaries({"path": _text | st.just("/usr/bin/gcc"), "version": _version.map(lambda v: v or "")})
+_count = st.none() | st.integers(-1, 10**15)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    more=st.fixed_dictionaries(
+        {
+            "os": st.fixed_dictionaries({"id": _text, "arch": st.sampled_from(["x86_64", "aarch64", "", "arm64"])}),
+            "libc": st.fixed_dictionaries({"kind": st.sampled_from(["glibc", "musl", ""]), "version": _text}),
+            "pythons": st.lists(_python, max_size=3),
+            "compilers": st.lists(_tool, max_size=2),
+            "nvcc": st.lists(_tool, max_size=2),
+            "gpus": st.lists(_gpu, max_size=3),
+            "gpus_physical": _count,
+            "visible_devices": st.none() | _text,
+            "driver": st.fixed_dictionaries(
+                {"version": _version, "cuda_ceiling": _version, "problem": st.none() | _text}
+            ),
+            "prefix": st.fixed_dictionaries(
+                {"path": _text, "free_bytes": _count, "free_inodes": _count, "writable": st.booleans()}
+            ),
+            "reachable": st.dictionaries(st.sampled_from(["pypi", "pytorch-cpu"]), st.booleans()),
+        }
+    )
+)
+def test_the_resolver_never_crashes_on_any_facts(more: dict[str, Any]) -> None:
+    facts = node_facts("cpu-laptop", more=more)
+    for fields in ({}, {"base": "system"}):
+        got = resolve(facts, torch_lock(), target(**fields), compat())
+        assert got.refused or got.variant_digest
+        assert not got.refused or any(d.verdict == "refuse" for d in got.decisions)
+
+
+@pytest.mark.parametrize("name", sorted(node_rows()))
+def test_every_shipped_example_node_is_decided(name: str) -> None:
+    got = decided(node_facts(name))
+    assert len(got.candidates) == 9
+    assert got.refused == (got.variant_id is None)

@@ -1,0 +1,275 @@
+"""The planner: which steps a node gets, what they ask, and what a user is told first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import Target
+from envbuild.plan import chosen_variant, make_plan, total_fetch
+from envbuild.resolve.engine import resolve_fleet
+from envbuild.resolve.expect import unexpected
+from envbuild.resolve.supply import Supply
+from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
+from tests.resolve.test_engine import TORCH_SITE, stamped, with_site
+
+
+@dataclass(frozen=True)
+class FakeTool:
+    name: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class FakeTools:
+    tools: tuple[FakeTool, ...] = (FakeTool("envbuild-node", "envbuild-node-1"), FakeTool("uv", "uv-2"))
+    uv: str = "/data/envbuild/tools/uv-2/uv"
+    interpreter: str | None = None
+
+
+CONTROLLER = {"host": "c", "boot_id": "b", "pid": 1}
+
+
+def planned(facts: NodeFacts | dict[str, NodeFacts], lock: Lock | None = None, **options: Any) -> Plan:
+    lock = lock or torch_lock()
+    fleet = facts if isinstance(facts, dict) else {facts.node: facts}
+    where: Target = options.pop("where", target())
+    supply = options.pop("supply", None)
+    resolutions = resolve_fleet(fleet, lock, where, compat(), supply)
+    tools = dict.fromkeys(fleet, options.pop("tools", FakeTools()))
+    return make_plan(
+        lock.stack,
+        lock.profile,
+        where,
+        lock,
+        fleet,
+        resolutions,
+        run="r1",
+        controller=CONTROLLER,
+        pyz_digest="d" * 64,
+        tools=tools,
+        **options,
+    )
+
+
+def only(plan: Plan) -> NodePlan:
+    assert len(plan.nodes) == 1
+    return plan.nodes[0]
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [step.kind for step in only(plan).steps]
+
+
+def request(plan: Plan, kind: str) -> dict[str, Any]:
+    step = next(step for step in only(plan).steps if step.kind == kind)
+    assert step.request is not None
+    return step.request
+
+
+def test_a_fresh_node_gets_every_step_in_order() -> None:
+    plan = planned(node_facts("cpu-laptop"))
+    assert kinds(plan) == ["toolchain", "install", "smoke", "activate"]
+    assert all(step.why for step in only(plan).steps)
+    assert not plan.nothing_to_do
+
+
+def test_the_environment_is_named_by_stack_profile_and_digest() -> None:
+    plan = planned(node_facts("cpu-laptop"))
+    node = only(plan)
+    assert node.environment == f"/data/envbuild/envs/torch-smoke-exact-{node.variant_digest[:12]}"
+
+
+def test_tools_that_are_there_are_not_put_again() -> None:
+    facts = node_facts("cpu-laptop", more={"toolchain": ["envbuild-node-1", "uv-2"]})
+    assert "toolchain" not in kinds(planned(facts))
+    partly = node_facts("cpu-laptop", more={"toolchain": ["uv-2"]})
+    step = only(planned(partly, tool_bytes={"envbuild-node-1": 7, "uv-2": 100})).steps[0]
+    assert "envbuild-node" in step.what and "uv" not in step.what.split(" into ")[0]
+    assert step.disk_bytes == 7
+
+
+def test_a_finished_current_environment_needs_nothing() -> None:
+    lock = torch_lock()
+    facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest)
+    plan = planned(facts, lock)
+    assert plan.nothing_to_do and kinds(plan) == []
+    assert plan.warnings == ()
+
+
+def test_a_finished_environment_that_is_not_current_is_only_activated() -> None:
+    lock = torch_lock()
+    facts = stamped(
+        node_facts("cpu-laptop", more={"toolchain": ["envbuild-node-1", "uv-2"]}),
+        lock,
+        lock.variants[0].digest,
+        current=False,
+    )
+    plan = planned(facts, lock)
+    assert kinds(plan) == ["activate"]
+    assert "another one is in use" in only(plan).steps[0].why
+
+
+def test_changed_variables_are_written_again() -> None:
+    lock = torch_lock()
+    facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest, variables={"A": "1"})
+    assert kinds(planned(facts, lock, where=target(environment={"A": "1"}))) == []
+    assert kinds(planned(facts, lock, where=target(environment={"A": "2"})))[-1:] == ["activate"]
+
+
+def test_repair_builds_a_finished_environment_again() -> None:
+    lock = torch_lock()
+    facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest)
+    plan = planned(facts, lock, repair=(facts.node,))
+    assert kinds(plan) == ["toolchain", "install", "smoke", "activate"]
+    assert request(plan, "install")["args"]["repair"] is True
+
+
+def test_a_half_built_environment_is_built() -> None:
+    lock = torch_lock()
+    facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest)
+    half = facts.environments[0].model_copy(update={"stamp": None})
+    assert "install" in kinds(planned(facts.model_copy(update={"environments": (half,)}), lock))
+
+
+def test_requests_hold_exactly_the_arguments_of_the_protocol() -> None:
+    index = {"pytorch-cpu": {"url": "https://download.pytorch.org/whl/cpu", "kind": "simple"}}
+    plan = planned(node_facts("cpu-laptop"), indexes=index)
+    install, smoke, activate = (request(plan, kind) for kind in ("install", "smoke", "activate"))
+    for one in (install, smoke, activate):
+        assert set(one) == {"protocol", "verb", "run", "prefix", "args"}
+        assert (one["protocol"], one["run"], one["prefix"]) == (1, "r1", "/data/envbuild")
+    assert set(install["args"]) == {
+        "environment", "stack", "profile", "variant", "interpreter", "tools", "artifacts", "cache", "tmp",
+        "controller", "wait",
+    }  # fmt: skip
+    assert install["args"]["interpreter"] == "/usr/bin/python3.11"
+    assert install["args"]["tools"] == {"uv": "/data/envbuild/tools/uv-2/uv"}
+    assert install["args"]["artifacts"] == {"find_links": [], "indexes": index, "offline": False, "sources": {}}
+    assert set(smoke["args"]) == {"environment", "variant", "items", "cuda", "tmp"}
+    assert smoke["args"]["cuda"] is False
+    assert set(activate["args"]) >= {"environment", "stack", "profile", "variant", "variables", "evidence"}
+
+
+def test_delivery_by_the_controller_makes_the_install_offline() -> None:
+    source = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1", size=5)], "sources": [source]})
+    plan = planned(node_facts("cpu-laptop"), lock, where=target(delivery="controller"))
+    assert kinds(plan) == ["toolchain", "deliver", "install", "smoke", "activate"]
+    artifacts = request(plan, "install")["args"]["artifacts"]
+    assert artifacts["offline"] is True and artifacts["find_links"] == ["/data/envbuild/store"]
+    assert list(artifacts["sources"]) == ["lib"]
+    deliver, install = only(plan).steps[1:3]
+    assert (deliver.fetch_bytes, install.fetch_bytes) == (5, 0)
+
+
+def test_estimates_count_one_file_a_package_and_say_what_has_no_size() -> None:
+    two = package("a", "1", size=100)
+    two["files"].append({"file": "a-1.tar.gz", "sha256": "c" * 64, "size": 999})
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [two, package("b", "1", size=None)]})
+    plan = planned(node_facts("cpu-laptop"), lock)
+    install = only(plan).steps[1]
+    assert install.fetch_bytes == 100
+    assert "no recorded size: b" in install.what
+    assert install.disk_bytes > 100 and install.inodes > 2 and install.seconds > 0
+    assert total_fetch(plan) == "0 kB"
+
+
+def test_gigabytes_for_a_missing_gpu_are_said_first() -> None:
+    where = target(expects={"gpus_per_node": 8})
+    plan = planned(node_facts("cpu-laptop"), where=where, supply=Supply(reachable={"pytorch-cpu": False}))
+    assert plan.warnings[0].startswith("916 MB to fetch")
+    assert any("expects 8 GPUs" in text for text in plan.warnings[1:])
+
+
+def test_a_refused_node_has_no_steps_and_is_named() -> None:
+    fleet = {
+        "good": node_facts("cpu-laptop", more={"node": "good"}),
+        "old": node_facts("v100-aws", more={"node": "old"}),
+    }
+    plan = planned(fleet)
+    assert [node.node for node in plan.nodes] == ["good"]
+    assert any(text.startswith("refused: the interpreter") and text.endswith("[old]") for text in plan.warnings)
+
+
+def test_the_same_warning_of_many_nodes_is_one_line() -> None:
+    fleet = {f"n{i}": node_facts("rtx4090", pythons=["3.11.2"], more={"node": f"n{i}"}) for i in range(5)}
+    plan = planned(fleet)
+    lines = [text for text in plan.warnings if "does not use the node's GPUs" in text]
+    assert len(lines) == 1 and lines[0].endswith("[n0, n1, n2 and 2 more]")
+
+
+def test_a_base_is_planned_with_what_it_provides() -> None:
+    facts = with_site(node_facts("b200"), TORCH_SITE)
+    plan = planned(facts, where=target(base="system"))
+    variant = request(plan, "install")["args"]["variant"]
+    assert variant["provided"] == TORCH_SITE
+    assert variant["digest"] == only(plan).variant_digest == only(plan).resolution.variant_digest
+    assert request(plan, "smoke")["args"]["cuda"] is True
+
+
+def test_a_cpu_torch_in_the_base_is_not_smoked_on_cuda() -> None:
+    facts = with_site(node_facts("b200"), {**TORCH_SITE, "torch": "2.13.0+cpu"})
+    assert request(planned(facts, where=target(base="system")), "smoke")["args"]["cuda"] is False
+
+
+def test_target_variables_stand_above_those_of_the_stack() -> None:
+    lock = make_lock({"id": "v", "python": "3.11", "environment": {"A": "stack", "B": "$(x) 'q'"}})
+    where = target(environment={"A": "target", "T": {"path": "/opt/topo.xml", "if": "exists"}})
+    variables = request(planned(node_facts("cpu-laptop"), lock, where=where), "activate")["args"]["variables"]
+    assert variables == {"A": "target", "B": "$(x) 'q'", "T": {"path": "/opt/topo.xml", "if": "exists"}}
+
+
+def test_floors_of_the_target_reach_the_smoke_test() -> None:
+    smoke = [{"name": "sound"}, {"name": "machine", "floors": {"gemm_tflops": 1.0}}]
+    lock = make_lock({"id": "v", "python": "3.11", "smoke": smoke})
+    where = target(floors={"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0})
+    items = request(planned(node_facts("cpu-laptop"), lock, where=where), "smoke")["args"]["items"]
+    assert items[0].get("floors", {}) == {}
+    assert items[1]["floors"] == {"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0}
+
+
+def test_cache_and_tmp_of_the_target_are_filled_in() -> None:
+    where = target(cache="/scratch/{user}/cache", tmp="{home}/tmp")
+    args = request(planned(node_facts("cpu-laptop"), where=where), "install")["args"]
+    assert (args["cache"], args["tmp"]) == ("/scratch/u/cache", "/home/u/tmp")
+
+
+def test_a_standalone_interpreter_comes_from_the_tools() -> None:
+    row = {"id": "s", "python": "3.13", "interpreter": {"kind": "standalone", "name": "cpython", "sha256": "b" * 64}}
+    tools = FakeTools(interpreter="/data/envbuild/tools/python-3/python/bin/python3")
+    plan = planned(node_facts("cpu-laptop"), make_lock(row), tools=tools)
+    assert only(plan).python == tools.interpreter
+    assert request(plan, "install")["args"]["interpreter"] == tools.interpreter
+
+
+def test_chosen_variant_needs_a_choice() -> None:
+    lock = torch_lock()
+    facts = node_facts("v100-aws")
+    refused = resolve_fleet({"n": facts}, lock, target(), compat())["n"]
+    with pytest.raises(KeyError):
+        chosen_variant(lock, refused, facts)
+
+
+@pytest.mark.parametrize(
+    ("node", "expects", "fits"),
+    [
+        ("a100-azure", {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8, "driver": ">=470"}, True),
+        ("a100-polaris", {"gpu": "A100-SXM4-80GB"}, False),
+        ("h200", {"gpu": "H200-SXM-141GB"}, True),
+        ("h100", {"gpu": "H200-SXM-141GB"}, False),
+        ("rtx4090", {"gpu": "RTX-4090", "gpus_per_node": 4}, True),
+        ("v100-aws", {"gpu": "V100-SXM2-16GB", "driver": ">=525"}, False),
+        ("v100-aws", {"driver": ">=470,<471"}, True),
+        ("cpu-laptop", {"gpu": "A100"}, False),
+        ("cpu-laptop", {"driver": ">=470"}, False),
+        ("cpu-laptop", {"gpus_per_node": 0}, True),
+    ],
+)
+def test_hardware_that_is_not_as_expected_is_said(node: str, expects: dict[str, Any], fits: bool) -> None:
+    assert (unexpected(node_facts(node), target(expects=expects)) == ()) is fits
