@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 OUTPUT_LIMIT = 64 * 1024 * 1024
 _GRACE = 0.5
+_DRAIN = 5.0
 
 
 class Finished:
@@ -167,32 +168,46 @@ def _collect(
     readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
     if stdin is not None and process.stdin is not None:
         threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-    timed_out = False
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        _LIVE.kill(process.pid, signal.SIGTERM)
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            _LIVE.kill(process.pid, signal.SIGKILL)
-            try:
-                process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                pass  # in uninterruptible sleep (a sick driver or file system): leave it behind
-    left = None if timeout is None else max(_GRACE, timeout - (time.monotonic() - begun))
+    timed_out = not _ends(process, readers, None if timeout is None else begun + timeout)
+    if timed_out:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _LIVE.kill(process.pid, number)
+            # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
+            if _ends(process, readers, time.monotonic() + _GRACE):
+                break
+    # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
+    _LIVE.kill(process.pid, signal.SIGKILL)
+    end = time.monotonic() + _DRAIN
     for reader in readers:
-        # A grandchild may keep the pipe open; it must not hold us longer than the deadline.
-        reader.join(_GRACE if timed_out else left)
+        reader.join(max(0.0, end - time.monotonic()))
     return Finished(
         rc=None if timed_out else process.returncode,
         out=readers[0].text(),
         err=readers[1].text(),
-        timed_out=timed_out or any(reader.is_alive() for reader in readers),
+        timed_out=timed_out,
         truncated=any(reader.size > limit for reader in readers),
         seconds=time.monotonic() - begun,
     )
+
+
+def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None") -> "bool":
+    """Wait until the program ends, at most until `end` on the monotonic clock.
+
+    The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
+    """
+    while process.poll() is None:
+        left = 3600.0 if end is None else end - time.monotonic()
+        if left <= 0:
+            return False
+        open_ = [reader for reader in readers if reader.is_alive()]
+        if open_:
+            open_[0].join(min(0.05, left))
+            continue
+        try:
+            process.wait(left)
+        except subprocess.TimeoutExpired:
+            pass
+    return True
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> "None":

@@ -7,7 +7,10 @@ say() { printf '%s=%s\n' "$1" "$2"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 user=$(id -un 2>/dev/null || id -u)
 home=${HOME:-/}
-data=${XDG_DATA_HOME:-$home/.local/share}
+case ${XDG_DATA_HOME-} in
+  /*) data=$XDG_DATA_HOME ;;
+  *) data=$home/.local/share ;;
+esac
 # {user}, {home} and {data} by parameter expansion alone: no sed that would read a name as a pattern
 fill() {
   left=$1 done_=

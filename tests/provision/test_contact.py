@@ -84,7 +84,7 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", "relative/and/so/ignored")
     found = contact.run_node("localhost", request("{data}/{user}/e"), Connection())
     assert found.findings["prefix"] == found.result()["prefix"]["path"]
     assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
