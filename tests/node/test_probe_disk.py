@@ -46,12 +46,6 @@ def test_file_or_dangling_link_in_the_way_is_named(tmp_path: Path) -> None:
     assert not probe_disk.disk_facts(str(tmp_path / "link"), {})["writable"]
 
 
-def test_folder_of_somebody_else_is_not_writable(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere: the refusal shows for an ordinary user only")
-    assert "not writable" in probe_disk.disk_facts("/usr/x", {})["reason"]
-
-
 def tree(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

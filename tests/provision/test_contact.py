@@ -146,6 +146,20 @@ def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
     assert contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
 
 
+def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
+    script = contact.build_script(request("/usr/envbuild-test"), node_pyz(), NONCE)
+    nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    argv = ["/bin/sh", "-s"]
+    done = subprocess.run(argv, input=script.encode(), capture_output=True, env=env, cwd="/", timeout=60, **nobody)
+    found = contact.parse_output(done.stdout, NONCE)
+    assert (found.findings["prefix_parent"], found.findings["prefix_writable"]) == ("/usr", "no")
+    if found.python is None:
+        pytest.skip("no Python that every user may run: the node program's own view is not proven here")
+    assert found.result()["prefix"]["writable"] is False
+    assert "not writable" in found.result()["prefix"]["reason"]
+
+
 def test_error_of_the_node_program_is_raised_as_it_was() -> None:
     found = contact.run_node("localhost", request("/x/../y"), Connection())
     assert found.exit == 2
