@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-_CACHED = re.compile(r"\A(.+)\.([a-z]+-\d+)(?:\.opt-([12]))?\.pyc\Z")
+_CACHED = re.compile(r"\A(.+?)\.([a-z]+-\d+)(?:\.opt-([12]))?\.pyc\Z")
 _DEADLINE = 1800.0
 
 # Runs under the environment's interpreter. Reads JSON lines [index, pyc, source, optimisation, may be stale], writes

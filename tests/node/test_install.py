@@ -115,7 +115,7 @@ def test_a_damaged_file_in_uvs_cache_is_noticed_and_removed(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)])
     node.build(variant)
     remove.run(node.request("remove", environment=str(node.environment(variant)), force=True))
-    cached = [path for path in node.cache.rglob("alpha/__init__.py")]
+    cached = list(node.cache.rglob("alpha/__init__.py"))
     assert cached
     for path in cached:
         path.write_bytes(path.read_bytes().replace(b"VERSION", b"VERZION"))

@@ -1,0 +1,129 @@
+"""Activation: variables arrive literally in a shell and through a module, and a kill leaves no half state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import shell
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import Node, make_variant, make_wheel, node
+
+__all__ = ["node"]
+NASTY = {
+    "A_COMMAND": "$(touch /nonexistent/x) `id` ${HOME}",
+    "B_QUOTES": 'it\'s "quoted" \\ back\\',
+    "C_TCL": "[exec id] {unbalanced } $env(HOME) ; # x",
+    "D_JINJA": "{{ lookup('pipe','id') }}",
+    "E_PLAIN": "1",
+    "F_UNICODE": "größe",
+    "G_EMPTY": "",
+}
+
+
+def show(names: list[str]) -> str:
+    """A shell line that prints the named variables as JSON."""
+    code = f"import os, json; print(json.dumps({{k: os.environ.get(k) for k in {json.dumps(names)}}}))"
+    return f"exec {sys.executable} -c '{code}'"
+
+
+@pytest.mark.parametrize("interpreter", ["dash", "bash", "sh"])
+def test_values_arrive_literally_in_a_shell(node: Node, interpreter: str) -> None:
+    program = shutil.which(interpreter)
+    if program is None:
+        pytest.skip(f"{interpreter} is not there")
+    there = {"path": str(node.top), "if": "exists"}
+    variables = {**NASTY, "H_THERE": there, "I_GONE": {"path": "/nonexistent/file", "if": "exists"}}
+    environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
+    names = [*variables, "VIRTUAL_ENV", "ENVBUILD_ENV", "PATH"]
+    script = f". '{environment}/.envbuild/activate.sh'\n{show(names)}"
+    done = subprocess.run([program, "-u", "-e"], input=script, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert {key: found[key] for key in NASTY} == NASTY
+    assert (found["H_THERE"], found["I_GONE"]) == (str(node.top), None)
+    assert found["VIRTUAL_ENV"] == found["ENVBUILD_ENV"] == str(environment)
+    assert found["PATH"].startswith(f"{environment}/bin:")
+    assert list((node.top / "home").iterdir()) == [], "no start-up file is written"
+
+
+def test_values_arrive_literally_through_a_module(node: Node) -> None:
+    places = ("/usr/lib/x86_64-linux-gnu/modulecmd.tcl", "/usr/share/modules/libexec/modulecmd.tcl")
+    program = next((path for path in places if os.path.exists(path)), None)
+    if program is None or shutil.which("tclsh") is None:
+        pytest.skip("no environment-modules (apt-get install environment-modules tcl): `module load` not tried")
+    values = {key: value for key, value in NASTY.items() if value}
+    variables = {**values, "I_GONE": {"path": "/nonexistent", "if": "exists"}}
+    environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
+    env = {**os.environ, "MODULEPATH": str(node.prefix / "modulefiles"), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run([program, "sh", "load", "envbuild/demo"], capture_output=True, text=True, env=env, check=True)
+    names = [*variables, "VIRTUAL_ENV", "PATH"]
+    text = subprocess.run(
+        ["sh"], input=done.stdout + "\n" + show(names), capture_output=True, text=True, env=env, check=True
+    )
+    found = json.loads(text.stdout)
+    assert {key: found[key] for key in values} == values
+    assert found["I_GONE"] is None
+    assert found["VIRTUAL_ENV"] == str(environment)
+    assert found["PATH"].startswith(f"{environment}/bin:")
+
+
+@pytest.mark.parametrize("variables", [{"A B": "1"}, {"A": "x\ny"}, {"1A": ""}, {"A": 1}, {"A": {"path": "\0"}}])
+def test_what_cannot_be_written_safely_is_refused(variables: dict[str, object]) -> None:
+    with pytest.raises(NodeError, match="cannot be set"):
+        shell.checked_variables(variables)
+
+
+STEPS = [
+    "paths.write_json:files.json",
+    "paths.write_json:stamp.json",
+    "paths.switch_link:demo",
+    "paths.write_atomic:demo",
+    "paths.write_json:installed.json",
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_anywhere_leaves_no_stamp_or_a_whole_one(node: Node, step: str, when: str) -> None:
+    old = make_variant([make_wheel(node.wheels)], id="old")
+    before = node.build(old)
+    variant = make_variant([make_wheel(node.wheels, version="2.0")], id="new")
+    call, name = step.split(":")
+    code = f"""
+import os, signal, sys, json
+from envbuild.node import install, activate, paths
+real = {call}
+def dying(path, *rest):
+    hit = os.path.basename(path) == {name!r}
+    if hit and {when!r} == "before": os.kill(os.getpid(), signal.SIGKILL)
+    out = real(path, *rest)
+    if hit: os.kill(os.getpid(), signal.SIGKILL)
+    return out
+{call} = dying
+first, second = json.load(sys.stdin)
+install.run(first); activate.run(second)
+"""
+    node.run = "run-killed"
+    args = {"environment": str(node.environment(variant)), "stack": "demo", "profile": "exact", "variant": variant}
+    data = json.dumps([node.install_request(variant), node.request("activate", **args)])
+    done = subprocess.run([sys.executable, "-c", code], input=data, text=True, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    result = node.verify(deep=True)
+    assert result["ok"], "what is in use is whole"
+    assert result["environment"] in (str(before), str(node.environment(variant)))
+    node.run = "run-after"
+    begun = time.monotonic()
+    after = node.build(variant)
+    assert time.monotonic() - begun < 60, "the dead run's lease holds nobody up"
+    result = node.verify(deep=True, variant=variant)
+    assert result["ok"]
+    assert result["environment"] == str(after)
+    assert Path(result["environment"]).parent == before.parent

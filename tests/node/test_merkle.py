@@ -1,0 +1,151 @@
+"""The Merkle root and the one hashing pass: what they cover, and what they normalise out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.node import merkle
+
+SITE = "lib/python3.11/site-packages"
+
+
+def tree(top: Path, files: dict[str, bytes]) -> Path:
+    for path, data in files.items():
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_bytes(data)
+    return top
+
+
+def root(top: Path, interpreter: str = "/data/py/bin/python3.11", **more: object) -> str:
+    entries = merkle.scan(str(top), merkle.Places(str(top), str(top.parent), interpreter), **more)  # type: ignore[arg-type]
+    return merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
+
+
+BASE = {"a/x.py": b"1\n", "a/y.bin": bytes(3_000_000), "b": b"", "big.txt": b"line\n" * 400_000}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda top: (top / "a/x.py").write_bytes(b"2\n"),
+        lambda top: (top / "a/y.bin").write_bytes(bytes(2_999_999) + b"\1"),
+        lambda top: (top / "b").rename(top / "c"),
+        lambda top: (top / "b").chmod(0o755),
+        lambda top: (top / "a/new").write_bytes(b""),
+        lambda top: (top / "b").unlink(),
+        lambda top: ((top / "b").unlink(), (top / "b").symlink_to("a/x.py")),
+        lambda top: (top / "a/x.py").replace(top / "x.py"),
+    ],
+)
+def test_every_real_change_gives_another_root(tmp_path: Path, change: object) -> None:
+    top = tree(tmp_path / "e", BASE)
+    before = root(top)
+    change(top)  # type: ignore[operator]
+    assert root(top) != before
+
+
+def test_times_umask_threads_and_byte_code_give_the_same_root(tmp_path: Path) -> None:
+    top = tree(tmp_path / "e", BASE)
+    before = root(top, threads=1)
+    os.utime(top / "b", (1, 1))
+    (top / "b").chmod(0o600)
+    tree(top, {"a/__pycache__/x.cpython-311.pyc": b"x", "z.pyc": b"x", f"{SITE}/q-1.dist-info/direct_url.json": b"{}"})
+    tree(top, {f"{SITE}/q-1.dist-info/uv_cache.json": b"{}", ".envbuild/stamp.json": b"{}"})
+    assert root(top, threads=4) == before
+    tree(top, {"a/__pycache__/planted.py": b"x"})
+    assert root(top) != before
+
+
+def test_places_are_replaced_in_text_links_and_pyvenv_cfg_only(tmp_path: Path) -> None:
+    roots = []
+    for name, python in (("one/prefix", "/data/py/bin/python3.11"), ("two/a/longer/prefix", "/usr/bin/python3.11")):
+        top = tmp_path / name / "envs" / "e"
+        script = f"#!{top}/bin/python\n{top}\n".encode()
+        if "longer" in name:
+            script = f"#!/bin/sh\n'''exec' '{top}/bin/python' \"$0\" \"$@\"\n' '''\n{top}\n".encode()
+        cfg = f"home = {os.path.dirname(python)}\nuv = {len(name)}\nversion_info = 3.11.7\n".encode()
+        tree(top, {"bin/run": script, "pyvenv.cfg": cfg, f"{SITE}/doc.txt": b"#!/usr/bin/python3.11\n"})
+        (top / "bin" / "python").symlink_to(python)
+        (top / "bin" / "inside").symlink_to(top / "bin" / "run")
+        roots.append(root(top, python))
+    assert roots[0] == roots[1]
+
+
+def test_binary_files_are_never_normalised(tmp_path: Path) -> None:
+    roots = []
+    for name in ("one", "two"):
+        top = tmp_path / name
+        tree(top, {"x.so": b"\0" + os.fsencode(top)})
+        roots.append(root(top))
+    assert roots[0] != roots[1]
+
+
+def test_a_text_with_a_placeholder_is_not_the_text_with_the_path(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    tree(one, {"x": os.fsencode(one)})
+    tree(two, {"x": b"@environment@"})
+    assert root(one) != root(two)
+
+
+def test_a_record_is_compared_without_order_and_without_what_differs(tmp_path: Path) -> None:
+    info = f"{SITE}/q-1.dist-info"
+    roots = []
+    for name, order in (("one", 1), ("two", -1)):
+        top = tmp_path / name
+        tree(top, {"bin/run": f"#!{top}/bin/python\n".encode(), f"{SITE}/q.py": b""})
+        rows = [
+            f"../../../bin/run,sha256={name},{len(name)}",
+            "q.py,sha256=47DEQpj8,0",
+            f"q-1.dist-info/direct_url.json,sha256={name},9",
+            "q-1.dist-info/RECORD,,",
+        ]
+        tree(top, {f"{info}/RECORD": "".join(f"{row}\n" for row in rows[::order]).encode()})
+        roots.append(root(top))
+    assert roots[0] == roots[1]
+    tree(tmp_path / "one", {f"{info}/RECORD": b"q.py,sha256=another,0\n"})
+    assert root(tmp_path / "one") != roots[0]
+
+
+def test_known_entries_are_used_only_for_untouched_files(tmp_path: Path) -> None:
+    top = tree(tmp_path / "e", BASE)
+    places = merkle.Places(str(top), str(tmp_path), "/x/python")
+    known = merkle.scan(str(top), places)
+    facts = (top / "a/x.py").stat()
+    (top / "a/x.py").write_bytes(b"2\n")
+    os.utime(top / "a/x.py", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    again = merkle.scan(str(top), places, known=known)
+    assert again["a/x.py"].raw != known["a/x.py"].raw
+    assert again["b"] is known["b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "matches"),
+    [
+        ("metaseq/version.py", "metaseq/version.py", True),
+        ("a/helpers.cpython-311.so", "a/helpers*.so", True),
+        ("a/b/helpers.so", "a/*.so", False),
+        ("a/b/helpers.so", "**/*.so", True),
+        ("helpers.so", "**/*.so", True),
+        ("build/x/y", "build/**", True),
+        ("built/x", "build/**", False),
+    ],
+)
+def test_generated_patterns_stay_within_folders(path: str, pattern: str, matches: bool) -> None:
+    assert merkle.glob_match(path, pattern) is matches
+
+
+names = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
+leaves = st.tuples(st.sampled_from(["file", "text"]), st.text("0123456789abcdef", min_size=64, max_size=64))
+
+
+@given(st.dictionaries(names, leaves, max_size=6), st.dictionaries(names, leaves, max_size=6))
+def test_different_file_lists_have_different_roots(
+    one: dict[str, tuple[str, str]], two: dict[str, tuple[str, str]]
+) -> None:
+    roots = [merkle.root_of({k: [tag, d, 0, 0] for k, (tag, d) in files.items()}) for files in (one, two)]
+    assert (roots[0] == roots[1]) == (one == two)

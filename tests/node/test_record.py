@@ -1,0 +1,68 @@
+"""Names, versions and RECORD rows as they are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from envbuild.node import merkle, record
+from tests.node.test_merkle import SITE, tree
+
+INFO = f"{SITE}/q-1.dist-info"
+EMPTY = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+
+
+def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
+    tree(top, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": rows.encode()})
+    tree(top, {f"{SITE}/{path}": data for path, data in files.items()})
+    entries = merkle.scan(str(top), merkle.Places(str(top), str(top.parent), "/x"))
+    return [(each["path"], each["kind"]) for each in record.check(str(top), entries)[1]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (f"q,{EMPTY},0\n", None),
+        (f"q,{EMPTY}=,0\n", None),
+        ("q,,\n", None),
+        ("q,sha256=AAAA,0\n", "changed"),
+        ("q,md5=1B2M2Y8AsgTpgAmY7PhCfg,0\n", "changed"),
+        ("q,sha512=z4PhNX7vuL3xVChQ1m2AB9Yg5AULVxXcg_SpIdNs6c5H0NE8XYXysP-DGNKHfuwvY7kxvUdBeoGlODJ6-SfaPg,0\n", None),
+        (f"gone,{EMPTY},0\n", "missing"),
+        (f"../../../../../../etc/passwd,{EMPTY},0\n", "outside"),
+        ("__pycache__/q.cpython-311.pyc,sha256=AAAA,0\n", None),
+        (f'"q",{EMPTY},0\r\n', None),
+    ],
+)
+def test_every_row_is_compared(tmp_path: Path, rows: str, kind: str | None) -> None:
+    found = mismatches(tmp_path / "e", rows, q=b"")
+    assert [each for _, each in found] == ([kind] if kind else [])
+
+
+def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
+    tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
+    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
+    assert record.check(str(tmp_path), entries)[1][0]["kind"] == "no-record"
+
+
+def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> None:
+    vendored = f"{SITE}/setuptools/_vendor/w-1.dist-info/RECORD"
+    tree(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
+    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
+    assert entries[vendored].tag == "file"
+    assert record.check(str(tmp_path), entries) == (0, [])
+
+
+@given(st.from_regex(r"\A[0-9]{1,3}(\.[0-9]{1,3}){0,3}((a|b|rc)[0-9]|\.post[0-9]|\.dev[0-9])?(\+cpu)?\Z"), st.data())
+def test_versions_are_equal_exactly_when_packaging_says_so(text: str, data: st.DataObject) -> None:
+    other = data.draw(st.sampled_from([text, text.replace(".0", ""), "0" + text, text.upper(), "v" + text, text + "1"]))
+    same = Version(text) == Version(other)
+    assert (record.normal_version(text) == record.normal_version(other)) is same
+
+
+def test_names_are_compared_in_normal_form() -> None:
+    assert record.normal_name("Flash_Attn.Core--x") == "flash-attn-core-x"

@@ -1,0 +1,223 @@
+"""Git sources: pinned by commit and tree, reached through git's own insteadOf."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import sources
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import Node, git, make_repository, make_variant, make_wheel, node, redirect_git, site
+
+__all__ = ["node"]
+
+# A PEP 517 backend of a few lines, so that builds need no package index.
+BACKEND = """
+import base64, hashlib, os, zipfile
+def _wheel(folder, files):
+    name = os.path.basename(NAME)
+    info = name + "-1.0.dist-info"
+    files[info + "/METADATA"] = "Metadata-Version: 2.1\\nName: %s\\nVersion: 1.0\\n" % name
+    files[info + "/WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        rows.append("%s,sha256=%s,%d" % (path, digest, len(text.encode())))
+    files[info + "/RECORD"] = "\\n".join(rows) + "\\n" + info + "/RECORD,,\\n"
+    wheel = name + "-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, wheel), "w") as archive:
+        for path, text in files.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return wheel
+NAME = "lib"
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    flags = repr((config_settings or {}).get("--build-option"))
+    code = open("lib/__init__.py").read()
+    return _wheel(wheel_directory, {"lib/__init__.py": code, "lib/flags.py": "F = " + flags + "\\n"})
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    return _wheel(wheel_directory, {"lib.pth": os.getcwd() + "\\n"})
+"""
+PROJECT = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\n'
+    'name = "lib"\nversion = "1.0"\n',
+    "backend.py": BACKEND,
+    "lib/__init__.py": "VALUE = 41\n",
+}
+SETUP = """
+import os, sys
+assert sys.argv[1:] == ["build_ext", "--inplace", "--fast"], sys.argv
+os.makedirs("build/temp")
+open("helpers.so", "w").write("built with " + os.environ["MY_ARCH"])
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of repositories that https://git.example.org/ leads to."""
+    redirect_git(monkeypatch, tmp_path / "hub")
+    return tmp_path / "hub"
+
+
+def pin(hub: Path, name: str, files: dict[str, str], **more: Any) -> dict[str, Any]:
+    commit, tree = make_repository(hub / name, files)
+    return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
+
+
+def run_python(environment: Path, code: str) -> str:
+    argv = [str(environment / "bin" / "python"), "-I", "-c", code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int) -> NodeError:
+    with pytest.raises(NodeError) as found:
+        node.install(variant)
+    assert (found.value.code, found.value.exit_code) == (code, exit_code), found.value.why
+    assert list((node.prefix / "envs").iterdir()) == [], "nothing is left"
+    return found.value
+
+
+def test_a_wheel_is_built_from_the_pinned_tree_with_its_flags(node: Node, hub: Path) -> None:
+    source = pin(hub, "lib", PROJECT, install="wheel", build={"kind": "wheel", "flags": ["fast_ext"]})
+    make_repository(hub / "lib", {"lib/__init__.py": "VALUE = 'moved'\n"})
+    environment = node.build(make_variant([], sources=[source]))
+    assert run_python(environment, "import lib, lib.flags; print(lib.VALUE, lib.flags.F)") == "41 --fast_ext"
+    assert not (environment / "src").exists()
+    assert node.verify(deep=True)["ok"]
+
+
+def test_an_editable_source_drifts_but_not_by_its_generated_files(node: Node, hub: Path) -> None:
+    source = pin(hub, "lib", PROJECT, install="editable", generated=["lib/version.py", "**/*.so"])
+    environment = node.build(make_variant([], sources=[source]))
+    assert (
+        run_python(environment, "import lib; print(lib.VALUE, lib.__file__)")
+        == f"41 {environment}/src/lib/lib/__init__.py"
+    )
+    assert not (environment / "src" / "lib" / ".git").exists()
+    (environment / "src" / "lib" / "lib" / "version.py").write_text("V = 1\n")
+    (environment / "src" / "lib" / "lib" / "helpers.so").write_text("x")
+    assert run_python(environment, "import lib.version") == ""
+    (environment / "src" / "lib" / "lib" / "version.py").write_text("V = 'another'\n")
+    assert node.verify(deep=True)["drift"] == []
+    (environment / "src" / "lib" / "lib" / "__init__.py").write_text("VALUE = 42\n")
+    (environment / "src" / "lib" / "lib" / "planted.py").write_text("")
+    result = node.verify(deep=True)
+    assert not result["ok"]
+    drift = {each["path"]: each["kind"] for each in result["drift"]}
+    assert drift["src/lib/lib/__init__.py"] == "changed"
+    assert drift["src/lib/lib/planted.py"] == "extra"
+    assert not any("version" in path or "helpers" in path for path in drift)
+
+
+def test_a_path_source_is_on_sys_path_and_builds_in_place(node: Node, hub: Path) -> None:
+    files = {"setup.py": SETUP, "sub/mod.py": "X = 5\n"}
+    build = {"kind": "inplace", "flags": ["fast"]}
+    source = pin(hub, "megatron", files, install="path", build=build, generated=["helpers*.so"])
+    environment = node.build(make_variant([], sources=[source], environment={"MY_ARCH": "9.0"}))
+    assert run_python(environment, "import sub.mod; print(sub.mod.X)") == "5"
+    assert (environment / "src" / "megatron" / "helpers.so").read_text() == "built with 9.0"
+    assert not (environment / "src" / "megatron" / "build").exists()
+    assert node.verify(deep=True)["ok"]
+
+
+def test_a_failing_build_says_its_output(node: Node, hub: Path) -> None:
+    source = pin(
+        hub, "bad", {"setup.py": "raise SystemExit('no compiler here')"}, install="path", build={"kind": "inplace"}
+    )
+    assert "no compiler here" in fail(node, make_variant([], sources=[source]), "build-failed", 4).why
+
+
+def test_a_wrong_tree_is_refused_before_any_package_is_installed(node: Node, hub: Path) -> None:
+    source = dict(pin(hub, "lib", PROJECT), tree="1" * 40)
+    error = fail(node, make_variant([make_wheel(node.wheels)], sources=[source]), "tree-mismatch", 5)
+    assert "1" * 40 in error.why
+    assert not list(node.cache.rglob("alpha*")), "no package was touched"
+
+
+def test_a_missing_commit_and_a_missing_repository(node: Node, hub: Path) -> None:
+    source = pin(hub, "lib", PROJECT)
+    error = fail(node, make_variant([], sources=[dict(source, commit="1" * 40)]), "commit-missing", 5)
+    assert "https://git.example.org/lib" in error.what
+    fail(node, make_variant([], sources=[dict(source, git="https://git.example.org/none")]), "source-unreachable", 4)
+
+
+def test_a_commit_that_no_branch_names_any_more_is_missing_not_replaced(node: Node, hub: Path) -> None:
+    source = pin(hub, "lib", PROJECT)
+    git(hub / "lib", "commit", "-q", "--amend", "-m", "forced")
+    git(hub / "lib", "reflog", "expire", "--expire=now", "--all")
+    git(hub / "lib", "gc", "-q", "--prune=now")
+    fail(node, make_variant([], sources=[source]), "commit-missing", 5)
+
+
+def test_submodules_are_pinned_and_gitmodules_urls_are_never_followed(node: Node, hub: Path) -> None:
+    commit, tree = make_repository(hub / "inner", {"inner.py": "Y = 7\n"})
+    outer = hub / "outer"
+    make_repository(outer, {"outer.py": ""})
+    git(outer, "submodule", "-q", "add", f"file://{hub}/inner", "third/inner")
+    text = '[submodule "x"]\n\tpath = third/inner\n\turl = ext::sh -c touch% /nonexistent\n'
+    part = {"path": "third/inner", "git": "https://git.example.org/inner", "commit": commit, "tree": tree}
+    source = pin(hub, "outer", {".gitmodules": text}, install="path", submodules=[part])
+    environment = node.build(make_variant([], sources=[source]))
+    assert (environment / "src" / "outer" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"
+    assert not list((environment / "src").rglob(".git"))
+    node.run = "run-2"
+    other, other_tree = make_repository(hub / "inner", {"inner.py": "Y = 8\n"})
+    moved = dict(source, submodules=[dict(part, commit=other, tree=other_tree)])
+    with pytest.raises(NodeError) as found:
+        node.install(make_variant([], sources=[moved]))
+    assert (found.value.code, found.value.exit_code) == ("tree-mismatch", 5)
+
+
+def test_a_submodule_path_through_a_link_is_refused(node: Node, hub: Path, tmp_path: Path) -> None:
+    outer = hub / "outer"
+    outer.mkdir(parents=True)
+    (outer / "third").symlink_to(tmp_path)
+    part = {"path": "third/inner", "git": "https://git.example.org/inner", "commit": "1" * 40, "tree": "2" * 40}
+    source = pin(hub, "outer", {"a": ""}, install="path", submodules=[part])
+    fail(node, make_variant([], sources=[source]), "tree-mismatch", 5)
+    assert not (tmp_path / "inner").exists()
+
+
+def test_a_bundle_stands_in_for_the_network(node: Node, hub: Path, tmp_path: Path) -> None:
+    source = pin(hub, "lib", PROJECT, install="path")
+    git(hub / "lib", "bundle", "create", "-q", str(tmp_path / "lib.bundle"), "--all")
+    source["git"] = "https://unreachable.invalid/lib"
+    variant = make_variant([], sources=[source])
+    node.install(variant, artifacts={"offline": True, "sources": {"lib": str(tmp_path / "lib.bundle")}})
+    assert (node.environment(variant) / "src" / "lib" / "backend.py").exists()
+
+
+def test_hooks_and_filters_of_the_user_do_not_run(node: Node, hub: Path, tmp_path: Path) -> None:
+    hook = tmp_path / "hooks" / "post-checkout"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    config = hub / "gitconfig"
+    config.write_text(config.read_text() + f"[core]\n\thooksPath = {hook.parent}\n\tautocrlf = true\n")
+    source = pin(hub, "lib", {**PROJECT, "a.txt": "one\ntwo\n"}, install="path")
+    environment = node.build(make_variant([], sources=[source]))
+    assert (environment / "src" / "lib" / "a.txt").read_bytes() == b"one\ntwo\n"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../b", "-x", "a//b", ".git/x", ""])
+def test_a_submodule_path_stays_inside_its_source(path: str) -> None:
+    part = {"path": path, "git": "https://git.example.org/i", "commit": "1" * 40, "tree": "2" * 40}
+    source = {
+        "name": "s",
+        "git": "https://git.example.org/s",
+        "commit": "1" * 40,
+        "tree": "2" * 40,
+        "submodules": [part],
+    }
+    with pytest.raises(NodeError, match="not a path inside a source"):
+        sources.check_supported([source])
+
+
+def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hub: Path) -> None:
+    source = pin(hub, "lib", PROJECT, install="path", path="lib")
+    environment = node.build(make_variant([], sources=[source]))
+    listed = (site(environment) / "envbuild-source-lib.pth").read_text()
+    assert listed == f"{environment}/src/lib/lib\n"

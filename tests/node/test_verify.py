@@ -1,0 +1,159 @@
+"""`verify`: what has drifted is named file by file, and nothing is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import MINOR, Node, make_variant, make_wheel, node, site
+
+__all__ = ["node"]
+FILES = {"alpha/__init__.py": b"VALUE = 1\n", "alpha/data.bin": bytes(range(256)), "alpha/tool.sh": b"#!/bin/sh\n"}
+
+
+@pytest.fixture
+def built(node: Node) -> Path:
+    return node.build(make_variant([make_wheel(node.wheels, files=FILES)]))
+
+
+WRITES = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+
+def cached(environment: Path, module: str = "alpha") -> Path:
+    source = site(environment) / module / "__init__.py"
+    subprocess.run([str(environment / "bin" / "python"), "-c", f"import {module}"], check=True, env=WRITES)
+    path = Path(importlib.util.cache_from_source(str(source)))
+    assert path.exists()
+    return path
+
+
+def test_an_untouched_environment_passes_and_nothing_is_written(node: Node, built: Path) -> None:
+    cached(built)
+    before = {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")}
+    result = node.verify(deep=True)
+    assert result["ok"]
+    assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
+    assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
+
+
+def test_one_flipped_byte_is_named(node: Node, built: Path) -> None:
+    path = site(built) / "alpha" / "data.bin"
+    facts = path.stat()
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert node.verify()["ok"], "the fast check reads no contents"
+    result = node.verify(deep=True)
+    assert not result["ok"]
+    assert result["drift"] == [{"path": str(path.relative_to(built)), "kind": "changed"}]
+
+
+def test_missing_extra_and_mode_are_told_apart_and_counted(node: Node, built: Path) -> None:
+    (site(built) / "alpha" / "data.bin").unlink()
+    (site(built) / "alpha" / "tool.sh").chmod(0o755)
+    for number in range(30):
+        (site(built) / f"planted{number:02}.pth").write_text("import os\n")
+    result = node.verify(deep=True, limit=3)
+    assert (len(result["drift"]), result["drift_count"]) == (3, 32)
+    kinds = {each["kind"] for each in node.verify(deep=True, limit=100)["drift"]}
+    assert kinds == {"missing", "extra", "mode"}
+
+
+@pytest.mark.parametrize("how", ["pipe", "link"])
+def test_a_file_that_became_something_else_is_drift(node: Node, built: Path, how: str, tmp_path: Path) -> None:
+    path = site(built) / "alpha" / "data.bin"
+    shutil.copy(path, tmp_path / "same.bin")
+    path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "same.bin")
+    assert node.verify(deep=True)["drift"] == [{"path": str(path.relative_to(built)), "kind": "changed"}]
+
+
+def test_a_removed_package_fails_the_fast_check(node: Node, built: Path) -> None:
+    shutil.rmtree(site(built) / "alpha-1.0.dist-info")
+    result = node.verify()
+    assert not result["ok"]
+    assert "alpha 1.0 is missing" in json.dumps(result["checks"])
+
+
+def test_another_variant_another_version_and_an_extra_package(node: Node, built: Path) -> None:
+    other = make_variant([make_wheel(node.wheels, version="3.0")])
+    says = json.dumps(node.verify(variant=other)["checks"])
+    assert "the stamp says variant" in says
+    assert "alpha is 1.0, the lock says 3.0" in says
+    shutil.copytree(site(built) / "alpha-1.0.dist-info", site(built) / "beta-1.0.dist-info")
+    metadata = site(built) / "beta-1.0.dist-info" / "METADATA"
+    metadata.write_text("Name: beta\nVersion: 1.0\n")
+    assert "beta 1.0 is there and not in the stamp" in json.dumps(node.verify()["checks"])
+
+
+def test_a_planted_pyc_that_the_interpreter_would_run_is_refused(node: Node, built: Path, tmp_path: Path) -> None:
+    source = site(built) / "alpha" / "__init__.py"
+    pyc = cached(built)
+    evil = tmp_path / "evil.py"
+    evil.write_bytes(b"VALUE = 2\n")
+    os.utime(evil, ns=(source.stat().st_mtime_ns, source.stat().st_mtime_ns))
+    py_compile.compile(str(evil), cfile=str(pyc), doraise=True)
+    out = subprocess.run([str(built / "bin" / "python"), "-c", "import alpha; print(alpha.VALUE)"], capture_output=True)
+    assert out.stdout == b"2\n", "the planted code really runs"
+    result = node.verify(deep=True)
+    assert [(each["path"], each["kind"]) for each in result["drift"]] == [
+        (str(pyc.relative_to(built)), "pyc-not-from-source")
+    ]
+    assert not result["ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("alpha/__pycache__/ghost.cpython-311.pyc", b""),
+        ("alpha/__pycache__/__init__.cpython-399.pyc", b""),
+        ("alpha/ghost.pyc", b""),
+        ("alpha/__pycache__/__init__.cpython-{tag}.pyc", importlib.util.MAGIC_NUMBER + bytes(12) + b"\xe3\xff\xff"),
+        ("alpha/__pycache__/__init__.cpython-{tag}.pyc", b"short"),
+    ],
+)
+def test_orphan_foreign_and_broken_pycs_are_refused(node: Node, built: Path, name: str, data: bytes) -> None:
+    path = site(built) / name.replace("{tag}", MINOR.replace(".", ""))
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    assert [each["kind"] for each in node.verify(deep=True)["drift"]] == ["pyc-not-from-source"]
+
+
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_optimised_byte_code_is_what_its_source_gives(node: Node, built: Path, flag: str) -> None:
+    subprocess.run([str(built / "bin" / "python"), flag, "-c", "import alpha, json.tool"], check=True, env=WRITES)
+    assert list(site(built).rglob("*.opt-*.pyc"))
+    assert node.verify(deep=True)["ok"]
+
+
+def test_a_list_of_files_that_was_edited_is_noticed(node: Node, built: Path) -> None:
+    path = built / ".envbuild" / "files.json"
+    files = json.loads(path.read_text())
+    files.popitem()
+    path.write_text(json.dumps(files))
+    result = node.verify(deep=True)
+    assert not result["ok"]
+    assert result["drift"] == [{"path": ".envbuild/files.json", "kind": "changed"}]
+
+
+def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -> None:
+    (node.prefix / "current" / "demo").unlink()
+    assert node.verify(environment=str(built))["ok"]
+    with pytest.raises(NodeError, match="in use"):
+        node.verify()
+    (built / ".envbuild" / "stamp.json").write_text("{")
+    assert not node.verify(environment=str(built))["ok"]
+    with pytest.raises(NodeError, match="there is no environment"):
+        node.verify(environment=str(built) + "0")
