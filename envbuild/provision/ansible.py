@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.processes import end_marked
+from envbuild.provision.processes import end_marked, end_orphans, marker_value
 
 if TYPE_CHECKING:
     from envbuild.provision.inventory import Inventory
@@ -98,10 +98,12 @@ def run_playbook(
     private = run_dir / "ansible" / playbook.stem
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     inventory.write(private / "inventory.yml")
+    # A killed envbuild cannot end what it started; until that has ended, it would hold the prefix.
+    end_orphans(MARKER)
     # A short path: OpenSSH's control sockets must fit in 108 bytes.
     with tempfile.TemporaryDirectory(prefix="envbuild-") as sockets:
         (private / "ansible.cfg").write_text(_configuration(private, Path(sockets)), encoding="utf-8")
-        marker = f"{os.getpid()}-{time.monotonic_ns()}"
+        marker = marker_value()
         watch = _Watch(cancel, time.monotonic() + deadline, marker)
         with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import IO, Any, Literal, cast
 
 from envbuild.errors import EnvbuildError, ExitCode
 
@@ -149,6 +150,21 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
         head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind == "tree" for tool in tools))
         out.seek(0)
         out.write(head)
+
+
+def read_answer(stdout: str) -> dict[str, Any] | None:
+    """What a payload said: `ok`, `changed`, and `error` (as of the node program) or `placed`, `present`, `checked`.
+
+    It is the last line that is a JSON object (a terminal on the way mixes stderr in); None when there is none.
+    """
+    for line in reversed(stdout.splitlines()):
+        if line.startswith("{"):
+            try:
+                data = json.loads(line)
+            except ValueError:
+                return None
+            return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
+    return None
 
 
 def _head(prefix: str, puts: Iterable[str], *, packed: bool, gzip_needed: bool) -> bytes:

@@ -13,10 +13,44 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
+def marker_value() -> str:
+    """A value for a marker that names its owner, this process: pid, its start time, and what makes it unique."""
+    return f"{os.getpid()}.{started(os.getpid())}.{time.monotonic_ns()}"
+
+
+def started(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (proc(5), field 22); None when it has ended."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def end_orphans(name: str, *, grace: float = 5.0) -> list[int]:
+    """End processes whose marker names an owner that was killed before it could end them. Returns their ids."""
+    values = {value for value in _marked(name).values() if not _owner_lives(value)}
+    return [process for value in values for process in end_marked(name, value, grace=grace)]
+
+
+def _owner_lives(value: str) -> bool:
+    pid, _, rest = value.partition(".")
+    start = rest.partition(".")[0]
+    if not pid.isdigit() or not start.isdigit():
+        return True
+    return started(int(pid)) == int(start)
+
+
 def find_marked(name: str, value: str) -> list[int]:
     """Process ids, not the caller's, whose environment at their start had `name=value`."""
-    wanted = os.fsencode(f"{name}={value}")
-    found = []
+    return [process for process, found in _marked(name).items() if found == value]
+
+
+def _marked(name: str) -> dict[int, str]:
+    """The marker's value by process id, for every process of this user that has one."""
+    wanted = os.fsencode(f"{name}=")
+    found: dict[int, str] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -25,8 +59,11 @@ def find_marked(name: str, value: str) -> list[int]:
         except OSError:
             # Gone meanwhile, or another user's.
             continue
-        if wanted in environment.split(b"\0"):
-            found.append(int(entry.name))
+        if wanted not in environment:
+            continue
+        for setting in environment.split(b"\0"):
+            if setting.startswith(wanted):
+                found[int(entry.name)] = os.fsdecode(setting[len(wanted) :])
     return found
 
 

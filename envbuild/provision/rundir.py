@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
+from envbuild.provision.processes import started
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
 
@@ -133,7 +134,7 @@ def process_identity() -> dict[str, Any]:
         "host": socket.gethostname(),
         "boot_id": _boot_id(),
         "pid": os.getpid(),
-        "pid_started": _started(os.getpid()),
+        "pid_started": started(os.getpid()),
     }
 
 
@@ -174,8 +175,8 @@ def _alive(identity: dict[str, Any]) -> bool:
     pid = identity.get("pid")
     if identity.get("boot_id") != _boot_id() or not isinstance(pid, int):
         return False
-    started = _started(pid)
-    return started is not None and started == identity.get("pid_started", started)
+    since = started(pid)
+    return since is not None and since == identity.get("pid_started", since)
 
 
 def _boot_id() -> str:
@@ -183,13 +184,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), field 22); None for none or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,82 @@
+"""Options that several verbs share: which stack, profile, target and where; flags above configuration."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from envbuild.config import Config
+    from envbuild.provision.prepare import Choice
+    from envbuild.provision.work import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
+    click.option("-s", "--stack", metavar="STACK", help="What: a shipped stack, or a file (./my.yaml)."),
+    click.option("--profile", metavar="NAME", help="Profile of the stack."),
+    click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
+    click.option("--host", "hosts", multiple=True, metavar="HOSTS", help="Only these hosts: gpu[01-04], repeatable."),
+)
+_BUILD_OPTIONS = (
+    click.option("--variant", metavar="ID", help="Build this variant of the lock."),
+    click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
+    click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
+    click.option("--cache", metavar="DIR", help="Cache folder on the nodes."),
+    click.option(
+        "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for another envbuild this long."
+    ),
+)
+
+
+def place_options(function: F) -> F:
+    """`--target`, `--stack`, `--profile`, `--prefix`, `--host`."""
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
+
+
+def build_options(function: F) -> F:
+    """The place options and those that choose what is built."""
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed((*_OPTIONS, *_BUILD_OPTIONS)), function)
+
+
+def configured(flags: dict[str, Any]) -> Config:
+    """Configuration with the flags of a command on top."""
+    from envbuild.config import KEYS, load_config
+
+    return load_config({key: value for key, value in flags.items() if key in KEYS and value is not None})
+
+
+def choice_of(flags: dict[str, Any], config: Config) -> Choice:
+    """What the user asked for, flags above configuration."""
+    from envbuild.provision.prepare import Choice
+
+    named = flags.get("target") or config.target
+    return Choice(
+        target=named,
+        # A stack from a configuration file must not replace what a target named on the command line stands for.
+        stack=flags.get("stack") or (None if flags.get("target") else config.stack),
+        profile=flags.get("profile") or config.profile,
+        prefix=config.prefix,
+        variant=flags.get("variant"),
+        interpreter=flags.get("interpreter"),
+        base=flags.get("base"),
+        cache=config.cache,
+        hosts=tuple(flags.get("hosts") or ()),
+    )
+
+
+def settings_of(config: Config, *, repair: bool = False, command: tuple[str, ...] = ()) -> Settings:
+    """How a run behaves, from the configuration."""
+    from envbuild.provision.work import Settings
+
+    return Settings(
+        runs_root=config.runs_root,
+        toolchain_file=config.toolchain,
+        wait=config.wait,
+        repair=repair,
+        command=command,
+    )

@@ -1,0 +1,121 @@
+"""`envbuild provision` and `envbuild plan`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.choose import build_options, choice_of, configured, settings_of
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import gravest
+
+if TYPE_CHECKING:
+    from envbuild.model.plan import Plan
+    from envbuild.provision.prepare import Prepared
+    from envbuild.provision.survey import Survey
+
+
+@click.command("provision")
+@build_options
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("--print-script", is_flag=True, help="Print a bash file that does the same without envbuild, and stop.")
+@click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
+@click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
+@common_options
+def provision(ui: Ui, /, dry_run: bool, print_script: bool, repair: bool, no_locked: bool, **flags: Any) -> int:
+    """Build the environment of a stack on a target, test it, verify it and write the report."""
+    from envbuild.provision.prepare import prepare
+
+    config = configured(flags)
+    prepared = prepare(choice_of(flags, config), locked=not no_locked)
+    settings = settings_of(config, repair=repair, command=("envbuild", *sys.argv[1:]))
+    if dry_run or print_script:
+        return _plan_only(ui, prepared, settings, script=print_script)
+    return _provision(ui, prepared, settings)
+
+
+@click.command("plan")
+@build_options
+@common_options
+def plan(ui: Ui, /, **flags: Any) -> int:
+    """Say what would run where, and why; the same as `provision --dry-run`."""
+    from envbuild.provision.prepare import prepare
+
+    config = configured(flags)
+    return _plan_only(ui, prepare(choice_of(flags, config)), settings_of(config), script=False)
+
+
+def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.flow import dry_run
+
+    with RunProgress(ui) as progress:
+        made, survey = dry_run(prepared, settings, progress)
+    errors = {node: error.as_dict() for node, error in survey.errors.items()}
+    data = {"plan": made.to_json_dict(), "errors": errors}
+    if script:
+        from envbuild.print_script import render_script
+
+        text = render_script(made, prepared.lock)
+        ui.result({**data, "script": text}, lambda: text)
+    else:
+        ui.result(data, lambda: plan_text(made, survey))
+    return gravest(int(error.exit_code) for error in survey.errors.values())
+
+
+def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.flow import provision as run_provision
+
+    def show(made: Plan, survey: Survey) -> None:
+        if not ui.quiet:
+            progress.pause(lambda: sys.stderr.write(plan_text(made, survey)))
+
+    with RunProgress(ui) as progress:
+        evidence, run = run_provision(prepared, settings, progress, show_plan=show)
+    from envbuild.report.terminal import closing_summary
+
+    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(run.path / "report.html")))
+    return evidence.exit
+
+
+def plan_text(plan: Plan, survey: Survey) -> str:
+    """The plan for people: per class of equal plans what, where, why and what it costs."""
+    from envbuild.resolve.estimate import size
+
+    lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}"]
+    groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    by_name = {node.node: node for node in plan.nodes}
+    for node in plan.nodes:
+        groups.setdefault(tuple((step.kind, step.what, step.why) for step in node.steps), []).append(node.node)
+    for steps, names in groups.items():
+        node = by_name[names[0]]
+        lines.append(f"  {_names(names)}: {node.resolution.variant_id} in {node.environment}")
+        if not steps:
+            lines.append("    nothing to do: the environment is there, finished and current")
+            continue
+        lines += [f"    {kind:<10} {what}\n{'':15}because {why}" for kind, what, why in steps]
+        total = [
+            sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")
+        ]
+        lines.append(
+            f"    in all     {size(int(total[0]))} to fetch, {size(int(total[1]))} and about {int(total[2])} inodes "
+            f"on disk, roughly {_duration(total[3])}"
+        )
+    lines += [f"  warning: {text}" for text in plan.warnings]
+    for node_name, error in survey.errors.items():
+        lines.append(f"  {node_name}: error[{error.code}]: {error.what}")
+        lines += [f"    {label}: {text}" for label, text in (("why", error.why), ("hint", error.hint)) if text]
+    return "\n".join(lines) + "\n"
+
+
+def _names(names: list[str]) -> str:
+    return (
+        names[0] if len(names) == 1 else f"{len(names)} nodes ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,110 @@
+"""Node program responses -> evidence. Pure: what was not observed does not appear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.model.evidence import Check, NodeEvidence
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import NodePlan
+from envbuild.model.resolution import Resolution
+
+Responses = Mapping[str, Mapping[str, Any]]
+
+
+def node_evidence(
+    plan: NodePlan,
+    facts: NodeFacts,
+    responses: Responses,
+    error: EnvbuildError | None = None,
+) -> NodeEvidence:
+    """What one node answered, verb by verb; `error` when a step could not answer at all (killed, unreachable)."""
+    error = error or first_error(responses.values())
+    checks = tuple(_checks(responses))
+    exit_code = gravest([int(error.exit_code) if error else 0, _checks_exit(checks)])
+    install, activate, verify = (_result(responses, verb) for verb in ("install", "activate", "verify"))
+    unchanged = plan.nothing_to_do and exit_code == ExitCode.OK
+    return NodeEvidence(
+        node=plan.node,
+        status="unchanged" if unchanged else _status(exit_code),
+        exit=exit_code,
+        facts=facts,
+        resolution=plan.resolution,
+        environment=plan.environment,
+        variant_digest=plan.variant_digest,
+        root=activate.get("root") or verify.get("root"),
+        packages=verify.get("packages") or install.get("packages") or {},
+        base_packages=verify.get("base_packages") or install.get("base_packages") or {},
+        sources=tuple(verify.get("sources") or install.get("sources") or ()),
+        checks=checks,
+        error=error.as_dict() if error else None,
+        files=activate.get("files") or verify.get("files"),
+        bytes=activate.get("bytes") or verify.get("bytes"),
+    )
+
+
+def failed_node(
+    node: str, error: EnvbuildError, *, facts: NodeFacts | None = None, resolution: Resolution | None = None
+) -> NodeEvidence:
+    """A node on which nothing could be done."""
+    return NodeEvidence(
+        node=node,
+        status=_status(error.exit_code),
+        exit=error.exit_code,
+        facts=facts,
+        resolution=resolution,
+        error=error.as_dict(),
+    )
+
+
+def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
+    """The exit code of a run: the gravest, and `PARTIAL` among them when some nodes are good and some are not."""
+    codes = [node.exit for node in nodes]
+    if any(codes) and not all(codes):
+        codes.append(ExitCode.PARTIAL)
+    return gravest(codes)
+
+
+def first_error(responses: Iterable[Mapping[str, Any]]) -> EnvbuildError | None:
+    """The first response that is an error."""
+    for response in responses:
+        if not response.get("ok", False):
+            return EnvbuildError.from_dict(dict(response.get("error") or {}))
+    return None
+
+
+def _result(responses: Responses, verb: str) -> Mapping[str, Any]:
+    result = responses.get(verb, {}).get("result")
+    return result if isinstance(result, Mapping) else {}
+
+
+def _checks(responses: Responses) -> Iterable[Check]:
+    install = _result(responses, "install")
+    if "record_checked" in install:
+        yield Check(
+            name="record",
+            status="passed",
+            says=f"{install['record_checked']} files agree with the RECORD of their wheel",
+            seconds=(install.get("seconds") or {}).get("record"),
+        )
+    for verb in ("smoke", "verify"):
+        for data in _result(responses, verb).get("checks", ()):
+            yield Check.from_plain(data)
+
+
+def _checks_exit(checks: Iterable[Check]) -> int:
+    """A floor that was missed is its own exit code; any other failed check is 1."""
+    codes = [
+        ExitCode.BELOW_FLOOR if check.details.get("only_floors") else ExitCode.CHECK_FAILED
+        for check in checks
+        if check.status == "failed"
+    ]
+    return gravest(codes)
+
+
+def _status(code: int) -> Any:
+    return {ExitCode.OK: "ok", ExitCode.UNREACHABLE: "unreachable", ExitCode.REFUSED: "refused"}.get(
+        ExitCode(code), "failed"
+    )

@@ -1,0 +1,200 @@
+"""Run the steps of a plan: request files, inventory, one play; what the node program answered, per node and verb."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import Plan
+from envbuild.model.target import Target
+from envbuild.provision.ansible import TaskEvent, run_playbook
+from envbuild.provision.inventory import Inventory, NodeHost
+from envbuild.provision.journal import EventKind, Journal
+from envbuild.provision.rundir import RunDir
+
+FORKS = 32
+
+
+class Progress(Protocol):
+    """Who wants to see a run as it goes: one call per change of state."""
+
+    def stage(self, text: str) -> None:
+        """The run as a whole begins something."""
+
+    def step(self, node: str, step: str, state: str, text: str = "") -> None:
+        """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
+
+
+@dataclass
+class Outcome:
+    """Answers of the node program by node and verb, errors of nodes that could not answer, and the task count."""
+
+    responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    errors: dict[str, EnvbuildError] = field(default_factory=dict)
+    tasks: int = 0
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go."""
+
+    python: str
+    pyz: str
+    payload: Path | None = None
+    artifacts: Path | None = None
+    store: str | None = None
+
+
+def execute(
+    plan: Plan,
+    target: Target,
+    files: Mapping[str, NodeFiles],
+    *,
+    run: RunDir,
+    journal: Journal,
+    progress: Progress,
+    deadline: float,
+    cancel: Callable[[], bool],
+) -> Outcome:
+    """Run every step of every node that has one.
+
+    Raises EnvbuildError as `run_playbook` does; what nodes answered until then is in the journal.
+    """
+    outcome = Outcome()
+    requests = {
+        node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
+        for node in plan.nodes
+        if node.steps
+    }
+    run_hosts(
+        requests, target, files, outcome=outcome, run=run, journal=journal, progress=progress, deadline=deadline,
+        cancel=cancel,
+    )  # fmt: skip
+    return outcome
+
+
+def run_hosts(
+    requests: Mapping[str, Mapping[str, dict[str, Any]]],
+    target: Target,
+    files: Mapping[str, NodeFiles],
+    *,
+    outcome: Outcome,
+    run: RunDir,
+    journal: Journal,
+    progress: Progress,
+    deadline: float,
+    cancel: Callable[[], bool],
+) -> None:
+    """One play over the nodes of `requests` (node to verb to request); answers go into `outcome` as they arrive."""
+    hosts = tuple(_host(node, verbs, files[node], run, target) for node, verbs in requests.items())
+    if not hosts:
+        return
+    journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
+    result = run_playbook(
+        "provision.yml",
+        Inventory(hosts, target.connection),
+        run_dir=run.path,
+        on_event=_Watcher(outcome, journal, progress),
+        forks=min(FORKS, len(hosts)),
+        deadline=deadline,
+        cancel=cancel,
+    )
+    outcome.tasks += result.tasks_run
+    for host in hosts:
+        if host.name not in result.nodes:
+            outcome.errors[host.name] = _silent(host.name, result.rc)
+
+
+def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir, target: Target) -> NodeHost:
+    """Write the node's request files and say what its host variables are."""
+    folder = run.path / "requests" / node
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths = {verb: folder / f"{verb}.json" for verb in verbs}
+    for verb, path in paths.items():
+        run.write_json(path, verbs[verb])
+    return NodeHost(
+        name=node,
+        python=files.python,
+        pyz=files.pyz,
+        requests=paths,
+        payload=files.payload,
+        artifacts=files.artifacts,
+        store=files.store,
+        tmp=target.tmp,
+    )
+
+
+class _Watcher:
+    """Turns task events into journal events, progress and answers."""
+
+    def __init__(self, outcome: Outcome, journal: Journal, progress: Progress) -> None:
+        self._outcome, self._journal, self._progress = outcome, journal, progress
+
+    def __call__(self, event: TaskEvent) -> None:
+        if event.status == "skipped" or not event.node:
+            return
+        if event.status == "started":
+            self._journal.append(EventKind.STEP_STARTED, node=event.node, step=event.role)
+            self._progress.step(event.node, event.role, "started", event.task)
+            return
+        answer = _answer(event)
+        if answer is not None:
+            self._outcome.responses.setdefault(event.node, {})[event.role] = answer
+        elif event.status in ("failed", "unreachable"):
+            self._outcome.errors[event.node] = _step_error(event)
+        self._journal.append(
+            EventKind.STEP_FINISHED, node=event.node, step=event.role, status=event.status, seconds=event.seconds,
+            error=(answer or {}).get("error"),
+        )  # fmt: skip
+        self._progress.step(event.node, event.role, event.status, _headline(event, answer))
+
+
+def _answer(event: TaskEvent) -> dict[str, Any] | None:
+    """The node program's response in a task's stdout, None when there is none."""
+    if event.role in ("toolchain", "deliver"):
+        return None
+    try:
+        data = json.loads(event.stdout)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and isinstance(data.get("ok"), bool) else None
+
+
+def _headline(event: TaskEvent, answer: Mapping[str, Any] | None) -> str:
+    if answer and answer.get("error"):
+        return str(answer["error"].get("what", ""))
+    return event.message if event.status in ("failed", "unreachable") else ""
+
+
+def _step_error(event: TaskEvent) -> EnvbuildError:
+    """A step whose node program could not answer: the connection broke, or something killed it."""
+    if event.status == "unreachable":
+        return EnvbuildError(
+            "node-unreachable",
+            f"{event.node} could not be reached for the step `{event.role}`",
+            why=event.message.strip()[-500:],
+            hint=f"try `ssh {event.node} true`; the same command continues where this one stopped",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    last = (event.stderr or event.stdout or event.message).strip()[-1500:]
+    return EnvbuildError(
+        "step-failed",
+        f"{event.node}: the step `{event.role}` ended without an answer (exit {event.rc})",
+        why=last,
+        hint="the same command continues where this one stopped",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+def _silent(node: str, rc: int) -> EnvbuildError:
+    """A node that neither answered nor failed was never reached by the play."""
+    return EnvbuildError(
+        "node-silent",
+        f"{node}: Ansible ended (exit {rc}) without a word about this node",
+        hint="the events of the play are in the run directory",
+        exit_code=ExitCode.UNREACHABLE,
+    )

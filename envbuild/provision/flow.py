@@ -1,0 +1,213 @@
+"""The main job: look, plan, execute, verify, write evidence and reports. One direction, no way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envbuild import __version__
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.node.protocol import PROTOCOL
+from envbuild.provision import collect
+from envbuild.provision.contact import contact
+from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
+from envbuild.provision.journal import EventKind, utc_now
+from envbuild.provision.look import look_and_plan, plan_of
+from envbuild.provision.payload import write_payload
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.rundir import RunDir, process_identity
+from envbuild.provision.survey import Survey
+from envbuild.provision.work import Settings, Work
+
+
+def provision(
+    prepared: Prepared, settings: Settings, progress: Progress, *, show_plan: Callable[[Plan, Survey], None]
+) -> tuple[Evidence, RunDir]:
+    """Build the environment of a stack on every node of a target; `show_plan` sees the plan before the work.
+
+    Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
+    """
+    run = RunDir.create(settings.runs_root)
+    with run.open_journal() as journal:
+        work = Work(prepared, settings, run, journal, progress)
+        journal.append(
+            EventKind.RUN_STARTED, **process_identity(), stack=prepared.stack.name, profile=prepared.profile,
+            target=prepared.target.name, command=list(settings.command),
+        )  # fmt: skip
+        try:
+            plan = look_and_plan(work, bring_python=True)
+            show_plan(plan, work.survey)
+            evidence = _carry_out(work, plan)
+        except EnvbuildError as error:
+            kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
+            journal.append(kind, error=error.as_dict())
+            raise
+        except KeyboardInterrupt:
+            journal.append(EventKind.INTERRUPTED)
+            raise
+        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
+    return evidence, run
+
+
+def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
+    """Look and plan in a run directory that is thrown away; nothing on a node changes."""
+    import shutil
+
+    run = RunDir.create(settings.runs_root)
+    try:
+        with run.open_journal() as journal:
+            work = Work(prepared, settings, run, journal, progress)
+            plan = look_and_plan(work, bring_python=False)
+    finally:
+        shutil.rmtree(run.path, ignore_errors=True)
+    return plan, work.survey
+
+
+def _carry_out(work: Work, plan: Plan) -> Evidence:
+    """Do what the plan says, then verify what is there."""
+    outcome = Outcome()
+    if not plan.nothing_to_do:
+        plan, files = _stage(work, plan)
+        with work.phase("provision", "provisioning"):
+            outcome = execute(
+                plan, work.prepared.target, files, run=work.run, journal=work.journal, progress=work.progress,
+                deadline=work.settings.deadline, cancel=work.settings.cancel,
+            )  # fmt: skip
+    work.tasks += outcome.tasks
+    with work.phase("verify", "verifying"):
+        _verify(work, plan, outcome)
+    nodes = _node_evidence(work, plan, outcome)
+    for node in nodes:
+        work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
+    return _write(work, plan, nodes)
+
+
+def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
+    """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves."""
+    deliveries: dict[str, tuple[NodeFiles, dict[str, Any]]] = {}
+    if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
+        with work.phase("fetch", "fetching packages and sources for the nodes"):
+            deliveries = _deliver(work, plan)
+        plan = plan_of(work, {node: request for node, (_, request) in deliveries.items()})
+    files: dict[str, NodeFiles] = {}
+    packed = work.prepared.target.connection.kind != "local"
+    for node in plan.nodes:
+        tools = work.tools[node.node]
+        facts = work.survey.facts[node.node]
+        missing = tools.missing(facts.toolchain)
+        payload = work.run.path / f"toolchain-{node.node}.sh" if missing else None
+        if payload is not None:
+            write_payload(payload, missing, prefix=facts.prefix.path, packed=packed)
+        staged = deliveries[node.node][0] if node.node in deliveries else None
+        files[node.node] = NodeFiles(
+            tools.python, tools.pyz, payload, staged.artifacts if staged else None, staged.store if staged else None
+        )
+    return plan, files
+
+
+def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any]]]:
+    """Fetch once per variant, pack once, and say where it lies on each node."""
+    import platformdirs
+
+    from envbuild.provision.deliver import fetch_delivery, store_folder
+
+    cache = platformdirs.user_cache_path("envbuild") / "artifacts"
+    out: dict[str, tuple[NodeFiles, dict[str, Any]]] = {}
+    for node in plan.nodes:
+        if not any(step.kind == "deliver" for step in node.steps):
+            continue
+        variant, facts = work.survey.variants[node.node], work.survey.facts[node.node]
+        glibc = tuple(int(part) for part in facts.libc.version.split(".")) if facts.libc.kind == "glibc" else ()
+        delivery = fetch_delivery(
+            variant, cache=cache, glibc=glibc, on_fetch=lambda name: work.progress.stage(f"fetching {name}")
+        )
+        archive = work.run.path / f"artifacts-{variant.digest[:12]}.tar"
+        if not archive.exists():
+            delivery.write_archive(archive)
+        store = store_folder(facts.prefix.path, variant)
+        out[node.node] = (NodeFiles("", "", None, archive, store), delivery.request(store))
+    return out
+
+
+def verify_request(
+    work_run: str, prefix: str, node: NodePlan, stack: str, variant: dict[str, Any], *, deep: bool
+) -> dict[str, Any]:
+    """A request for the verb `verify` (docs/architecture.md, Protocol)."""
+    args = {"stack": stack, "environment": node.environment, "variant": variant, "deep": deep}
+    return {"protocol": PROTOCOL, "verb": "verify", "run": work_run, "prefix": prefix, "args": args}
+
+
+def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
+    """The fast check on every node whose steps all went well, in parallel."""
+    by_name = {node.node: node for node in plan.nodes}
+    good = [
+        node
+        for node in by_name
+        if node not in outcome.errors
+        and all(r.get("ok") and r["result"].get("ok", True) for r in outcome.responses.get(node, {}).values())
+    ]
+
+    def request_for(node: str) -> dict[str, Any]:
+        variant = work.survey.variants[node].to_json_dict()
+        prefix = work.survey.facts[node].prefix.path
+        return verify_request(work.run.id, prefix, by_name[node], plan.stack, variant, deep=False)
+
+    for node, answer in contact(good, request_for, work.prepared.target.connection).items():
+        if isinstance(answer, EnvbuildError):
+            outcome.errors[node] = answer
+        elif answer.response is not None:
+            outcome.responses.setdefault(node, {})["verify"] = answer.response
+
+
+def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
+    survey = work.survey
+    out = [
+        collect.node_evidence(
+            node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)
+        )
+        for node in plan.nodes
+    ]
+    planned = {node.node for node in plan.nodes}
+    for node, error in survey.errors.items():
+        if node not in planned:
+            found = collect.failed_node(
+                node, error, facts=survey.facts.get(node), resolution=survey.resolutions.get(node)
+            )
+            out.append(found)
+    return out
+
+
+def _write(work: Work, plan: Plan, nodes: list[NodeEvidence]) -> Evidence:
+    """Evidence and reports into the run directory."""
+    from envbuild.report.render import write_report
+
+    prepared = work.prepared
+    evidence = Evidence(
+        envbuild=__version__,
+        verb="provision",
+        run=work.run.id,
+        started=work.started,
+        finished=utc_now(),
+        stack=prepared.stack.name,
+        profile=prepared.profile,
+        target=prepared.target.name,
+        lock_digest=prepared.lock_digest,
+        exit=collect.run_exit(nodes),
+        command=work.settings.command,
+        nodes=tuple(nodes),
+        warnings=plan.warnings,
+        tools=_tool_versions(),
+        ansible_tasks=work.tasks,
+        phases=work.phases,
+    )
+    written = write_report(evidence, work.run.path)
+    work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))
+    return evidence
+
+
+def _tool_versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("ansible-core", "ansible-runner", "uv")}

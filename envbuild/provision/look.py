@@ -1,0 +1,141 @@
+"""Look and plan: facts, resolutions and the plan of a run. Changes nothing on a node that has a Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import Plan
+from envbuild.model.resolution import Resolution
+from envbuild.provision import toolchain
+from envbuild.provision.bundle import node_pyz_digest
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.journal import EventKind
+from envbuild.provision.payload import write_payload
+from envbuild.provision.rundir import process_identity
+from envbuild.provision.survey import Survey, survey_nodes
+from envbuild.provision.work import Work
+
+
+def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
+    """Ask all nodes, decide for each, and plan.
+
+    `bring_python`: put a Python under the prefix of nodes that have none, so that they can be asked; without it such
+    nodes are errors (`node-without-python`).
+    """
+    nodes = expand_hosts(work.prepared.target.hosts)
+    with work.phase("probe", f"asking {len(nodes)} node{'s' * (len(nodes) != 1)}"):
+        work.survey = survey_nodes(nodes, work.prepared, work.run.id)
+    if bring_python and work.survey.without_python:
+        with work.phase("toolchain", "bringing a Python to nodes that have none"):
+            _bring_python(work)
+    for node in work.survey.without_python:
+        try:
+            work.survey.contacts[node].result()
+        except EnvbuildError as error:
+            work.survey.errors.setdefault(node, error)
+    errors = {node: error.as_dict() for node, error in work.survey.errors.items()}
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=errors)
+    _note_refusals(work.survey)
+    chosen = {node: variant.id for node, variant in work.survey.variants.items()}
+    work.journal.append(EventKind.RESOLVED, variants=chosen)
+    _find_tools(work)
+    plan = plan_of(work)
+    work.run.write_json(work.run.path / "plan.json", plan.to_json_dict())
+    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
+    return plan
+
+
+def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
+    """The plan for the nodes that something was chosen for; `artifacts` as `make_plan` takes them."""
+    from envbuild.catalog.indexes import load_indexes
+    from envbuild.plan import make_plan
+
+    kinds = {"simple": "index", "find-links": "find-links"}
+    indexes = {name: {"url": e.url, "kind": kinds[e.kind]} for name, e in load_indexes().items() if e.url}
+    prepared, survey = work.prepared, work.survey
+    identity = process_identity()
+    tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
+    return make_plan(
+        prepared.stack.name,
+        prepared.profile,
+        prepared.target,
+        prepared.lock,
+        survey.facts,
+        {node: item for node, item in survey.resolutions.items() if node in work.tools or item.refused},
+        run=work.run.id,
+        controller={key: identity[key] for key in ("host", "boot_id", "pid")},
+        pyz_digest=node_pyz_digest(),
+        tools=work.tools,
+        repair=tuple(work.tools) if work.settings.repair else (),
+        indexes=indexes,
+        artifacts=artifacts,
+        tool_bytes=tools,
+        wait=work.settings.wait,
+    )
+
+
+def _find_tools(work: Work) -> None:
+    for node, variant in work.survey.variants.items():
+        if node in work.survey.errors:
+            continue
+        try:
+            work.tools[node] = toolchain.node_tools(
+                work.survey.facts[node],
+                variant,
+                work.survey.resolutions[node].interpreter,
+                folder=work.run.path,
+                toolchain_file=work.settings.toolchain_file,
+            )
+        except EnvbuildError as error:
+            work.survey.errors[node] = error
+
+
+def _note_refusals(survey: Survey) -> None:
+    for node, resolution in survey.resolutions.items():
+        if resolution.refused and node not in survey.errors:
+            survey.errors[node] = refusal(resolution)
+
+
+def refusal(resolution: Resolution) -> EnvbuildError:
+    """Nothing fits a node: the error carries the rules that were against it (exit 7)."""
+    against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
+    instead = next((decision.instead for decision in against if decision.instead), None)
+    return EnvbuildError(
+        against[0].rule if against else "nothing-fits",
+        f"{resolution.node}: no variant of {resolution.stack} fits this node",
+        why="; ".join(decision.what for decision in against[:4]),
+        hint=instead or "`envbuild plan --json` has every rule that was applied",
+        exit_code=ExitCode.REFUSED,
+        details={"node": resolution.node},
+    )
+
+
+def _bring_python(work: Work) -> None:
+    """Run the toolchain task alone on nodes without a Python, then ask them again."""
+    target = work.prepared.target
+    files: dict[str, NodeFiles] = {}
+    for node in work.survey.without_python:
+        answer = work.survey.contacts[node]
+        try:
+            tools = toolchain.first_tools(answer, work.prepared.lock.variants, work.settings.toolchain_file)
+        except EnvbuildError as error:
+            work.survey.errors[node] = error
+            continue
+        prefix = answer.findings["prefix"]
+        payload = work.run.path / f"python-{node}.sh"
+        write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
+        files[node] = NodeFiles(tools[0].path(prefix), "", payload)
+    outcome = Outcome()
+    run_hosts(
+        {node: {} for node in files}, target, files, outcome=outcome, run=work.run, journal=work.journal,
+        progress=work.progress, deadline=work.settings.deadline, cancel=work.settings.cancel,
+    )  # fmt: skip
+    work.tasks += outcome.tasks
+    work.survey.errors.update(outcome.errors)
+    again = survey_nodes([node for node in files if node not in outcome.errors], work.prepared, work.run.id)
+    for part in fields(Survey):
+        getattr(work.survey, part.name).update(getattr(again, part.name))

@@ -1,0 +1,92 @@
+"""Everything a verb needs before it looks at a node: stack, profile, target and lock, agreed with each other."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.catalog import loader
+from envbuild.errors import EnvbuildError
+from envbuild.lock.files import read_lock
+from envbuild.model.lock import Lock
+from envbuild.model.stack import Stack
+from envbuild.model.target import Target
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for; None leaves it to target, stack and rules."""
+
+    target: str
+    stack: str | None = None
+    profile: str | None = None
+    prefix: str | None = None
+    variant: str | None = None
+    interpreter: str | None = None
+    base: str | None = None
+    cache: str | None = None
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A stack, its profile, a target and the lock that belongs to them."""
+
+    stack: Stack
+    profile: str
+    target: Target
+    lock: Lock
+    lock_file: Path
+    lock_digest: str
+    choice: Choice
+
+
+def prepare(choice: Choice, *, locked: bool = True) -> Prepared:
+    """Load and compare.
+
+    Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), and `lock-stale` (exit 2) when the stack
+    file has changed since the lock was made and `locked` is true.
+    """
+    found = loader.load_target(choice.target, _overrides(choice))
+    target = found.target
+    reference = choice.stack or _beside(found.path, target.stack)
+    if reference is None:
+        raise EnvbuildError(
+            "target-without-stack",
+            f"the target {target.name} names no stack",
+            hint="say which one: `--stack NAME`, or `stack:` in the target file",
+        )
+    loaded = loader.load_stack(reference)
+    profile = loader.pick_profile(loaded, choice.profile or (target.profile if choice.stack is None else None))
+    path = loader.lock_path(loaded, profile)
+    lock = read_lock(path)
+    if locked and lock.manifest_digest != loader.manifest_digest(loaded.stack, profile):
+        raise EnvbuildError(
+            "lock-stale",
+            f"{path.name} was made from another version of the stack {loaded.stack.name}",
+            why="the profile in the stack file and the digest in the lock disagree",
+            hint=f"`envbuild lock check {reference}` says where; `envbuild lock create {reference}` makes a new lock",
+        )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Prepared(loaded.stack, profile, target, lock, path, digest, choice)
+
+
+def _beside(target_file: Path, reference: str | None) -> str | None:
+    """A stack file that a target names by path is relative to the target's file."""
+    if reference is None or not loader.is_path(reference):
+        return reference
+    return str(target_file.parent / Path(reference).expanduser())
+
+
+def _overrides(choice: Choice) -> dict[str, Any]:
+    """Flags that stand above the target file."""
+    given = {
+        "prefix": choice.prefix,
+        "base": choice.base,
+        "interpreter": choice.interpreter,
+        "cache": choice.cache,
+        "hosts": list(choice.hosts) or None,
+    }
+    return {key: value for key, value in given.items() if value is not None}

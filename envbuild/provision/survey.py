@@ -1,0 +1,134 @@
+"""Ask the nodes, then decide: facts and resolutions of one run.
+
+A node is asked once when its environment is already there. Only where something has to be chosen is it asked again,
+with the questions that cost time: which indexes it reaches and what its interpreters provide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild import resources
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Resolution
+from envbuild.node.protocol import PROTOCOL
+from envbuild.provision.contact import ContactResult, contact
+from envbuild.provision.prepare import Prepared
+
+
+@dataclass
+class Survey:
+    """Per node: facts, resolution, the variant as it will be built, or the error that ended it."""
+
+    facts: dict[str, NodeFacts] = field(default_factory=dict)
+    resolutions: dict[str, Resolution] = field(default_factory=dict)
+    variants: dict[str, Variant] = field(default_factory=dict)
+    contacts: dict[str, ContactResult] = field(default_factory=dict)
+    errors: dict[str, EnvbuildError] = field(default_factory=dict)
+
+    @property
+    def without_python(self) -> list[str]:
+        """Nodes that answered, but have no Python that could run the node program."""
+        return [node for node, answer in self.contacts.items() if answer.response is None]
+
+
+def probe_request(run: str, prefix: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """A request for the verb `probe` (docs/architecture.md, Protocol)."""
+    return {"protocol": PROTOCOL, "verb": "probe", "run": run, "prefix": prefix, "args": dict(args)}
+
+
+def ask(nodes: Iterable[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
+    """Probe nodes and put facts or errors into the survey."""
+    target = prepared.target
+
+    def request_for(node: str) -> dict[str, Any]:
+        return probe_request(run, target.prefix, {"node": node, **args})
+
+    for node, answer in contact(nodes, request_for, target.connection).items():
+        if isinstance(answer, EnvbuildError):
+            survey.errors[node] = answer
+            continue
+        survey.contacts[node] = answer
+        if answer.response is None:
+            continue
+        try:
+            survey.facts[node] = NodeFacts.from_plain(answer.result())
+        except EnvbuildError as error:
+            survey.errors[node] = error
+
+
+def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
+    """Facts and resolutions of all nodes. Errors are kept per node, nothing is raised for one node."""
+    from envbuild.resolve.supply import wanted_files
+
+    survey = Survey()
+    args: dict[str, Any] = {
+        "stack": prepared.stack.name,
+        "pythons": sorted({variant.python for variant in prepared.lock.variants}),
+        "files": sorted(wanted_files(prepared.lock)),
+        "base_packages": prepared.target.base not in (None, "none"),
+    }
+    if prepared.target.tmp:
+        args["tmp"] = prepared.target.tmp
+    ask(nodes, prepared, run, args, survey)
+    decide(prepared, survey, survey.facts, {})
+    open_questions = [node for node in survey.facts if not _settled(survey, node)]
+    if open_questions:
+        _ask_again(open_questions, prepared, run, args, survey)
+    return survey
+
+
+def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
+    from envbuild.catalog.indexes import load_indexes
+    from envbuild.resolve.supply import indexes_needed
+
+    named = {name for node in nodes for name in indexes_needed(prepared.lock, survey.facts[node])}
+    addresses = {name: entry.url for name, entry in load_indexes().items() if name in named and entry.url}
+    ask(nodes, prepared, run, {**args, "reach": addresses, "base_packages": True}, survey)
+    decide(prepared, survey, nodes, addresses)
+
+
+def _settled(survey: Survey, node: str) -> bool:
+    """The chosen variant is already built there."""
+    chosen = survey.resolutions[node].variant_digest
+    built = {stamp.variant_digest for stamp in survey.facts[node].environments if stamp.stamp}
+    return chosen is not None and chosen in built
+
+
+def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str], reach: Mapping[str, str]) -> None:
+    """Resolve nodes from the facts in the survey; `reach` names the indexes that were tried."""
+    from envbuild.resolve.compat import load_compat
+    from envbuild.resolve.engine import resolve
+    from envbuild.resolve.supply import Supply
+
+    compat = load_compat(resources.catalog() / "compat")
+    for node in nodes:
+        facts = survey.facts.get(node)
+        if facts is None or node in survey.errors:
+            continue
+        supply = Supply(reachable={name: facts.reachable.get(name, False) for name in reach})
+        resolution = resolve(
+            facts,
+            prepared.lock,
+            prepared.target,
+            compat,
+            supply,
+            variant=prepared.choice.variant,
+            interpreter=prepared.choice.interpreter or prepared.target.interpreter,
+        )
+        survey.resolutions[node] = resolution
+        if resolution.variant_id is not None:
+            survey.variants[node] = _built_variant(prepared.lock, resolution, facts)
+
+
+def _built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
+    """The variant with what its base provides on this node."""
+    variant = next(item for item in lock.variants if item.id == resolution.variant_id)
+    if variant.base.kind == "none":
+        return variant
+    packages = next((p.packages for p in facts.pythons if p.path == resolution.interpreter), None)
+    return variant.with_provided(lock.stack, lock.profile, packages or {})

@@ -1,0 +1,129 @@
+"""Which tools a node needs under its prefix, and what runs the node program there."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Variant
+from envbuild.provision.bundle import node_pyz
+from envbuild.provision.payload import Tool, file_tool, python_tool, uv_tool
+
+if TYPE_CHECKING:
+    from envbuild.provision.contact import ContactResult
+
+# Node program and Ansible; what this Python cannot do on a node, no node program needs.
+BOOTSTRAP_PYTHON = "3.12"
+NODE_PROGRAM = "envbuild-node"
+
+
+@dataclass(frozen=True)
+class NodeTools:
+    """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths)."""
+
+    tools: tuple[Tool, ...]
+    python: str
+    pyz: str
+    uv: str
+    interpreter: str | None
+
+    def missing(self, present: Iterable[str]) -> tuple[Tool, ...]:
+        """Those whose folder is not yet under `<prefix>/tools/`."""
+        there = set(present)
+        return tuple(tool for tool in self.tools if tool.folder not in there)
+
+
+def least_python() -> Version:
+    """The oldest Python on a node that the installed ansible-core can work with (its release notes)."""
+    return Version("3.9") if Version(version("ansible-core")) >= Version("2.20") else Version("3.8")
+
+
+def node_tools(
+    facts: NodeFacts, variant: Variant, interpreter: str | None, *, folder: Path, toolchain_file: Path | None
+) -> NodeTools:
+    """Everything that provisioning `variant` on a node with these facts takes; `folder` keeps the node program.
+
+    `interpreter` is what the resolution chose; None for a standalone build, which becomes a tool.
+    Raises EnvbuildError `interpreter-unavailable` (exit 7) and what the download raises.
+    """
+    prefix = facts.prefix.path
+    tools = [_node_program(folder), uv_tool()]
+    standalone: Tool | None = None
+    if variant.interpreter.kind == "standalone":
+        standalone = _locked_python(variant, toolchain_file)
+        tools.append(standalone)
+        interpreter = standalone.path(prefix)
+    python = _present_python(facts)
+    if python is None:
+        runner = standalone or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file)
+        if runner not in tools:
+            tools.append(runner)
+        python = runner.path(prefix)
+    return NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
+
+
+def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
+    """What a node without any Python needs before it can be probed: a Python, the one of its lock where it has one."""
+    arch = answer.findings.get("arch", platform.machine())
+    libc = answer.findings.get("libc", "glibc").split()[0]
+    standalone = next((item for item in variants if item.interpreter.kind == "standalone"), None)
+    if standalone is not None:
+        return (_locked_python(standalone, toolchain_file),)
+    return (bootstrap_python(arch, libc, toolchain_file),)
+
+
+def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None) -> Tool:
+    """The pinned Python that runs the node program where the node has none that can."""
+    return _python(load_toolchain(toolchain_file).find_python(BOOTSTRAP_PYTHON, arch, libc))
+
+
+def _locked_python(variant: Variant, toolchain_file: Path | None) -> Tool:
+    build = load_toolchain(toolchain_file).by_name(str(variant.interpreter.name))
+    if build.sha256 != variant.interpreter.sha256:
+        raise EnvbuildError(
+            "interpreter-mismatch",
+            f"the toolchain has another build under the name {build.name}",
+            why=f"the lock pins sha256 {variant.interpreter.sha256}, the toolchain has {build.sha256}",
+            hint="use the toolchain file that the lock was made with, or make the lock again",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return _python(build)
+
+
+@cache
+def _python(build: ToolchainPython) -> Tool:
+    """The build's archive on the controller, fetched once and checked."""
+    import platformdirs
+
+    from envbuild.download import download
+
+    folder = platformdirs.user_cache_path("envbuild") / "toolchain"
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{build.sha256[:12]}-{build.name}"
+    if not archive.exists():
+        download(build.url, archive, build.sha256, size_cap=1 << 30, deadline=1800)
+    return python_tool(archive, build.sha256)
+
+
+def _node_program(folder: Path) -> Tool:
+    """The node program as a file in `folder`."""
+    path = folder / f"{NODE_PROGRAM}.pyz"
+    path.write_bytes(node_pyz())
+    return file_tool(NODE_PROGRAM, path, file=path.name)
+
+
+def _present_python(facts: NodeFacts) -> str | None:
+    """The newest CPython there that Ansible and the node program can use."""
+    least = least_python()
+    usable = [item for item in facts.pythons if item.implementation == "cpython" and Version(item.version) >= least]
+    return max(usable, key=lambda item: Version(item.version)).path if usable else None

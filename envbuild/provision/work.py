@@ -1,0 +1,57 @@
+"""One run while it happens: what was prepared, what was found, and how long each phase took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild.provision.execute import Progress
+from envbuild.provision.journal import Journal, utc_now
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.rundir import RunDir
+from envbuild.provision.survey import Survey
+from envbuild.provision.toolchain import NodeTools
+
+DEADLINE = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds."""
+
+    runs_root: Path
+    toolchain_file: Path | None = None
+    wait: float = 600.0
+    deadline: float = DEADLINE
+    repair: bool = False
+    command: tuple[str, ...] = ()
+    cancel: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Work:
+    """The state of one run; the only thing that its phases share."""
+
+    prepared: Prepared
+    settings: Settings
+    run: RunDir
+    journal: Journal
+    progress: Progress
+    started: str = field(default_factory=utc_now)
+    survey: Survey = field(default_factory=Survey)
+    tools: dict[str, NodeTools] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    tasks: int = 0
+
+    @contextmanager
+    def phase(self, name: str, text: str) -> Iterator[None]:
+        """Time one phase and show that it begins."""
+        self.progress.stage(text)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = round(self.phases.get(name, 0.0) + time.monotonic() - began, 3)
