@@ -27,7 +27,7 @@ def tools(tmp_path: Path, standalone_python: Path) -> dict[str, Tool]:
 
 
 def _place(tmp_path: Path, nodes: list[Node], tools: dict[str, Tool]) -> list[TaskEvent]:
-    payload = tmp_path / "payload.sh"
+    payload = tmp_path / "pay load {{ 7*7 }}.sh"
     write_payload(payload, list(tools.values()), prefix=PREFIX, packed=True)
     hosts = tuple(
         NodeHost(

@@ -165,6 +165,23 @@ def test_a_deadline_ends_everything_that_was_started(tmp_path: Path) -> None:
     assert _gone(_await(pid_file))
 
 
+def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    (tmp_path / "first").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from tests.provision.test_ansible import _run, _inventory\n"
+        "folder, pid = Path(sys.argv[1]), sys.argv[2]\n"
+        "_run(folder, _inventory(folder, {'install': {'hang': pid}}), [])\n"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "first"), str(pid_file)], cwd=root) as first:
+        pid = _await(pid_file)
+        first.kill()
+        first.wait()
+    assert _run(tmp_path, _inventory(tmp_path, {"verify": {}}), []).status == "successful"
+    assert _gone(pid)
+
+
 def test_cancel_stops_the_run(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     inventory = _inventory(tmp_path, {"install": {"hang": str(pid_file)}})

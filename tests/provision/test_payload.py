@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.payload import Tool, file_tool, python_tool, uv_tool, write_payload
+from envbuild.provision.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
 PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find")
@@ -188,3 +188,17 @@ def test_uv_is_found_and_runs_from_its_place(tmp_path: Path) -> None:
     assert (code, said["changed"]) == (0, True)
     done = subprocess.run([tool.path(str(tmp_path / "p")), "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("uv ")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "answer"),
+    [
+        ("", None),
+        ("no json", None),
+        ('{"ok": 1}', None),
+        ('{"ok": tr', None),
+        ('error[x]: y\r\n{"ok": false, "changed": false}\r\n', {"ok": False, "changed": False}),
+    ],
+)
+def test_the_answer_is_found_among_other_lines(stdout: str, answer: object) -> None:
+    assert read_answer(stdout) == answer

@@ -1,0 +1,52 @@
+"""Roles stay dumb: one idempotent call of the node program each, and at most eight tasks a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from envbuild import resources
+from envbuild.provision.inventory import VERBS
+
+ROLES = resources.playbooks() / "roles"
+
+
+def _tasks(role: str) -> list[dict[str, Any]]:
+    return yaml.safe_load((ROLES / role / "tasks" / "main.yml").read_text())  # type: ignore[no-any-return]
+
+
+def _imported(playbook: str) -> list[str]:
+    (play,) = yaml.safe_load((resources.playbooks() / playbook).read_text())
+    assert play["gather_facts"] is False
+    return [task["ansible.builtin.import_role"]["name"] for task in play["tasks"]]
+
+
+def test_a_node_gets_at_most_eight_tasks() -> None:
+    roles = _imported("provision.yml")
+    assert roles == ["toolchain", "deliver", *VERBS]
+    assert sum(len(_tasks(role)) for role in roles) <= 8
+    assert _imported("verify.yml") == ["verify"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_step_is_one_call_of_the_node_program_with_its_request_on_stdin(verb: str) -> None:
+    (task,) = _tasks(verb)
+    command = task["ansible.builtin.command"]
+    assert command == {
+        "argv": ["{{ envbuild_python }}", "{{ envbuild_pyz }}", verb],
+        "stdin": f"{{{{ lookup('ansible.builtin.file', envbuild_requests['{verb}']) }}}}",
+    }
+    assert task["check_mode"] is False
+    assert "from_json" in task["changed_when"]
+    assert task["failed_when"] == f"{verb}_result.rc != 0"
+
+
+@pytest.mark.parametrize("role", [path.name for path in sorted(ROLES.iterdir())])
+def test_every_role_says_what_it_is_given(role: str) -> None:
+    specs = yaml.safe_load((ROLES / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]["main"]
+    text = (ROLES / role / "tasks" / "main.yml").read_text()
+    assert specs["short_description"]
+    assert set(specs["options"]) == {word for word in specs["options"] if word in text}
+    assert all(option["required"] for option in specs["options"].values())
