@@ -46,7 +46,7 @@ class Outcome:
     def stage(self) -> str:
         """What it was doing last, as it said itself."""
         stages = self.of("stage")
-        return str(stages[-1].get("what")) if stages else "starting"
+        return str(stages[-1].get("what")) if stages else "start-up"
 
     def facts(self) -> Dict[str, Any]:
         """All facts it reported, later ones over earlier ones."""

@@ -110,7 +110,7 @@ def test_a_metric_that_is_not_finite_is_a_failure(environment: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sys.exit(3)\n", "the training program ended with exit code 3 during starting"),
+        ("sys.exit(3)\n", "the training program ended with exit code 3 during start-up"),
         ("raise ImportError('libcudart.so.11.0')\n", "ImportError: libcudart.so.11.0"),
         (GOOD_TRAINING.replace("c.done()", ""), "ended without saying that it was done"),
         ("c.failure('the loss is nan at step 3')\nc.done()\n", "the loss is nan at step 3"),
@@ -125,7 +125,7 @@ def test_an_irregular_end_is_a_failure_that_says_how(environment: Path, tmp_path
 
 def test_much_output_neither_blocks_nor_is_kept(environment: Path, tmp_path: Path) -> None:
     check = training(environment, tmp_path, "sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
-    assert "exit code 1 during starting: last words" in check.says
+    assert "exit code 1 during start-up: last words" in check.says
     assert len(check.details["output"]) <= 6000
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from envbuild.model.evidence import Check
 from envbuild.node import smoke
 from envbuild.node.smoke_sound import comparable, same_version
+from envbuild.provision.bundle import node_pyz
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -177,3 +180,23 @@ def test_leading_zeros_do_not_matter_and_no_text_breaks_it(numbers: list[int], t
     assert same_version(plain, ".".join(f"0{number}" for number in numbers))
     assert not same_version(plain, plain + ".x1")
     assert comparable(text) == comparable(f" {text} ")
+
+
+def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_path: Path) -> None:
+    pyz = tmp_path / "envbuild-node.pyz"
+    pyz.write_bytes(node_pyz())
+    bare.module("good")
+    for imports, code in ((["good"], 0), (["good", "absent"], 1)):
+        args = {"environment": str(bare.path), "variant": {"imports": imports}, "items": [{"name": "sound"}]}
+        request = {"protocol": 1, "verb": "smoke", "run": "r1", "prefix": str(tmp_path), "args": args}
+        done = subprocess.run(
+            [sys.executable, "-I", str(pyz), "smoke"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["ok"], answer["changed"]) == (code, True, False), done.stderr
+        assert answer["result"]["exit"] == code
