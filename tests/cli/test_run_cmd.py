@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "envbuild" / "runs"
 
 
-def _make(runs: Path, **last: object) -> RunDir:
+def _make(runs: Path, **last: Any) -> RunDir:
     made = RunDir.create(runs)
     with made.open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **process_identity(), stack="torch-smoke", target="local")

@@ -65,7 +65,13 @@ def _ends(events: list[TaskEvent]) -> list[tuple[str, str, str]]:
 
 
 def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> None:
-    nasty = {"a": "{{ 7*7 }}", "b": "$(id) `id` 'x' \"y\" \\ %s", "c": "{% raw %}{#", "d": "ä\n\t", "e": "!unsafe"}
+    nasty: dict[str, object] = {
+        "a": "{{ 7*7 }}",
+        "b": "$(id) `id` 'x' \"y\" \\ %s",
+        "c": "{% raw %}{#",
+        "d": "ä\n\t",
+        "e": "!unsafe",
+    }
     events: list[TaskEvent] = []
     inventory = _inventory(tmp_path, {"install": {**nasty, "changed": True}, "verify": nasty})
     result = _run(tmp_path, inventory, events)

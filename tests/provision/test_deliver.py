@@ -74,7 +74,8 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     other = _wheel(links, "beta", "cp312-cp312-manylinux_2_17_x86_64")
     _publish(links)
     variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
-    cache, said = tmp_path / "cache", []
+    cache = tmp_path / "cache"
+    said: list[str] = []
     delivery = fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append)
     assert [path.name for path in delivery.packages] == [pure.file, fits.file]
     assert said == ["alpha 1.0", "beta 1.0"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import shlex
 import string
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ class _Loader(yaml.SafeLoader):
     """Reads `!unsafe` texts as texts."""
 
 
-_Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+_Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(cast(yaml.ScalarNode, node)))
 
 
 def _host(name: str = "gpu1", **more: object) -> NodeHost:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.journal import EventKind, Journal, read_journal
+from envbuild.provision.journal import Event, EventKind, Journal, read_journal
 
 
 def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    seen = []
+    seen: list[Event] = []
     with Journal(path, on_event=seen.append) as journal:
         journal.append(EventKind.RUN_STARTED, pid=7)
         journal.append(EventKind.STEP_STARTED, node="gpu1", step="install")

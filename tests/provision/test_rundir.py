@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
         (EventKind.INTERRUPTED, {}, "interrupted"),
     ],
 )
-def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, data: dict[str, int], status: str) -> None:
+def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, data: dict[str, Any], status: str) -> None:
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **process_identity())

@@ -1,0 +1,57 @@
+"""Delivered files reach a node that has no network of its own, through Ansible over SSH."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from envbuild.provision.ansible import run_playbook
+from envbuild.provision.deliver import Delivery
+from envbuild.provision.inventory import Inventory, NodeHost
+from tests.fleet.nodes import Fleet, Node
+
+pytestmark = pytest.mark.nodes
+
+
+def test_a_delivery_is_unpacked_into_the_store_of_a_node(fleet: Callable[..., list[Node]], tmp_path: Path) -> None:
+    (node,) = fleet(1, kind="full")
+    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    (tmp_path / "s.bundle").write_bytes(b"bundle")
+    delivery = Delivery((tmp_path / "a-1.0-py3-none-any.whl",), {"s": tmp_path / "s.bundle"})
+    delivery.write_archive(tmp_path / "delivery.tar")
+    store = "/opt/envbuild/store/0123456789ab"
+    host = NodeHost(
+        node.address, "/usr/bin/python3", "/nowhere", artifacts=tmp_path / "delivery.tar", store=store, tmp="/opt/tmp"
+    )
+    result = run_playbook(
+        "provision.yml",
+        Inventory((host,), node.connection()),
+        run_dir=tmp_path,
+        on_event=lambda event: None,
+        forks=1,
+        deadline=60,
+        cancel=lambda: False,
+    )
+    assert (result.status, result.nodes[node.address].status) == ("successful", "changed"), result.nodes
+    assert (
+        node.run(["cat", f"{store}/wheels/a-1.0-py3-none-any.whl", f"{store}/sources/s.bundle"]).stdout == "wheelbundle"
+    )
+    assert node.file(f"{store}/sources/s.bundle").read_bytes() == b"bundle"
+    assert node.run(["ls", "/opt/tmp"]).stdout == "", "nothing temporary stays"
+
+
+def test_a_node_reaches_this_machine_at_the_gateway_and_nothing_else(
+    fleet: Callable[..., list[Node]], fleet_network: Fleet
+) -> None:
+    (node,) = fleet(1, kind="full")
+    with HTTPServer((fleet_network.gateway, 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).status)"
+        said = node.run(["python3", "-c", code, f"http://{fleet_network.gateway}:{server.server_port}/"])
+        server.shutdown()
+    assert said.stdout == "200\n"
+    assert node.run(["ip", "route", "show", "default"]).stdout == ""
