@@ -36,7 +36,7 @@ class Check(StrictModel):
 
 
 class NodeEvidence(StrictModel):
-    """What was observed on one node."""
+    """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all."""
 
     node: str
     status: Literal["ok", "unchanged", "failed", "unreachable", "refused"]
@@ -50,6 +50,8 @@ class NodeEvidence(StrictModel):
     base_packages: dict[str, str] = {}
     sources: tuple[dict[str, Any], ...] = ()
     checks: tuple[Check, ...] = ()
+    drift: tuple[dict[str, str], ...] = ()
+    drift_count: int = 0
     error: dict[str, Any] | None = None
     files: int | None = None
     bytes: int | None = None

@@ -45,6 +45,23 @@ def node_evidence(
     )
 
 
+def inspected_node(node: str, responses: Responses) -> NodeEvidence:
+    """What a node answered to a verb that changes nothing."""
+    error = first_error(responses.values())
+    checks = tuple(_checks(responses))
+    exit_code = gravest([int(error.exit_code) if error else 0, _checks_exit(checks)])
+    drift = _result(responses, "verify")
+    return NodeEvidence(
+        node=node,
+        status="failed" if exit_code else "ok",
+        exit=exit_code,
+        checks=checks,
+        error=error.as_dict() if error else None,
+        drift=tuple(drift.get("drift") or ()),
+        drift_count=int(drift.get("drift_count") or 0),
+    )
+
+
 def failed_node(
     node: str, error: EnvbuildError, *, facts: NodeFacts | None = None, resolution: Resolution | None = None
 ) -> NodeEvidence:

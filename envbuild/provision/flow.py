@@ -81,7 +81,7 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     nodes = _node_evidence(work, plan, outcome)
     for node in nodes:
         work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
-    return _write(work, plan, nodes)
+    return write_evidence(work, "provision", nodes, warnings=plan.warnings)
 
 
 def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
@@ -179,14 +179,14 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
     return out
 
 
-def _write(work: Work, plan: Plan, nodes: list[NodeEvidence]) -> Evidence:
+def write_evidence(work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = ()) -> Evidence:
     """Evidence and reports into the run directory."""
     from envbuild.report.render import write_report
 
     prepared = work.prepared
     evidence = Evidence(
         envbuild=__version__,
-        verb="provision",
+        verb=verb,
         run=work.run.id,
         started=work.started,
         finished=utc_now(),
@@ -197,7 +197,7 @@ def _write(work: Work, plan: Plan, nodes: list[NodeEvidence]) -> Evidence:
         exit=collect.run_exit(nodes),
         command=work.settings.command,
         nodes=tuple(nodes),
-        warnings=plan.warnings,
+        warnings=warnings,
         tools=_tool_versions(),
         ansible_tasks=work.tasks,
         phases=work.phases,

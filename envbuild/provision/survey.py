@@ -15,6 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Resolution
+from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.contact import ContactResult, contact
 from envbuild.provision.prepare import Prepared
@@ -132,3 +133,21 @@ def _built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Vari
         return variant
     packages = next((p.packages for p in facts.pythons if p.path == resolution.interpreter), None)
     return variant.with_provided(lock.stack, lock.profile, packages or {})
+
+
+def probe_nodes(target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """Facts of every node of a target, and the errors of those that gave none."""
+    from envbuild.provision.inventory import expand_hosts
+
+    facts: dict[str, NodeFacts] = {}
+    errors: dict[str, EnvbuildError] = {}
+    nodes = expand_hosts(target.hosts)
+    answers = contact(nodes, lambda node: probe_request("-", target.prefix, {"node": node}), target.connection)
+    for node, answer in answers.items():
+        try:
+            if isinstance(answer, EnvbuildError):
+                raise answer
+            facts[node] = NodeFacts.from_plain(answer.result())
+        except EnvbuildError as error:
+            errors[node] = error
+    return facts, errors

@@ -1,0 +1,110 @@
+"""`envbuild probe`, `envbuild smoke` and `envbuild verify`: ask nodes, change nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.choose import choice_of, configured, place_options, settings_of
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, gravest
+
+if TYPE_CHECKING:
+    from envbuild.model.evidence import Evidence
+    from envbuild.provision.rundir import RunDir
+
+
+@click.command("probe")
+@place_options
+@common_options
+def probe(ui: Ui, /, **flags: Any) -> int:
+    """Read the facts of every node of a target."""
+    from envbuild.catalog.loader import load_target
+    from envbuild.provision.survey import probe_nodes
+    from envbuild.resolve.classes import group
+
+    config = configured(flags)
+    overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
+    if flags["hosts"]:
+        overrides["hosts"] = list(flags["hosts"])
+    facts, errors = probe_nodes(load_target(flags["target"] or config.target, overrides).target)
+    data = {
+        "facts": {node: item.to_json_dict() for node, item in facts.items()},
+        "errors": {node: error.as_dict() for node, error in errors.items()},
+    }
+
+    def human() -> str:
+        lines = [f"{len(item.nodes)} x {item.label}: {', '.join(item.nodes)}" for item in group(facts)]
+        lines += [f"{node}: {error}" for node, error in errors.items()]
+        if len(facts) == 1:
+            lines += _facts_lines(next(iter(data["facts"].values())))
+        return "\n".join(lines)
+
+    ui.result(data, human)
+    return gravest(int(error.exit_code) for error in errors.values())
+
+
+def _facts_lines(facts: dict[str, Any]) -> list[str]:
+    """The facts of one node that people look for first."""
+    prefix = facts["prefix"]
+    rows = {
+        "system": f"{facts['os']['id']} {facts['os']['version']}, {facts['libc']['kind']} {facts['libc']['version']}",
+        "cpus": f"{facts.get('cpus')}, {(facts.get('memory_bytes') or 0) / 1e9:.0f} GB memory",
+        "pythons": ", ".join(f"{item['version']} ({item['path']})" for item in facts["pythons"]) or "none",
+        "compilers": ", ".join(f"{item['version']} ({item['path']})" for item in facts["compilers"]) or "none",
+        "nvcc": ", ".join(f"{item['version']} ({item['path']})" for item in facts["nvcc"]) or "none",
+        "driver": facts["driver"].get("version") or facts["driver"].get("problem") or "none",
+        "gpus": ", ".join(item["name"] for item in facts["gpus"]) or "none",
+        "scheduler": facts["scheduler"]["kind"],
+        "prefix": f"{prefix['path']}, {(prefix.get('free_bytes') or 0) / 1e9:.1f} GB free"
+        + ("" if prefix["writable"] else f", not writable: {prefix.get('reason') or ''}"),
+        "environments": ", ".join(item["path"].rsplit("/", 1)[-1] for item in facts["environments"]) or "none",
+    }
+    return [f"  {name:<13} {value}" for name, value in rows.items()]
+
+
+@click.command("verify")
+@place_options
+@click.option("--deep", is_flag=True, help="Hash every file and check every .pyc against its source.")
+@common_options
+def verify(ui: Ui, /, deep: bool, **flags: Any) -> int:
+    """Compare the environment in use with its lock and its stamp; exit 1 on drift."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision import inspect
+    from envbuild.provision.prepare import prepare
+
+    config = configured(flags)
+    prepared = prepare(choice_of(flags, config), locked=False)
+    settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
+    with RunProgress(ui) as progress:
+        return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep))
+
+
+@click.command("smoke")
+@place_options
+@common_options
+def smoke(ui: Ui, /, **flags: Any) -> int:
+    """Run the smoke benchmarks in the environment in use; exit 1 when one fails, 6 below a floor."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision import inspect
+    from envbuild.provision.prepare import prepare
+
+    config = configured(flags)
+    prepared = prepare(choice_of(flags, config), locked=False)
+    settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
+    with RunProgress(ui) as progress:
+        return _show(ui, *inspect.smoke(prepared, settings, progress))
+
+
+def _show(ui: Ui, evidence: Evidence, run: RunDir) -> int:
+    from envbuild.report.terminal import closing_summary
+
+    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(run.path / "report.html")))
+    for node in evidence.nodes:
+        if node.error and not ui.json:
+            from envbuild.cli.output import print_error
+
+            print_error(EnvbuildError.from_dict(node.error))
+    return evidence.exit

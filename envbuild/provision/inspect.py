@@ -1,0 +1,156 @@
+"""Verbs that ask about built environments and change nothing: `verify`, `smoke`, `probe`, `env list`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.target import Target
+from envbuild.node.protocol import PROTOCOL
+from envbuild.provision import collect
+from envbuild.provision.contact import DEADLINE, ContactResult, contact
+from envbuild.provision.execute import Progress
+from envbuild.provision.flow import write_evidence
+from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.journal import EventKind
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.rundir import RunDir, process_identity
+from envbuild.provision.work import Settings, Work
+
+SMOKE_DEADLINE = 2 * 3600.0
+Requests = Callable[[str], dict[str, Any]]
+
+
+def request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-") -> dict[str, Any]:
+    """A request of the node protocol (docs/architecture.md)."""
+    return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
+
+
+def environments(target: Target) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+    """Every environment under the prefix of every node (`StampFacts` as JSON)."""
+    answers = contact(
+        expand_hosts(target.hosts), lambda node: request("envs", target.prefix, {"node": node}), target.connection
+    )
+    return {node: _environments(answer) for node, answer in answers.items()}
+
+
+def _environments(answer: ContactResult | EnvbuildError) -> list[dict[str, Any]] | EnvbuildError:
+    if isinstance(answer, EnvbuildError):
+        return answer
+    try:
+        return list(answer.result()["environments"])
+    except EnvbuildError as error:
+        return error
+
+
+def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
+    """The variant of the lock that a stamp was built from; what the base provided then is part of the comparison."""
+    for variant in lock.variants:
+        if variant.base.kind != "none":
+            variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
+        if variant.digest == stamp.get("variant_digest"):
+            return variant
+    return None
+
+
+def verify(prepared: Prepared, settings: Settings, progress: Progress, *, deep: bool) -> tuple[Evidence, RunDir]:
+    """Compare the environment in use on every node with its lock and its stamp; exit 1 on drift."""
+
+    def args(variant: Variant, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"variant": variant.to_json_dict(), "deep": deep}
+
+    return _inspect(prepared, settings, progress, "verify", args, 3600.0 if deep else DEADLINE)
+
+
+def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
+    """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold."""
+
+    def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
+        items = [item.to_json_dict() for item in variant.smoke]
+        cuda = bool((stamp.get("evidence") or {}).get("cuda"))
+        return {"variant": variant.to_json_dict(), "items": items, "cuda": cuda}
+
+    return _inspect(prepared, settings, progress, "smoke", args, SMOKE_DEADLINE)
+
+
+def _inspect(
+    prepared: Prepared,
+    settings: Settings,
+    progress: Progress,
+    verb: str,
+    args_for: Callable[[Variant, Mapping[str, Any]], dict[str, Any]],
+    deadline: float,
+) -> tuple[Evidence, RunDir]:
+    run = RunDir.create(settings.runs_root)
+    with run.open_journal() as journal:
+        work = Work(prepared, settings, run, journal, progress)
+        journal.append(EventKind.RUN_STARTED, **process_identity(), verb=verb, command=list(settings.command))
+        with work.phase("probe", "asking which environments are there"):
+            current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
+        requests: dict[str, dict[str, Any]] = {}
+        for node, found in current.items():
+            if isinstance(found, EnvbuildError):
+                continue
+            environment, variant, stamp = found
+            args = {"stack": prepared.stack.name, "environment": environment, **args_for(variant, stamp)}
+            requests[node] = request(verb, prepared.target.prefix, args, run.id)
+        with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
+            answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
+        nodes = [_node(node, found, answers.get(node), verb) for node, found in current.items()]
+        evidence = write_evidence(work, verb, nodes)
+        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
+    return evidence, run
+
+
+Current = tuple[str, Variant, dict[str, Any]]
+
+
+def _current(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
+    """Path, variant and stamp of the environment in use, or why there is none."""
+    if isinstance(found, EnvbuildError):
+        return found
+    stack = prepared.stack.name
+    for item in found:
+        if item.get("stack") != stack or not item.get("current"):
+            continue
+        stamp = item.get("stamp") or {}
+        variant = matching_variant(prepared.lock, stamp)
+        if variant is None:
+            return EnvbuildError(
+                "environment-not-of-lock",
+                f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
+                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
+                hint="`envbuild provision` builds what the lock says now; the old environment stays until removed",
+                exit_code=ExitCode.CHECK_FAILED,
+            )
+        return str(item["path"]), variant, stamp
+    return EnvbuildError(
+        "environment-unknown",
+        f"{node}: no environment of {stack} is in use under {prepared.target.prefix}",
+        hint=f"build it: envbuild provision --target {prepared.choice.target}",
+        exit_code=ExitCode.CHECK_FAILED,
+    )
+
+
+def _node(
+    node: str, found: Current | EnvbuildError, answer: ContactResult | EnvbuildError | None, verb: str
+) -> NodeEvidence:
+    if isinstance(found, EnvbuildError):
+        return collect.failed_node(node, found)
+    if answer is None or isinstance(answer, EnvbuildError):
+        return collect.failed_node(node, answer or EnvbuildError("node-silent", f"{node} gave no answer"))
+    environment, variant, stamp = found
+    evidence = collect.inspected_node(node, {verb: answer.response or {}})
+    return evidence.model_copy(
+        update={
+            "environment": environment,
+            "variant_digest": variant.digest,
+            "root": stamp.get("root"),
+            "packages": dict(stamp.get("packages") or {}),
+            "base_packages": dict(stamp.get("base_packages") or {}),
+            "sources": tuple(stamp.get("sources") or ()),
+        }
+    )
