@@ -1,0 +1,292 @@
+"""A plan as one readable bash file that does the same with uv and git, without envbuild.
+
+Every value that comes from a lock, a target or a node is quoted; here-documents are quoted too, so nothing expands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.plan import NodePlan, Plan
+
+quote = shlex.quote
+
+_HEADER = """\
+#!/usr/bin/env bash
+# @TITLE@
+#
+# Rendered by envbuild from a plan and its lock; it needs bash, uv and git, and nothing of envbuild. It does not do what
+# only envbuild does: check files against RECORD, run the smoke test, write a stamp, build in a way that can be resumed.
+# uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
+set -euo pipefail
+export UV_LINK_MODE=copy          # linked files would change together with uv's cache
+export UV_PYTHON_DOWNLOADS=never  # the interpreter is the one that the plan names
+export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+fail() { printf 'error: %s\\n' "$1" >&2; exit "${2:-4}"; }
+command -v uv >/dev/null || fail 'uv is not on PATH'
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+
+# install FILE [uv options]: one requirements file, every hash checked. Where the index cannot be reached, what lies in
+# UV_FIND_LINKS is tried alone; the hashes hold there as well.
+install() {
+  local file=$1
+  shift
+  local always=(--python "$environment/bin/python" --no-deps --require-hashes --no-compile-bytecode -r "$file")
+  uv pip install --index-strategy unsafe-best-match "$@" "${always[@]}" || {
+    [ -n "${UV_FIND_LINKS:-}" ] || return 4
+    printf 'trying the find-links alone\\n' >&2
+    uv pip install --no-index --find-links "$UV_FIND_LINKS" "${always[@]}"
+  }
+}
+
+# checkout URL COMMIT TREE FOLDER: exactly that commit, and no other tree than the recorded one.
+checkout() {
+  local git=(git -c core.hooksPath=/dev/null -c protocol.ext.allow=never -c core.autocrlf=false -C "$4")
+  mkdir -p -- "$4"
+  "${git[@]}" init --quiet --template=
+  "${git[@]}" fetch --quiet --no-tags --depth 1 -- "$1" "$2" ||
+    "${git[@]}" fetch --quiet --no-tags -- "$1" '+refs/heads/*:refs/all/heads/*' '+refs/tags/*:refs/all/tags/*'
+  local found
+  found=$("${git[@]}" rev-parse --verify "$2^{tree}") || fail "commit $2 is not in $1" 5
+  [ "$found" = "$3" ] || fail "$1 has tree $found at $2, expected $3" 5
+  "${git[@]}" checkout --quiet --detach "$2"
+}
+"""
+
+
+def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
+
+    `indexes`: index name to `url` and `kind` (`simple`, `find-links`), for those that the plan's requests do not name.
+    Raises EnvbuildError `hash-unrecorded` (exit 5), `patches-unsupported` (exit 7) and `version-unusable` (exit 2).
+    """
+    title = f"{plan.stack} ({plan.profile}) on {plan.target}"
+    parts = [_HEADER.replace("@TITLE@", _comment(title))]
+    by_environment: dict[str, list[NodePlan]] = {}
+    for node in plan.nodes:
+        by_environment.setdefault(node.environment, []).append(node)
+    groups = list(by_environment.values())
+    if not groups:
+        return parts[0] + "\nfail 'no node of this plan has anything that fits' 7\n"
+    for number, nodes in enumerate(groups, 1):
+        parts.append(_function(f"build_{number}", nodes, lock, indexes or {}))
+    parts.append(_dispatch(groups))
+    return "\n".join(parts)
+
+
+def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
+    if len(groups) == 1:
+        return "build_1\n"
+    lines = ['case "${1:?say for which node}" in']
+    for number, nodes in enumerate(groups, 1):
+        lines.append(f"  {' | '.join(quote(node.node) for node in nodes)}) build_{number} ;;")
+    lines += ['  *) fail "the plan has no node $1" 2 ;;', "esac", ""]
+    return "\n".join(lines)
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping[str, Mapping[str, str]]) -> str:
+    first = nodes[0]
+    requests = {step.kind: step.request for step in first.steps if step.request is not None}
+    lines = [f"# For {_comment(', '.join(node.node for node in nodes))}", f"{name}() {{"]
+    if first.nothing_to_do:
+        lines.append(f"  printf 'nothing to do: %s is there and in use\\n' {quote(first.environment)}")
+        return "\n".join([*lines, "}", ""])
+    prefix, _, _ = first.environment.rpartition("/envs/")
+    lines += [f"  local prefix={quote(prefix)}", f"  environment={quote(first.environment)}"]
+    if "install" in requests:
+        variant = next(v for v in lock.variants if v.id == first.resolution.variant_id)
+        args = requests["install"]["args"]
+        named = {**indexes, **(args["artifacts"].get("indexes") or {})}
+        lines += _venv(variant, first, args)
+        lines += _packages(variant, named)
+        lines += _sources(variant)
+    lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
+    return "\n".join([*lines, "}", ""])
+
+
+def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"  # Variant {variant.id}, sha256 {node.variant_digest}",
+        f"  local python={quote(str(node.python))}",
+        f"  export UV_CACHE_DIR={quote(str(args['cache']))}",
+    ]
+    if variant.interpreter.kind == "standalone":
+        build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"
+        lines.append(f"  # The interpreter is the standalone build {_comment(build)}, unpacked under tools/.")
+    lines += [
+        '  [ -x "$python" ] || fail "there is no interpreter at $python" 7',
+        '  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7',
+        '  "$python" -I -c \'import sys; sys.exit("%d.%d" % sys.version_info[:2] != sys.argv[1])\' '
+        f'{quote(variant.python)} || fail "$python is not Python {variant.python}" 7',
+        '  mkdir -p -- "$prefix/envs" "$prefix/current" "$UV_CACHE_DIR"',
+        "",
+    ]
+    site = "--system-site-packages " if variant.base.kind != "none" else ""
+    if site:
+        lines.append("  # The environment stands on the interpreter's own packages, which are never replaced.")
+    lines.append(f'  uv venv --no-project --python "$python" {site}"$environment"')
+    return lines
+
+
+def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Wheels by index, then source archives one by one, each built beside what is already there."""
+    lines: list[str] = []
+    wheels: dict[str, list[LockedPackage]] = {}
+    archives: list[LockedPackage] = []
+    for package in variant.packages:
+        if any(file.file.endswith(".whl") for file in package.files):
+            wheels.setdefault(package.index if package.index in indexes else "", []).append(package)
+        else:
+            archives.append(package)
+    for index, packages in sorted(wheels.items()):
+        where = f"the index {index}" if index else "the index that uv is configured with"
+        lines += ["", f"  # {len(packages)} packages from {where}; each file must have one of these hashes."]
+        lines += _listing(packages)
+        lines.append(f'  install "$work/requirements.txt" --no-build{_index_options(indexes.get(index))}')
+    for package in archives:
+        lines += ["", f"  # {package.name} has no wheel: it is built with the packages above, not in isolation."]
+        lines += _listing([package])
+        options = f" --no-build-isolation --no-binary {quote(package.name)}{_index_options(indexes.get(package.index))}"
+        lines.append(f'  install "$work/requirements.txt"{options}')
+    return lines
+
+
+def _index_options(index: Mapping[str, str] | None) -> str:
+    if index is None or not index.get("url"):
+        return ""
+    option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
+    return f" {option} {quote(index['url'])}"
+
+
+def _listing(packages: Iterable[LockedPackage]) -> list[str]:
+    lines = ["  cat > \"$work/requirements.txt\" <<'EOF'"]
+    for package in packages:
+        hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
+        if not hashes:
+            raise EnvbuildError(
+                "hash-unrecorded",
+                f"nobody has recorded a hash of {package.name} {package.version}",
+                why=package.files[0].reason or "",
+                hint="choose another variant",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        pinned = f"{package.name}=={_version(package)}"
+        lines.append(" \\\n    ".join([pinned, *(f"--hash=sha256:{digest}" for digest in hashes)]))
+    return [*lines, "EOF"]
+
+
+def _version(package: LockedPackage) -> str:
+    """The version, when it is one: anything else could be an option in a requirements file."""
+    try:
+        Version(package.version)
+    except InvalidVersion as error:
+        raise EnvbuildError(
+            "version-unusable", f"{package.name}: {package.version!r} is no version", hint="create the lock again"
+        ) from error
+    return package.version
+
+
+def _sources(variant: Variant) -> list[str]:
+    lines: list[str] = []
+    if variant.sources:
+        lines += [
+            "",
+            "  # Sources are built with the environment's own tools; two builds see the same variables.",
+            '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
+            "  export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0",
+            *(f"  export {k}={quote(v)}" for k, v in sorted(variant.environment.items()) if isinstance(v, str)),
+        ]
+    for source in variant.sources:
+        lines += _source(source)
+    return lines
+
+
+def _source(source: LockedSource) -> list[str]:
+    if source.patches:
+        raise EnvbuildError(
+            "patches-unsupported",
+            f"source {source.name} has patches, which a script cannot apply",
+            why=f"patches: {', '.join(source.patches)}",
+            hint="provision it with envbuild",
+            exit_code=ExitCode.REFUSED,
+        )
+    above = '"$work"' if source.install == "wheel" else '"$environment"/src'
+    folder = f"{above}/{quote(source.name)}"
+    lines = [
+        "",
+        f"  # {source.name} at {source.commit[:12]}" + (f" ({_comment(source.ref)})" if source.ref else ""),
+        f"  local folder={folder}",
+        f'  checkout {quote(source.git)} {source.commit} {source.tree} "$folder"',
+    ]
+    for part in sorted(source.submodules, key=lambda each: each.path.count("/")):
+        where = f'"$folder"/{quote(part.path)}'
+        lines.append(f"  checkout {quote(part.git)} {part.commit} {part.tree} {where}")
+    lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
+    project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
+    flags = [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
+    if source.build is not None and source.build.kind == "inplace":
+        words = "".join(f" {quote(flag)}" for flag in flags)
+        lines.append(f'  (cd -- {project} && "$environment/bin/python" setup.py build_ext --inplace{words})')
+    return lines + _usable(source, project, flags)
+
+
+def _usable(source: LockedSource, project: str, flags: Sequence[str]) -> list[str]:
+    """How a checked tree becomes importable: a line in a .pth file, an editable install or a wheel."""
+    python = '--python "$environment/bin/python"'
+    if source.install == "path":
+        pth = quote(f"envbuild-source-{source.name}.pth")
+        return [
+            '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
+            f"  printf '%s\\n' {project} > \"$site\"/{pth}",
+        ]
+    if source.install == "editable":
+        return [f"  uv pip install {python} --no-deps --no-build-isolation --no-index --no-cache -e {project}"]
+    options = "".join(f" -C--build-option={quote(flag)}" for flag in flags)
+    wheels = f'"$work"/{quote(source.name + "-wheel")}'
+    return [
+        f"  uv build --wheel --no-build-isolation --no-index {python} --out-dir {wheels}{options} {project}",
+        f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
+    ]
+
+
+def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
+    """`.envbuild/activate.sh` for one shell, and the link that names the environment in use."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
+        raise EnvbuildError("stack-name-unusable", f"{stack!r} cannot be part of a path")
+    body = ["export PYTHONNOUSERSITE=1", "unset PYTHONHOME PYTHONPATH"]
+    for name, value in sorted(variables.items()):
+        if isinstance(value, Mapping):
+            path = quote(str(value["path"]))
+            body.append(f"if [ -e {path} ]; then export {name}={path}; fi")
+        else:
+            body.append(f"export {name}={quote(str(value))}")
+    return [
+        "",
+        "  # Variables for one shell; no start-up file is touched.",
+        '  mkdir -p -- "$environment/.envbuild" "$prefix/current"',
+        "  { printf 'export VIRTUAL_ENV=%q\\n' \"$environment\"",
+        '    printf \'export PATH=%q:"$PATH"\\n\' "$environment/bin"',
+        "    cat <<'EOF'",
+        *body,
+        "EOF",
+        '  } > "$environment/.envbuild/activate.sh"',
+        "",
+        "  # The link is switched by a rename, so that there is always one.",
+        f'  ln -sfn -- "$environment" "$prefix/current/.{stack}.new"',
+        f'  mv -T -- "$prefix/current/.{stack}.new" "$prefix/current/{stack}"',
+        '  printf \'in use: %s\\nload it with: . %q\\n\' "$environment" "$environment/.envbuild/activate.sh"',
+    ]

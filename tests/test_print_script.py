@@ -1,0 +1,265 @@
+"""The printed script: it runs for real, and no value of a lock can become code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.lock import Lock
+from envbuild.model.plan import Plan
+from envbuild.plan import make_plan
+from envbuild.print_script import render_script
+from envbuild.resolve.engine import resolve_fleet
+from tests.lock.wheels import make_wheel, sha256
+from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
+from tests.resolve.test_engine import stamped
+from tests.test_plan import CONTROLLER, FakeTools
+
+HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+
+
+def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
+    version = ".".join(map(str, sys.version_info[:3]))
+    node = options.pop("node", "cpu-laptop")
+    facts = node_facts(
+        node,
+        pythons=[f"{version} at {os.path.realpath(sys.executable)}"],
+        more={"prefix": {"path": prefix, "writable": True}, **options.pop("more", {})},
+    )
+    facts = options.pop("change", lambda value: value)(facts)
+    fleet = {facts.node: facts}
+    resolutions = resolve_fleet(fleet, lock, target(), compat())
+    return make_plan(
+        lock.stack, lock.profile, target(environment=options.pop("environment", {})), lock, fleet, resolutions,
+        run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools={facts.node: FakeTools()}, **options,
+    )  # fmt: skip
+
+
+def syntax_ok(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty HOME whose git knows only what a test says."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / ".config"))
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
+    uv = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
+    monkeypatch.setenv("PATH", f"{Path(uv).parent}:{os.environ['PATH']}")
+    return folder
+
+
+def repository(folder: Path, files: dict[str, str]) -> tuple[str, str]:
+    """A git repository with one commit; returns commit and tree."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for args in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*GIT, "-C", str(folder), *args], check=True)
+    out = [
+        subprocess.run([*GIT, "-C", str(folder), "rev-parse", what], check=True, capture_output=True, text=True)
+        for what in ("HEAD", "HEAD^{tree}")
+    ]
+    return out[0].stdout.strip(), out[1].stdout.strip()
+
+
+def wheel_package(folder: Path, name: str, version: str) -> dict[str, Any]:
+    wheel = make_wheel(folder, name, version)
+    row = {"file": wheel.name, "sha256": sha256(wheel), "size": wheel.stat().st_size}
+    return {"name": name, "version": version, "index": "nowhere", "files": [row]}
+
+
+def run(script: str, cwd: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = cwd / "script.sh"
+    path.write_text(script)
+    return subprocess.run(
+        ["bash", str(path), *args], cwd=cwd, env={**os.environ, **env}, text=True, capture_output=True, timeout=120
+    )
+
+
+def real_lock(tmp_path: Path, home: Path, **changed: str) -> tuple[Lock, Path]:
+    """Two wheels and one source as a path entry, reachable through find-links and insteadOf only."""
+    wheels = tmp_path / "wheels"
+    commit, tree = repository(tmp_path / "upstream", {"lib/inside.py": "value = 41\n", "setup.py": ""})
+    subprocess.run(
+        ["git", "config", "--global", f"url.file://{tmp_path}/upstream.insteadOf", "https://example.org/lib"],
+        check=True,
+    )
+    source = {"name": "lib", "git": "https://example.org/lib", "commit": commit, "tree": tree, "install": "path"}
+    lock = make_lock(
+        {
+            "id": "v",
+            "python": PYTHON,
+            "packages": [wheel_package(wheels, "alpha", "1.0"), wheel_package(wheels, "beta", "2.5")],
+            "sources": [{**source, "path": "lib", **changed}],
+            "environment": {"PLAIN": "1", "TRICKY": HOSTILE},
+        }
+    )
+    return lock, wheels
+
+
+INDEX = {"nowhere": {"url": "http://127.0.0.1:9/simple", "kind": "simple"}}
+
+
+def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> None:
+    lock, wheels = real_lock(tmp_path, home)
+    plan = planned(lock, str(tmp_path / "pre fix"))
+    script = render_script(plan, lock, INDEX)
+    syntax_ok(script)
+    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
+    assert done.returncode == 0, done.stderr
+    environment = Path(plan.nodes[0].environment)
+    code = "import alpha, beta, inside; print(alpha.version, beta.version, inside.value)"
+    out = subprocess.run([environment / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["1.0", "2.5", "41"]
+    assert (tmp_path / "pre fix/current/demo").resolve() == environment.resolve()
+    show = '. "$1"; printf "%s" "$TRICKY"; command -v python >&2'
+    loaded = subprocess.run(
+        ["bash", "-c", show, "x", environment / ".envbuild/activate.sh"],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert loaded.stdout == HOSTILE
+    assert loaded.stderr.strip() == str(environment / "bin/python")
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_file_with_another_hash_stops_the_script(tmp_path: Path, home: Path) -> None:
+    lock, wheels = real_lock(tmp_path, home)
+    script = render_script(planned(lock, str(tmp_path / "p")), lock, INDEX)
+    make_wheel(wheels, "beta", "2.5", body="evil = True\n")
+    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
+    assert done.returncode != 0
+    assert "hash" in done.stderr.lower()
+    assert not (tmp_path / "p/current/demo").exists()
+
+
+def test_another_tree_stops_the_script(tmp_path: Path, home: Path) -> None:
+    lock, wheels = real_lock(tmp_path, home, tree="0" * 40)
+    script = render_script(planned(lock, str(tmp_path / "p")), lock, INDEX)
+    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
+    assert done.returncode == 5
+    assert "expected " + "0" * 40 in done.stderr
+    assert not (tmp_path / "p/current/demo").exists()
+
+
+def test_an_environment_that_is_there_is_left_alone(tmp_path: Path, home: Path) -> None:
+    lock, _wheels = real_lock(tmp_path, home)
+    plan = planned(lock, str(tmp_path / "p"))
+    there = Path(plan.nodes[0].environment)
+    there.mkdir(parents=True)
+    (there / "mine").write_text("x")
+    done = run(render_script(plan, lock, INDEX), tmp_path)
+    assert done.returncode == 7 and "is there already" in done.stderr
+    assert (there / "mine").read_text() == "x"
+
+
+def test_hostile_values_stay_values(tmp_path: Path, home: Path) -> None:
+    source = {
+        "name": "lib",
+        "git": "https://example.org/$(touch pwned)'\"",
+        "commit": "1" * 40,
+        "tree": "2" * 40,
+        "path": "a $(touch pwned) 'b",
+        "ref": "x\t$(touch pwned)".replace("\t", " "),
+        "build": {"kind": "wheel", "flags": [HOSTILE]},
+    }
+    row = {
+        "id": "v",
+        "python": PYTHON,
+        "sources": [source],
+        "environment": {"A": HOSTILE, "P": {"path": HOSTILE, "if": "exists"}},
+    }
+    lock = make_lock(row)
+    plan = planned(lock, f"{tmp_path}/{HOSTILE.replace('/', '_')}", environment={"B": HOSTILE})
+    script = render_script(plan, lock, {"pypi": {"url": f"http://x/{HOSTILE}", "kind": "find-links"}})
+    syntax_ok(script)
+    done = run(script, tmp_path)
+    assert done.returncode != 0
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_version_that_is_an_option_is_refused() -> None:
+    lock = make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1 --index-url http://x", file="a.whl")]})
+    plan = planned(make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1")]}))
+    with pytest.raises(EnvbuildError) as caught:
+        render_script(plan, lock)
+    assert caught.value.code == "version-unusable"
+
+
+def test_patches_and_unrecorded_hashes_are_refused() -> None:
+    plan = planned(make_lock({"id": "v", "python": PYTHON}))
+    source = {"name": "s", "git": "https://x.org/s", "commit": "1" * 40, "tree": "2" * 40, "patches": ["p"]}
+    with pytest.raises(EnvbuildError) as caught:
+        render_script(plan, make_lock({"id": "v", "python": PYTHON, "sources": [source]}))
+    assert (caught.value.code, caught.value.exit_code) == ("patches-unsupported", 7)
+    bad = package("a", "1")
+    bad["files"][0] |= {"sha256": "unrecorded", "reason": "never seen"}
+    with pytest.raises(EnvbuildError) as caught:
+        render_script(plan, make_lock({"id": "v", "python": PYTHON, "packages": [bad]}))
+    assert (caught.value.code, caught.value.exit_code, caught.value.why) == ("hash-unrecorded", 5, "never seen")
+
+
+def test_indexes_bases_archives_and_builds_have_their_words() -> None:
+    archive = package("old", "1.0", file="old-1.0.tar.gz")
+    inplace = {"name": "ip", "git": "https://x.org/ip", "commit": "1" * 40, "tree": "2" * 40, "install": "editable"}
+    submodule = {"path": "sub", "git": "https://x.org/sub", "commit": "3" * 40, "tree": "4" * 40}
+    row = {
+        "id": "v",
+        "python": PYTHON,
+        "packages": [package("new", "1.0", index="links"), archive],
+        "sources": [
+            {**inplace, "build": {"kind": "inplace", "flags": ["fast"]}, "submodules": [submodule]},
+            {**inplace, "name": "w", "install": "wheel", "build": {"kind": "wheel", "flags": ["--cuda_ext"]}},
+        ],
+    }
+    lock = make_lock(row)
+    script = render_script(planned(lock), lock, {"links": {"url": "https://x.org/l.html", "kind": "find-links"}})
+    syntax_ok(script)
+    assert "--no-index --find-links https://x.org/l.html" in script
+    assert "--no-build-isolation --no-binary old" in script
+    assert "setup.py build_ext --inplace --fast" in script
+    assert f"checkout https://x.org/sub {'3' * 40} {'4' * 40}" in script
+    assert "-C--build-option=--cuda_ext" in script
+    assert "<<'EOF'" in script and "<<EOF" not in script
+
+
+def test_a_finished_environment_is_said_and_nothing_is_done(tmp_path: Path, home: Path) -> None:
+    lock = torch_lock((PYTHON,)) if PYTHON in ("3.11", "3.12", "3.13") else make_lock({"id": "v", "python": PYTHON})
+    plan = planned(lock, change=lambda facts: stamped(facts, lock, lock.variants[0].digest))
+    assert plan.nothing_to_do
+    done = run(render_script(plan, lock), tmp_path)
+    assert done.returncode == 0 and "nothing to do" in done.stdout
+
+
+def test_two_environments_become_cases_of_the_node_name(tmp_path: Path, home: Path) -> None:
+    lock = make_lock({"id": "v", "python": PYTHON})
+    one = planned(lock, str(tmp_path / "a"))
+    other = planned(lock, str(tmp_path / "b"))
+    second = other.nodes[0].model_copy(update={"node": "n 2"})
+    both = one.model_copy(update={"nodes": (one.nodes[0], second)})
+    script = render_script(both, lock)
+    syntax_ok(script)
+    done = run(script, tmp_path, "nobody")
+    assert done.returncode == 2 and "no node nobody" in done.stderr
+    assert run(script, tmp_path).returncode != 0
+
+
+def test_a_plan_without_nodes_fails(tmp_path: Path, home: Path) -> None:
+    lock = make_lock({"id": "v", "python": PYTHON})
+    empty = planned(lock).model_copy(update={"nodes": ()})
+    done = run(render_script(empty, lock), tmp_path)
+    assert done.returncode == 7
