@@ -38,6 +38,7 @@ def install(
     build = source.get("build") or {}
     flags = sources.option_flags(build.get("flags") or [])
     extra = build_environment(tool, environment, variables)
+    extra.update(_without_places(folder, source["name"], extra))
     log("installing source %s (%s)" % (source["name"], how))
     if build.get("kind") == "inplace":
         _in_place(tool, environment, source, project, flags, extra)
@@ -65,6 +66,15 @@ def build_environment(tool: "uv.Uv", environment: "str", variables: "dict[str, A
         TMPDIR=tool.tmp,
     )
     return extra
+
+
+def _without_places(folder: "str", name: "str", extra: "dict[str, str | None]") -> "dict[str, str | None]":
+    """Compiler flags that keep the build's folder out of debug information, so that two builds give equal files."""
+    if len(folder.split()) != 1 or "=" in folder:
+        return {}
+    flag = "-fdebug-prefix-map=%s=/envbuild/src/%s" % (folder, name)
+    before = {key: extra.get(key) or os.environ.get(key, "") for key in ("CFLAGS", "CXXFLAGS")}
+    return {key: (value + " " + flag).strip() for key, value in before.items()}
 
 
 def _failed(source: "dict[str, Any]", why: "str") -> "NodeError":

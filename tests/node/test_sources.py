@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,17 @@ import pytest
 
 from envbuild.node import sources
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, git, make_repository, make_variant, make_wheel, node, redirect_git, site
+from tests.node.env_support import (
+    Node,
+    git,
+    locked,
+    make_repository,
+    make_variant,
+    make_wheel,
+    node,
+    redirect_git,
+    site,
+)
 
 __all__ = ["node"]
 
@@ -221,3 +234,43 @@ def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hu
     environment = node.build(make_variant([], sources=[source]))
     listed = (site(environment) / "envbuild-source-lib.pth").read_text()
     assert listed == f"{environment}/src/lib/lib\n"
+
+
+COMPILED = """
+import os, subprocess
+command = ["cc", "-g", "-c", "c.c", "-o", "c.so", *os.environ["CFLAGS"].split()]
+subprocess.check_call(command)
+"""
+
+
+def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler: whether compiled files are equal was not tried")
+    files = {"setup.py": COMPILED, "c.c": "#include <stddef.h>\nint f(void) { return __LINE__; }\n"}
+    source = pin(hub, "ext", files, install="path", build={"kind": "inplace"})
+    variant = make_variant([], sources=[source])
+    roots = []
+    for prefix in ("one", "two/deeper"):
+        node.prefix = tmp_path / prefix
+        environment = node.build(variant)
+        assert str(tmp_path).encode() not in (environment / "src" / "ext" / "c.so").read_bytes()
+        roots.append(node.verify(deep=True)["root"])
+    assert roots[0] == roots[1]
+
+
+def test_a_source_distribution_of_the_lock_is_built_without_the_network(node: Node, tmp_path: Path) -> None:
+    files = {**PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}
+    archive = node.wheels / "lib-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for path, text in files.items():
+            info = tarfile.TarInfo(f"lib-1.0/{path}")
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    package = locked(archive, "lib", "1.0")
+    environment = node.build(make_variant([make_wheel(node.wheels), package]))
+    assert run_python(environment, "import lib, alpha; print(lib.VALUE)") == "41"
+    package["files"][0]["sha256"] = "0" * 64
+    node.run = "run-2"
+    with pytest.raises(NodeError) as found:
+        node.install(make_variant([package]))
+    assert (found.value.code, found.value.exit_code) == ("hash-mismatch", 5)
