@@ -226,7 +226,7 @@ def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], varia
 
     if not pairs[0][1].file.endswith(".whl"):
         # pip asks a source archive for its metadata, with the controller's Python; wheels never run anything.
-        return ["--no-binary=:all:"]
+        return ["--no-binary=:all:", "--ignore-requires-python"]
     platforms, abis = set(), set()
     for _, file in pairs:
         for tag in parse_wheel_filename(file.file)[3]:

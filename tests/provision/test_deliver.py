@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -85,6 +86,38 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     assert fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append) == delivery
     assert said == ["alpha 1.0"]
     assert hashlib.sha256(delivery.packages[0].read_bytes()).hexdigest() == pure.sha256
+
+
+def _source_archive(folder: Path, name: str) -> ArtifactFile:
+    """A source archive with its own build backend, for a Python that is not this one."""
+    metadata = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\nRequires-Python: <3.0\\n"
+    entries = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "PKG-INFO": metadata.replace("\\n", "\n"),
+        "backend.py": (
+            "import os\n"
+            "def prepare_metadata_for_build_wheel(folder, config_settings=None):\n"
+            f"    os.mkdir(folder + '/{name}-1.0.dist-info')\n"
+            f"    open(folder + '/{name}-1.0.dist-info/METADATA', 'w').write('{metadata}')\n"
+            f"    return '{name}-1.0.dist-info'\n"
+            "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
+            "    raise SystemExit('nothing is built for a delivery')\n"
+        ),
+    }
+    path = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for entry, content in entries.items():
+            member = tarfile.TarInfo(f"{name}-1.0/{entry}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content.encode()))
+    return ArtifactFile(file=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_a_source_archive_is_fetched_beside_wheels_without_being_built(tmp_path: Path, links: Path) -> None:
+    packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", _source_archive(links, "delta")))
+    _publish(links)
+    delivery = fetch_delivery(_variant(packages), cache=tmp_path / "cache")
+    assert [path.name for path in delivery.packages] == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
 
 
 def test_a_folder_of_find_links_is_used_without_pip(
