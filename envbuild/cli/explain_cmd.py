@@ -1,0 +1,101 @@
+"""`envbuild explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    from envbuild.catalog.loader import LoadedStack
+    from envbuild.explain.checks import CheckResult
+    from envbuild.explain.view import Explanation
+    from envbuild.model.resolution import Resolution
+    from envbuild.resolve.compat import Compat
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("explain")
+@click.argument("stack")
+@click.option("--profile", help="Profile of the stack (default: exact).")
+@click.option("--target", help="Target for the decisions: a shipped name or a path (default: local).")
+@click.option("--facts", type=_FILE, help="Recorded facts of nodes (JSON); with them the decisions are shown.")
+@click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
+@click.option("--html", type=_FILE, help="Write the annotated document to this file.")
+@click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
+@common_options
+def explain(
+    ui: Ui,
+    stack: str,
+    profile: str | None,
+    target: str | None,
+    facts: Path | None,
+    run_checks: bool,
+    html: Path | None,
+    document: Path | None,
+) -> int:
+    """Explain STACK (a shipped name or a path): what its document gets wrong, and what envbuild does instead."""
+    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.explain.text import render_text
+    from envbuild.explain.view import explain as join
+
+    if document is not None and html is None:
+        raise click.UsageError("--document needs --html")
+    loaded = load_stack(stack)
+    name = pick_profile(loaded, profile)
+    compat = _compat() if facts or run_checks else None
+    resolutions, why = _decided(loaded, name, target, facts, compat)
+    results = _checked(ui, loaded, compat) if run_checks and compat else ()
+    explanation = join(loaded.stack, name, results=results, resolutions=resolutions, why_no_decisions=why)
+    data = explanation.as_dict()
+    if html is not None:
+        _write_page(explanation, html, document)
+        data["html"] = str(html)
+        ui.note(f"annotated document: {html}")
+    ui.result(data, lambda: render_text(explanation))
+    return ExitCode.CHECK_FAILED if any(result.outcome == "broken" for result in results) else ExitCode.OK
+
+
+def _compat() -> Compat:
+    from envbuild import resources
+    from envbuild.resolve.compat import load_compat
+
+    return load_compat(resources.catalog() / "compat")
+
+
+def _decided(
+    loaded: LoadedStack, profile: str, target: str | None, facts: Path | None, compat: Compat | None
+) -> tuple[tuple[Resolution, ...], str]:
+    from envbuild.catalog.loader import load_target
+
+    chosen = load_target(target) if target else None
+    if facts is None or compat is None:
+        return (), "decisions need the facts of a node: --facts FILE"
+    from envbuild.explain.decisions import decide, read_facts
+
+    return decide(loaded, profile, read_facts(facts), (chosen or load_target("local")).target, compat)
+
+
+def _checked(ui: Ui, loaded: LoadedStack, compat: Compat) -> tuple[CheckResult, ...]:
+    from envbuild.explain.checks import Means, run_checks
+    from envbuild.explain.gitread import git_reader
+
+    ui.note("asking the upstream repositories and the package index")
+    with git_reader() as git:
+        return run_checks(loaded.stack, Means(compat, git, index=True))
+
+
+def _write_page(explanation: Explanation, html: Path, document: Path | None) -> None:
+    from envbuild.explain.page import render_page
+    from envbuild.explain.source import read_document
+
+    page = render_page(explanation, read_document(explanation.stack, document))
+    try:
+        html.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise EnvbuildError("page-unwritable", f"cannot write {html}", why=str(error)) from error

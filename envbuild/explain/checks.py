@@ -1,0 +1,299 @@
+"""Runs the checks of findings: against compatibility data, upstream repositories and the package index."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.specifiers import SpecifierSet
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.explain.gitread import GitReader
+from envbuild.lock.uvtool import run_uv
+from envbuild.model import finding as f
+from envbuild.model.stack import Stack
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.versions import numbers
+
+Outcome = Literal["holds", "broken", "not-run"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check of one finding gave.
+
+    `holds`: the finding is still true; `broken`: it is not, the catalog is out of date; `not-run`: something needed
+    was out of reach, and `detail` says what. `question` says in words what was asked.
+    """
+
+    finding: str
+    kind: str
+    question: str
+    outcome: Outcome
+    detail: str
+
+    def as_dict(self) -> dict[str, str]:
+        """For `--json`."""
+        return {
+            "finding": self.finding,
+            "kind": self.kind,
+            "question": self.question,
+            "outcome": self.outcome,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True)
+class Means:
+    """What checks may use. Without `git` or `index` the checks that need them are `not-run`."""
+
+    compat: Compat
+    git: GitReader | None = None
+    index: bool = False
+
+
+class _NotRun(Exception):  # noqa: N818 - not an error: the answer could not be had
+    pass
+
+
+_Answer = tuple[bool, str]
+
+
+def run_checks(stack: Stack, means: Means) -> tuple[CheckResult, ...]:
+    """Run every check of every finding, in the order of the file. Unreachable sources make a check `not-run`."""
+    return tuple(_run(stack, finding.id, check, means) for finding in stack.findings for check in finding.check)
+
+
+def outcome_of(results: Iterable[CheckResult]) -> Outcome | None:
+    """One word for all checks of a finding; None when it has none."""
+    outcomes = {result.outcome for result in results}
+    order: tuple[Outcome, ...] = ("broken", "not-run", "holds")
+    return next((outcome for outcome in order if outcome in outcomes), None)
+
+
+def _run(stack: Stack, finding: str, check: f.Check, means: Means) -> CheckResult:
+    question = describe(check)
+    try:
+        if isinstance(check, _GIT_KINDS):
+            holds, detail = _ask_git(stack, check, means)
+        elif isinstance(check, f.IndexCheck):
+            holds, detail = _ask_index(check, means)
+        else:
+            holds, detail = _ask_catalog(check, means.compat)
+    except _NotRun as reason:
+        return CheckResult(finding, check.kind, question, "not-run", str(reason))
+    except EnvbuildError as error:
+        if error.exit_code != ExitCode.TRY_AGAIN:
+            detail = f"{error.what}: {error.why}" if error.why else error.what
+            return CheckResult(finding, check.kind, question, "broken", detail.splitlines()[0])
+        return CheckResult(finding, check.kind, question, "not-run", error.what)
+    return CheckResult(finding, check.kind, question, "holds" if holds else "broken", detail)
+
+
+_GIT_KINDS = (
+    f.PathCheck,
+    f.TextCheck,
+    f.TreeTextCheck,
+    f.SedCheck,
+    f.CommentCheck,
+    f.ContainsCheck,
+    f.RefCheck,
+    f.SubmoduleCheck,
+)
+
+
+def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
+    if means.git is None:
+        raise _NotRun("sources are asked with --run-checks only")
+    git = means.git
+    pinned = stack.pinned(check.at)
+    if pinned is None:
+        raise _NotRun(f"nothing is named {check.at}")
+    url, commit = pinned
+    if isinstance(check, f.RefCheck):
+        return _ref(check, git.remote_ref(url, check.ref), commit)
+    commit = check.commit or commit
+    if isinstance(check, f.PathCheck):
+        there = git.has_path(url, commit, check.path)
+        return there == check.present, f"{check.path} is {'there' if there else 'not there'} at {commit[:8]}"
+    if isinstance(check, f.ContainsCheck):
+        found = git.contains(url, commit, check.ancestor)
+        return found == check.expected, f"{commit[:8]} {'contains' if found else 'does not contain'} the commit"
+    if isinstance(check, f.SubmoduleCheck):
+        count = len(git.submodules(url, commit))
+        return count == check.expected, f"{count} submodules at {commit[:8]}"
+    if isinstance(check, f.TreeTextCheck):
+        count = len(git.files_with(url, commit, check.text, check.under))
+        return count == check.expected, f"in {count} files at {commit[:8]}"
+    text = git.read(url, commit, check.path)
+    if text is None:
+        return False, f"{check.path} is not there at {commit[:8]}"
+    return _TEXT_CHECKS[type(check)](check, text)
+
+
+def _ref(check: f.RefCheck, now: str | None, commit: str) -> _Answer:
+    state = "missing" if now is None else "pinned" if now == commit else "moved"
+    return state == check.expected, f"{check.ref} is {'not there' if now is None else 'at ' + now[:8]}"
+
+
+def _text(check: f.TextCheck, text: str) -> _Answer:
+    count = text.count(check.text)
+    return count >= 1 if check.expected is None else count == check.expected, f"{count} times in {check.path}"
+
+
+def _sed(check: f.SedCheck, text: str) -> _Answer:
+    # grep reads the same basic regular expressions as sed; writing that translation ourselves would prove nothing.
+    try:
+        done = subprocess.run(
+            ["grep", "-o", "-e", check.pattern],
+            input=text,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=60,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise _NotRun("the grep program is not installed") from error
+    count = len(done.stdout.splitlines())
+    return count == check.expected, f"{count} matches in {check.path}"
+
+
+def _comment(check: f.CommentCheck, text: str) -> _Answer:
+    lines = text.splitlines()
+    if check.last > len(lines):
+        return False, f"{check.path} has {len(lines)} lines only"
+    for place in range(check.first - 1, check.last):
+        lines[place] = "# " + lines[place]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile("\n".join(lines) + "\n", check.path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return not check.compiles, f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+    return check.compiles, "the file still compiles"
+
+
+_TEXT_CHECKS: dict[type, Callable[[Any, str], _Answer]] = {
+    f.TextCheck: _text,
+    f.SedCheck: _sed,
+    f.CommentCheck: _comment,
+}
+
+
+def _ask_index(check: f.IndexCheck, means: Means) -> _Answer:
+    if not means.index:
+        raise _NotRun("the index is asked with --run-checks only")
+    with tempfile.TemporaryDirectory(prefix="envbuild-index-") as folder:
+        wish = Path(folder) / "wish.in"
+        wish.write_text(check.requirement + "\n", encoding="utf-8")
+        command = ["pip", "compile", "--no-deps", "--no-header", "--quiet", "--no-cache", "--no-config"]
+        command += ["--python-version", check.python, "--python-platform", "x86_64-manylinux_2_28"]
+        command += ["--only-binary", ":all:"] if check.wheel else []
+        try:
+            answer = run_uv([*command, str(wish)], cwd=Path(folder))
+        except EnvbuildError as error:
+            if error.code != "resolution-failed":
+                raise
+            return True, "the index has none"
+    return False, f"the index has {answer.split()[0]}" if answer.split() else "the index has one"
+
+
+def _ask_catalog(check: Any, compat: Compat) -> _Answer:
+    if isinstance(check, f.SpecifierCheck):
+        fits = SpecifierSet(check.against).contains(check.pinned, prereleases=True)
+        return not fits, f"{check.pinned} is {'inside' if fits else 'outside'} {check.against}"
+    if isinstance(check, f.ZeroCheck):
+        most = compat.limits.max_pipeline_zero_stage
+        return check.stage > most, f"a pipeline engine takes ZeRO up to stage {most}"
+    if isinstance(check, f.PackageRuleCheck):
+        return _package_rule(check, compat)
+    if isinstance(check, f.ToolkitCheck):
+        return _toolkit(check, compat)
+    release = compat.torch.get(check.torch)
+    if release is None:
+        return False, f"the catalog does not know torch {check.torch}"
+    if isinstance(check, f.FlavourCheck):
+        return check.flavour not in release.builds, f"torch {check.torch} has {', '.join(release.builds)}"
+    if isinstance(check, f.NotOnPypiCheck):
+        return not release.on_pypi, f"the catalog says pypi: {str(release.on_pypi).lower()}"
+    if isinstance(check, f.TorchPythonCheck):
+        tags = release.tags.get("x86_64", ())
+        return f"cp{check.python.replace('.', '')}" not in tags, f"torch {check.torch} has {', '.join(tags)}"
+    return _gpu(check, compat)
+
+
+def _gpu(check: f.GpuCheck, compat: Compat) -> _Answer:
+    build = compat.torch[check.torch].builds.get(check.flavour)
+    if build is None:
+        return False, f"the catalog has no {check.flavour} build of torch {check.torch}"
+    wanted = numbers(check.capability)
+    runs = any(a[0] == wanted[0] and a <= wanted for a in build.archs) or any(a <= wanted for a in build.ptx)
+    shown = " ".join(".".join(map(str, arch)) for arch in build.archs)
+    return runs == check.expected, f"torch {check.torch}+{check.flavour} has code for {shown}"
+
+
+def _toolkit(check: f.ToolkitCheck, compat: Compat) -> _Answer:
+    capability, cuda = numbers(check.capability), numbers(check.cuda)
+    first, last = compat.cuda.first_cuda.get(capability), compat.cuda.last_cuda.get(capability)
+    knows = first is not None and cuda >= first and (last is None or cuda <= last)
+    shown = f"{check.capability} from CUDA {'.'.join(map(str, first or ()))}"
+    return knows == check.expected, shown + (f" to {'.'.join(map(str, last))}" if last else "")
+
+
+def _package_rule(check: f.PackageRuleCheck, compat: Compat) -> _Answer:
+    rule = next((r for r in compat.package_rules if r.id == check.rule), None)
+    if rule is None:
+        return False, f"the catalog has no package rule {check.rule}"
+    return rule.breaks.specifier.contains(check.version, prereleases=True), rule.says
+
+
+def describe(check: f.Check) -> str:  # noqa: C901 - one line a kind
+    """What a check asks, in words."""
+    match check:
+        case f.PathCheck():
+            return f"{check.at}: {check.path} is {'there' if check.present else 'not there'}"
+        case f.TextCheck():
+            often = "occurs" if check.expected is None else f"occurs {check.expected} times"
+            return f"{check.at}: `{check.text.strip()}` {often} in {check.path}"
+        case f.TreeTextCheck():
+            return f"{check.at}: `{check.text}` is in {check.expected} files of {check.under or 'the tree'}"
+        case f.SedCheck():
+            return f"{check.at}: the sed pattern matches {check.expected} times in {check.path}"
+        case f.CommentCheck():
+            verb = "compiles" if check.compiles else "does not compile"
+            return f"{check.at}: {check.path} {verb} with lines {check.first} to {check.last} commented out"
+        case f.ContainsCheck():
+            verb = "contains" if check.expected else "does not contain"
+            return f"{check.at}: the commit {verb} {check.ancestor[:8]}"
+        case f.RefCheck():
+            where = {"pinned": "still at the pinned commit", "moved": "no longer there", "missing": "gone"}
+            return f"{check.at}: {check.ref} is {where[check.expected]}"
+        case f.SubmoduleCheck():
+            return f"{check.at}: {check.expected} submodules"
+        case f.FlavourCheck():
+            return f"torch {check.torch} has no {check.flavour} build"
+        case f.NotOnPypiCheck():
+            return f"torch {check.torch} is not on PyPI"
+        case f.TorchPythonCheck():
+            return f"torch {check.torch} has no wheel for Python {check.python}"
+        case f.GpuCheck():
+            verb = "runs" if check.expected else "does not run"
+            return f"torch {check.torch}+{check.flavour} {verb} on compute capability {check.capability}"
+        case f.ToolkitCheck():
+            verb = "compiles" if check.expected else "does not compile"
+            return f"CUDA {check.cuda} {verb} for compute capability {check.capability}"
+        case f.PackageRuleCheck():
+            return f"rule {check.rule} breaks with version {check.version}"
+        case f.ZeroCheck():
+            return f"ZeRO stage {check.stage} is refused in a pipeline engine"
+        case f.SpecifierCheck():
+            return f"{check.package}: {check.pinned} is outside {check.against}"
+        case f.IndexCheck():
+            return f"the index has no {'wheel' if check.wheel else 'file'} of {check.requirement} for {check.python}"

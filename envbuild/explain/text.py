@@ -1,0 +1,118 @@
+"""An explanation as plain text for a terminal or a file."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from envbuild.explain.view import SEVERITIES, Explained, Explanation
+from envbuild.model.finding import Severity
+
+_TITLES: dict[Severity, str] = {
+    "wrong": "Wrong",
+    "stale": "No longer true",
+    "unpinned": "Unpinned",
+    "trap": "Traps",
+    "note": "Notes",
+}
+_OUTCOMES = {"holds": "checked: still so", "broken": "CHECK FAILED: no longer so", "not-run": "check not run"}
+
+
+def render_text(explanation: Explanation, width: int = 100) -> str:
+    """The whole explanation; `width` is the line length in characters."""
+    return "\n".join(_lines(explanation, width)).rstrip() + "\n"
+
+
+def _lines(explanation: Explanation, width: int) -> Iterator[str]:
+    stack, document = explanation.stack, explanation.stack.document
+    yield f"{stack.name} ({explanation.profile}): {stack.summary}"
+    if document:
+        where = "/".join(part for part in (document.url, document.path) if part)
+        yield f"document: {document.title}, {where}" + (f" at {document.commit[:8]}" if document.commit else "")
+    counts = ", ".join(f"{len(explanation.of(s))} {s}" for s in SEVERITIES if explanation.of(s))
+    yield f"{len(explanation.findings)} findings: {counts}" if explanation.findings else "no findings"
+    for severity in SEVERITIES:
+        found = explanation.of(severity)
+        if found:
+            yield ""
+            yield f"{_TITLES[severity]} ({len(found)})"
+            for item in found:
+                yield from _finding(item, width)
+    yield from _results(explanation)
+    yield from _profile(explanation, width)
+    yield from _decisions(explanation, width)
+
+
+def _finding(item: Explained, width: int) -> Iterator[str]:
+    finding = item.finding
+    mark = _OUTCOMES[item.outcome] if item.outcome else "unverified" if finding.unverified else ""
+    yield ""
+    yield f"  {finding.id}" + (f"  [{mark}]" if mark else "")
+    for label, text in (
+        ("says", finding.says),
+        ("truth", finding.truth),
+        ("evidence", finding.evidence),
+        ("does", finding.does),
+        ("instead", finding.replacement or ""),
+    ):
+        if text:
+            yield _wrapped(f"    {label + ':':10}", text, width)
+    for result in item.results:
+        if result.outcome != "holds":
+            yield _wrapped("    check:    ", f"{result.question}: {result.detail}", width)
+
+
+def _results(explanation: Explanation) -> Iterator[str]:
+    results = explanation.results()
+    if results:
+        counts = {outcome: sum(1 for r in results if r.outcome == outcome) for outcome in _OUTCOMES}
+        unverified = sum(1 for item in explanation.findings if item.finding.unverified)
+        yield ""
+        yield (
+            f"{len(results)} checks: {counts['holds']} hold, {counts['broken']} broken, {counts['not-run']} not run; "
+            f"{unverified} findings unverified"
+        )
+
+
+def _profile(explanation: Explanation, width: int) -> Iterator[str]:
+    profile = explanation.contents
+    if profile.sources:
+        yield ""
+        yield "Sources"
+        size = max(len(source.name) for source in profile.sources)
+        for source in profile.sources:
+            patches = f", patches {', '.join(source.patches)}" if source.patches else ""
+            yield f"  {source.name:{size}}  {source.commit[:12]}  {source.git}{patches}"
+    if explanation.deviations:
+        yield ""
+        yield "Deviations from the document"
+        for deviation in explanation.deviations:
+            yield _wrapped("  - ", deviation, width)
+    least = explanation.least_nodes
+    if least:
+        yield ""
+        yield (
+            f"{least.model} needs at least {least.nodes} nodes: {least.needed_gb:.0f} GB of weights, gradients and "
+            f"optimizer state, {least.node_gb:.0f} GB a node"
+        )
+        yield _wrapped("  ", least.source, width)
+
+
+def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
+    if explanation.why_no_decisions:
+        yield ""
+        yield _wrapped("no decisions: ", explanation.why_no_decisions, width)
+    for resolution in explanation.resolutions:
+        yield ""
+        chosen = resolution.variant_id or "refused"
+        yield f"Decisions for {resolution.node}: {chosen}"
+        for decision in resolution.decisions:
+            compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""
+            yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
+            if decision.instead:
+                yield _wrapped("          instead: ", decision.instead, width)
+
+
+def _wrapped(head: str, text: str, width: int) -> str:
+    lines = textwrap.wrap(text, max(40, width - len(head)), break_long_words=False, break_on_hyphens=False) or [""]
+    return head + ("\n" + " " * len(head)).join(lines)

@@ -1,0 +1,118 @@
+"""The join: a stack's findings, their checks, the decisions for given facts and the deviations. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from envbuild.explain.checks import CheckResult, Outcome, outcome_of
+from envbuild.explain.memory import LeastNodes, least_nodes
+from envbuild.model.finding import Finding, Severity
+from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.stack import Profile, Stack
+
+SEVERITIES: tuple[Severity, ...] = ("wrong", "stale", "unpinned", "trap", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One finding with the results of its checks; `outcome` is None when it has none or they were not asked for."""
+
+    finding: Finding
+    results: tuple[CheckResult, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """One word for all results."""
+        return outcome_of(self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as its file says it, with the outcome of each check."""
+        data = self.finding.to_json_dict()
+        data["outcome"] = self.outcome
+        if self.results:
+            data["check_results"] = [result.as_dict() for result in self.results]
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything `explain` says of a stack and profile. `why_no_decisions` is empty when there are resolutions."""
+
+    stack: Stack
+    profile: str
+    findings: tuple[Explained, ...]
+    resolutions: tuple[Resolution, ...]
+    deviations: tuple[str, ...]
+    least_nodes: LeastNodes | None
+    why_no_decisions: str = ""
+
+    @property
+    def contents(self) -> Profile:
+        """The profile that is explained."""
+        return self.stack.profiles[self.profile]
+
+    def of(self, severity: Severity) -> tuple[Explained, ...]:
+        """Findings of one severity, in the order of the file."""
+        return tuple(item for item in self.findings if item.finding.severity == severity)
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """All check results."""
+        return tuple(result for item in self.findings for result in item.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: `findings`, `decisions` and `deviations` are lists."""
+        data: dict[str, Any] = {
+            "stack": self.stack.name,
+            "summary": self.stack.summary,
+            "profile": self.profile,
+            "document": self.stack.document.to_json_dict() if self.stack.document else None,
+            "findings": [item.as_dict() for item in self.findings],
+            "decisions": [row for resolution in self.resolutions for row in _decision_rows(resolution)],
+            "deviations": list(self.deviations),
+            "sources": [source.to_json_dict() for source in self.contents.sources],
+        }
+        if self.least_nodes:
+            data["least_nodes"] = asdict(self.least_nodes)
+        if self.why_no_decisions:
+            data["why_no_decisions"] = self.why_no_decisions
+        return data
+
+
+def explain(
+    stack: Stack,
+    profile: str,
+    *,
+    results: Iterable[CheckResult] = (),
+    resolutions: Sequence[Resolution] = (),
+    why_no_decisions: str = "",
+) -> Explanation:
+    """Join what is known of a stack and one of its profiles."""
+    by_finding: dict[str, list[CheckResult]] = {}
+    for result in results:
+        by_finding.setdefault(result.finding, []).append(result)
+    return Explanation(
+        stack=stack,
+        profile=profile,
+        findings=tuple(Explained(f, tuple(by_finding.get(f.id, ()))) for f in stack.findings),
+        resolutions=tuple(resolutions),
+        deviations=stack.profiles[profile].deviations,
+        least_nodes=least_nodes(stack.reference),
+        why_no_decisions="" if resolutions else why_no_decisions,
+    )
+
+
+def _decision_rows(resolution: Resolution) -> list[dict[str, Any]]:
+    rows = [_decision(resolution.node, None, True, decision) for decision in resolution.decisions]
+    for candidate in resolution.candidates:
+        if not candidate.chosen:
+            rows += [_decision(resolution.node, candidate.variant_id, False, d) for d in candidate.decisions]
+    return rows
+
+
+def _decision(node: str, variant: str | None, chosen: bool, decision: Decision) -> dict[str, Any]:
+    head = {"node": node, "chosen": chosen}
+    if variant:
+        head["variant"] = variant
+    return head | decision.to_json_dict()
