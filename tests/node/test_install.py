@@ -17,7 +17,7 @@ import pytest
 
 from envbuild.node import base, envs, lease, packages, pipconf, remove, use
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site
+from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site, uv_path
 
 __all__ = ["node"]
 
@@ -305,7 +305,14 @@ def test_a_login_page_is_not_an_index_and_secrets_stay_out(
     node.offline = False
     url = f"http://canary-user:canary-secret@{portal}/simple"
     artifacts = {"indexes": {"site": {"url": url, "kind": "index"}}}
-    error = fail(node, make_variant([package]), "index-not-an-index", 4, artifacts=artifacts)
+    seen = node.top / "argv"
+    wrapper = node.top / "uv"
+    wrapper.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {seen}\nexec {uv_path()} "$@"\n')
+    wrapper.chmod(0o755)
+    tools = {"uv": str(wrapper)}
+    error = fail(node, make_variant([package]), "index-not-an-index", 4, artifacts=artifacts, tools=tools)
+    assert "install" in seen.read_text()
+    assert "canary" not in seen.read_text(), "an argument list is read by every user of the machine"
     broken = {"indexes": {"site": {"url": url + "/broken", "kind": "index"}}}
     second = fail(node, make_variant([package]), "network-unreachable", 75, artifacts=broken)
     said = json.dumps([error.as_dict(), second.as_dict()]) + "".join(capfd.readouterr())
@@ -347,3 +354,58 @@ def test_a_full_disk_is_said_and_nothing_is_left(node: Node, tmp_path: Path, opt
         assert [path.name for path in (node.prefix / "envs").iterdir()] == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_prefix_that_cannot_be_written_is_refused(node: Node) -> None:
+    blocker = node.top / "file"
+    blocker.write_text("")
+    node.prefix = blocker / "prefix"
+    fail(node, make_variant([]), "prefix-not-writable", 7)
+
+
+def test_a_second_run_is_refused_while_the_first_works_and_disturbs_nothing(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.install(variant)
+    node.run = "run-2"
+    with pytest.raises(NodeError) as found:
+        node.install(variant)
+    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
+    assert found.value.details["run"] == "run-1"
+    node.run = "run-1"
+    node.activate(variant)
+    assert node.verify(deep=True)["ok"]
+
+
+def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+
+    def asleep(*_: object) -> None:
+        (node.prefix / "lease.json").unlink()
+        lease.acquire(str(node.prefix), "the-other", None, 0)
+        (node.environment(variant) / "of-the-other").write_text("x")
+
+    monkeypatch.setattr(packages, "install", asleep)
+    with pytest.raises(NodeError):
+        node.install(variant)
+    assert (node.environment(variant) / "of-the-other").exists()
+    assert lease.read(str(node.prefix))["run"] == "the-other"  # type: ignore[index]
+
+
+def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    node.run = "run-killed"
+    code = (
+        "import json, os, signal, sys\nfrom envbuild.node import install, packages\n"
+        "packages.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
+    )
+    request = json.dumps(node.install_request(variant, repair=True))
+    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
+    assert done.returncode == -9
+    assert not (environment / ".envbuild" / "stamp.json").exists()
+    node.run = "run-after"
+    node.build(variant)
+    assert node.verify(deep=True)["ok"]
+    assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
