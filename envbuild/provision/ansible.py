@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.ansible_config import configuration, variables, without_user_settings
 from envbuild.provision.processes import end_marked, end_orphans, marker_value
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipp
 # Every process of one playbook run carries this variable, so that all of them can be found and ended.
 MARKER = "ENVBUILD_PLAYBOOK_RUN"
 _POLL_SECONDS = 0.1
-_RESULT_BYTES = 64 * 1024 * 1024
 _STATUS: dict[str, TaskStatus] = {
     "runner_on_start": "started",
     "runner_on_ok": "ok",
@@ -100,9 +100,8 @@ def run_playbook(
     inventory.write(private / "inventory.yml")
     # A killed envbuild cannot end what it started; until that has ended, it would hold the prefix.
     end_orphans(MARKER)
-    # A short path: OpenSSH's control sockets must fit in 108 bytes.
-    with tempfile.TemporaryDirectory(prefix="envbuild-") as sockets:
-        (private / "ansible.cfg").write_text(_configuration(private, Path(sockets)), encoding="utf-8")
+    with _sockets(inventory) as sockets:
+        (private / "ansible.cfg").write_text(configuration(private, sockets), encoding="utf-8")
         marker = marker_value()
         watch = _Watch(cancel, time.monotonic() + deadline, marker)
         with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
@@ -138,6 +137,16 @@ def find_ansible_playbook() -> Path:
             exit_code=ExitCode.INTERNAL,
         )
     return Path(found)
+
+
+@contextmanager
+def _sockets(inventory: Inventory) -> Iterator[Path]:
+    """A folder for OpenSSH's control sockets, with a short path: they must fit in 108 bytes."""
+    if inventory.connection.kind == "local":
+        yield Path("/nonexistent")
+        return
+    with tempfile.TemporaryDirectory(prefix="envbuild-ssh-") as folder:
+        yield Path(folder)
 
 
 class _Watch:
@@ -270,14 +279,14 @@ def _run(
         "forks": forks,
         "quiet": True,
         "suppress_env_files": True,
-        "envvars": _variables(private, marker),
+        "envvars": variables(private, MARKER, marker),
         "event_handler": collector,
         "status_handler": _forget_environment,
         "cancel_callback": watch,
     }
     runner = init_runner(**arguments)
     runner.config.command[0] = str(program)
-    runner.config.env = _without_user_settings(runner.config.env)
+    runner.config.env = without_user_settings(runner.config.env)
     # Settings are only read from a file; these two are the ones that matter. `cancel_callback` is asked once per wait.
     runner.config.pexpect_timeout = _POLL_SECONDS
     runner.config.suppress_output_file = True
@@ -295,74 +304,6 @@ def _forget_environment(status: dict[str, Any], runner_config: Any) -> bool:
         kept = {"command": runner_config.command, "cwd": runner_config.cwd, "env": sorted(runner_config.env)}
         path.write_text(json.dumps(kept), encoding="utf-8")
     return True
-
-
-def _variables(private: Path, marker: str) -> dict[str, str]:
-    """Variables for ansible-playbook; nodes reached locally see them too."""
-    out = {
-        MARKER: marker,
-        "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
-        "ANSIBLE_HOST_KEY_CHECKING": "True",
-        "ANSIBLE_CALLBACK_PLUGINS": "",
-        "AWX_LIB_DIRECTORY": "",
-        "MAX_EVENT_RES": str(_RESULT_BYTES),
-    }
-    locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or ""
-    if "utf" not in locale.lower():
-        # ansible-core refuses to start under any other encoding.
-        out["LC_ALL"] = "C.UTF-8"
-    return out
-
-
-def _without_user_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what the user set for other uses of Ansible.
-
-    `JOB_ID` and its like make ansible-runner's callback call `int()`; schedulers put text there.
-    """
-    ours = {"ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_STDOUT_CALLBACK"}
-    awkward = {"JOB_ID", "AD_HOC_COMMAND_ID", "PROJECT_UPDATE_ID", "ORIGINAL_STDOUT_CALLBACK"}
-    return {
-        key: value
-        for key, value in env.items()
-        if (not key.startswith("ANSIBLE_") or key in ours) and key not in awkward
-    }
-
-
-def _configuration(private: Path, sockets: Path) -> str:
-    """Our own ansible.cfg. `%` is the interpolation sign of the format."""
-
-    def text(path: Path) -> str:
-        return str(path).replace("%", "%%")
-
-    return f"""[defaults]
-home = {text(private / "home")}
-local_tmp = {text(private / "tmp")}
-remote_tmp = /tmp
-collections_path = {text(private / "collections")}
-host_key_checking = True
-gathering = explicit
-nocows = True
-retry_files_enabled = False
-deprecation_warnings = False
-no_target_syslog = True
-any_errors_fatal = False
-force_color = False
-nocolor = True
-timeout = 30
-
-[inventory]
-enable_plugins = ansible.builtin.yaml
-unparsed_is_failed = True
-
-[connection]
-pipelining = True
-
-[ssh_connection]
-pipelining = True
-retries = 2
-control_path_dir = {text(sockets)}
-ssh_args = -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=30 -o ServerAliveCountMax=10
-"""
 
 
 def _ended_early(name: str, reason: str, deadline: float, collector: _Collector) -> EnvbuildError:
