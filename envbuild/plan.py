@@ -237,7 +237,13 @@ class _Node:
             return {"find_links": [store], "indexes": {}, "offline": True, "sources": bundles}
         named = {package.index for package in self.variant.packages}
         indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
-        return {"find_links": [], "indexes": indexes, "offline": False, "sources": {}}
+        return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
+
+    def _found_folders(self) -> list[str]:
+        """Folders of the node in which the probe found files of the variant."""
+        files = {file.file for package in self.variant.packages for file in package.files}
+        found = self.facts.files_found
+        return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
     def _install(self, cost: Estimate, why: str, repaired: bool) -> Step:
         args: dict[str, Any] = {

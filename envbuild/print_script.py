@@ -36,17 +36,15 @@ command -v uv >/dev/null || fail 'uv is not on PATH'
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 
-# install FILE [uv options]: one requirements file, every hash checked. Where the index cannot be reached, what lies in
-# UV_FIND_LINKS is tried alone; the hashes hold there as well.
+# install FILE BUILD-OPTIONS: one requirements file, every hash checked. What lies in UV_FIND_LINKS is taken from there,
+# without asking an index that may be out of reach; the rest comes from where `index` says. The hashes hold in both.
 install() {
-  local file=$1
-  shift
-  local always=(--python "$environment/bin/python" --no-deps --require-hashes --no-compile-bytecode -r "$file")
-  uv pip install --index-strategy unsafe-best-match "$@" "${always[@]}" || {
-    [ -n "${UV_FIND_LINKS:-}" ] || return 4
-    printf 'trying the find-links alone\\n' >&2
-    uv pip install --no-index --find-links "$UV_FIND_LINKS" "${always[@]}"
-  }
+  local always=(--python "$environment/bin/python" --no-deps --require-hashes --no-compile-bytecode -r "$@")
+  : > "$work/said"
+  if [ -n "${UV_FIND_LINKS:-}" ] && uv pip install --no-index "${always[@]}" 2> "$work/said"; then return; fi
+  uv pip install "${index[@]}" "${always[@]}" && return
+  [ ! -s "$work/said" ] || { printf 'and with UV_FIND_LINKS alone:\\n'; cat "$work/said"; } >&2
+  return 4
 }
 
 # checkout URL COMMIT TREE FOLDER: exactly that commit, and no other tree than the recorded one.
@@ -111,6 +109,9 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
         variant = next(v for v in lock.variants if v.id == first.resolution.variant_id)
         args = requests["install"]["args"]
         named = {**indexes, **(args["artifacts"].get("indexes") or {})}
+        found = ",".join(args["artifacts"].get("find_links") or [])
+        if found:
+            lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, named)
         lines += _sources(variant)
@@ -156,20 +157,22 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
         where = f"the index {index}" if index else "the index that uv is configured with"
         lines += ["", f"  # {len(packages)} packages from {where}; each file must have one of these hashes."]
         lines += _listing(packages)
-        lines.append(f'  install "$work/requirements.txt" --no-build{_index_options(indexes.get(index))}')
+        lines += [_index(indexes.get(index)), '  install "$work/requirements.txt" --no-build']
     for package in archives:
         lines += ["", f"  # {package.name} has no wheel: it is built with the packages above, not in isolation."]
         lines += _listing([package])
-        options = f" --no-build-isolation --no-binary {quote(package.name)}{_index_options(indexes.get(package.index))}"
-        lines.append(f'  install "$work/requirements.txt"{options}')
+        options = f"--no-build-isolation --no-binary {quote(package.name)}"
+        lines += [_index(indexes.get(package.index)), f'  install "$work/requirements.txt" {options}']
     return lines
 
 
-def _index_options(index: Mapping[str, str] | None) -> str:
-    if index is None or not index.get("url"):
-        return ""
-    option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
-    return f" {option} {quote(index['url'])}"
+def _index(index: Mapping[str, str] | None) -> str:
+    """The line that says where the next packages come from."""
+    words = "--index-strategy unsafe-best-match"
+    if index is not None and index.get("url"):
+        option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
+        words += f" {option} {quote(index['url'])}"
+    return f"  index=({words})"
 
 
 def _listing(packages: Iterable[LockedPackage]) -> list[str]:

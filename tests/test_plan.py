@@ -156,6 +156,15 @@ def test_requests_hold_exactly_the_arguments_of_the_protocol() -> None:
     assert set(activate["args"]) >= {"environment", "stack", "profile", "variant", "variables", "evidence"}
 
 
+def test_folders_with_found_files_are_told_to_the_install() -> None:
+    lock = torch_lock()
+    file = lock.variants[0].packages[0].files[0].file
+    facts = node_facts(
+        "cpu-laptop", more={"files_found": {file: f"/wheels/{file}", "other.whl": "/elsewhere/other.whl"}}
+    )
+    assert request(planned(facts, lock), "install")["args"]["artifacts"]["find_links"] == ["/wheels"]
+
+
 def test_delivery_by_the_controller_makes_the_install_offline() -> None:
     source = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
     lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1", size=5)], "sources": [source]})

@@ -137,6 +137,15 @@ def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> 
     assert not list(tmp_path.rglob("pwned"))
 
 
+def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, home: Path) -> None:
+    lock, wheels = real_lock(tmp_path, home)
+    found = {file.name: str(file) for file in wheels.iterdir()}
+    plan = planned(lock, str(tmp_path / "p"), more={"files_found": found})
+    done = run(render_script(plan, lock, INDEX), tmp_path, UV_FIND_LINKS="", UV_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "p/current/demo/bin/python").exists()
+
+
 def test_a_file_with_another_hash_stops_the_script(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
     script = render_script(planned(lock, str(tmp_path / "p")), lock, INDEX)

@@ -234,8 +234,7 @@ def bound_variant(lock: Lock, variant: Variant, python: PythonFacts | None) -> V
     """The variant as it will be built: on a base, what the base provides is part of its digest."""
     if variant.base.kind == "none" or python is None or python.packages is None:
         return variant
-    provided = {str(canonicalize_name(name)): version for name, version in python.packages.items()}
-    return variant.with_provided(lock.stack, lock.profile, provided)
+    return variant.with_provided(lock.stack, lock.profile, dict(python.packages))
 
 
 def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:

@@ -31,6 +31,22 @@ from envbuild.resolve.request import visible_gpus
 from envbuild.resolve.rules import evaluate
 from envbuild.resolve.supply import Supply, out_of_reach
 
+# What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
+NODE_RULES = (
+    "python-not-there",
+    "base-asked",
+    "base-module",
+    "base-lacks-package",
+    "platform",
+    "no-fitting-file",
+    "hash-unrecorded",
+    "prefix-usable",
+    "disk-space",
+    "disk-inodes",
+    "files-out-of-reach",
+    "cuda-without-gpu",
+    "gpu-unused",
+)
 _DRIVER_RULES = ("driver-floor", "driver-cuda-compat")
 
 

@@ -274,7 +274,7 @@ def test_too_little_room_is_refused_and_doubtful_room_warns() -> None:
         return decided(node_facts("cpu-laptop", more={"prefix": prefix}))
 
     assert "disk-space" in rules(at(10**6), "refuse")
-    assert "disk-space" in rules(at(300 * 10**6), "warn")
+    assert "disk-space" in rules(at(500 * 10**6), "warn")
     assert not at(10 * GB).refused
     assert "disk-space" in rules(at(10 * GB, quota_bytes=10**6), "refuse")
     assert "disk-inodes" in rules(at(10 * GB, free_inodes=0), "refuse")

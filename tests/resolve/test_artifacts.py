@@ -1,0 +1,115 @@
+"""Which file of a package fits a node, checked against the packaging library's own tags."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.tags import Tag, compatible_tags, cpython_tags
+
+from envbuild.model.lock import ArtifactFile, LockedPackage
+from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.estimate import size
+from envbuild.resolve.versions import flavour_cuda, minor, numbers, split_local
+
+HASH = "a" * 64
+
+
+def package(*files: str) -> LockedPackage:
+    return LockedPackage(name="x", version="1", files=tuple(ArtifactFile(file=f, sha256=HASH) for f in files))
+
+
+def chosen(platform: Platform, *files: str) -> str | None:
+    best = fitting_file(package(*files), platform)
+    return best.file if best else None
+
+
+NODE = Platform("3.11", "x86_64", (2, 31))
+
+
+@pytest.mark.parametrize(
+    ("file", "fits"),
+    [
+        ("x-1-py3-none-any.whl", True),
+        ("x-1-py2.py3-none-any.whl", True),
+        ("x-1-py2-none-any.whl", False),
+        ("x-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", True),
+        ("x-1-cp311-cp311-manylinux_2_31_x86_64.whl", True),
+        ("x-1-cp311-cp311-manylinux_2_34_x86_64.whl", False),
+        ("x-1-cp311-cp311-manylinux2014_aarch64.whl", False),
+        ("x-1-cp311-cp311-musllinux_1_2_x86_64.whl", False),
+        ("x-1-cp312-cp312-manylinux_2_17_x86_64.whl", False),
+        ("x-1-cp38-abi3-manylinux_2_17_x86_64.whl", True),
+        ("x-1-cp312-abi3-manylinux_2_17_x86_64.whl", False),
+        ("x-1-cp311-cp311t-manylinux_2_17_x86_64.whl", False),
+        ("x-1-cp311-cp311-linux_x86_64.whl", True),
+        ("x-1-cp311-cp311-win_amd64.whl", False),
+        ("x-1.tar.gz", True),
+        ("x-1-nonsense.whl", False),
+    ],
+)
+def test_a_file_fits_or_not(file: str, fits: bool) -> None:
+    assert (chosen(NODE, file) is not None) is fits
+
+
+def test_the_most_specific_wheel_is_taken_and_a_source_archive_last() -> None:
+    files = ["x-1.tar.gz", "x-1-py3-none-any.whl", "x-1-cp311-cp311-manylinux_2_17_x86_64.whl"]
+    assert chosen(NODE, *files) == files[2]
+    assert chosen(Platform("3.12", "x86_64", (2, 31)), *files) == files[1]
+    assert chosen(NODE, files[0]) == files[0]
+
+
+def test_an_unknown_c_library_refuses_nothing() -> None:
+    assert chosen(Platform("3.11", "x86_64"), "x-1-cp311-cp311-manylinux_2_39_x86_64.whl") is not None
+
+
+_PLATFORMS = [f"manylinux_2_{m}_x86_64" for m in (5, 17, 28, 31)]
+_THEIRS = {
+    str(tag)
+    for tag in [
+        *cpython_tags((3, 11), platforms=[*_PLATFORMS, "linux_x86_64"]),
+        *compatible_tags((3, 11), "cp311", platforms=[*_PLATFORMS, "linux_x86_64"]),
+    ]
+}
+
+
+@given(
+    st.sampled_from(["py3", "py38", "py311", "py312", "cp38", "cp311", "cp312"]),
+    st.sampled_from(["none", "abi3", "cp311", "cp312", "cp38"]),
+    st.sampled_from(["any", *_PLATFORMS, "manylinux_2_35_x86_64", "linux_x86_64", "manylinux_2_17_aarch64"]),
+)
+def test_what_fits_is_what_the_packaging_library_accepts(python: str, abi: str, platform: str) -> None:
+    # The other way round it holds as well, but for pairs that no wheel has (a py3 tag with an ABI).
+    if str(Tag(python, abi, platform)) in _THEIRS:
+        assert chosen(NODE, f"x-1-{python}-{abi}-{platform}.whl") is not None
+    elif not python.startswith("py") and platform != "any":
+        assert chosen(NODE, f"x-1-{python}-{abi}-{platform}.whl") is None
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 kB"), (999_000, "999 kB"), (202_000_000, "202 MB"), (2_700_000_000, "2.7 GB")]
+)
+def test_bytes_for_people(count: int, words: str) -> None:
+    assert size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("470.82.01 (GA)", (470, 82, 1)), ("", ()), (None, ()), ("x", ()), ("12", (12,)), ("3.11rc1", (3, 11))],
+)
+def test_numbers_of_a_version(text: str | None, parts: tuple[int, ...]) -> None:
+    assert numbers(text) == parts
+    assert minor(text) == (parts[:2] if len(parts) > 1 else ())
+
+
+@pytest.mark.parametrize(
+    ("flavour", "cuda"),
+    [("cu113", (11, 3)), ("cu102", (10, 2)), ("cu130", (13, 0)), ("cpu", ()), (None, ()), ("cu9", ())],
+)
+def test_cuda_of_a_flavour(flavour: str | None, cuda: tuple[int, ...]) -> None:
+    assert flavour_cuda(flavour) == cuda
+
+
+def test_the_local_part_of_a_version() -> None:
+    assert split_local("1.10.0+cu113") == ("1.10.0", "cu113")
+    assert split_local("2.13.0") == ("2.13.0", None)
