@@ -89,7 +89,7 @@ def groups(packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config
     for package in packages:
         local = any(each["file"] in there for each in package["files"])
         name = "local" if local else package.get("index", "pypi")
-        split.setdefault(name if local or name in indexes else "configured", []).append(package)
+        split.setdefault(name if local or (name in indexes and name != "pypi") else "configured", []).append(package)
     found = []
     for name in sorted(split):
         if name == "local":
@@ -142,13 +142,36 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
     wheels = [package for package in packages if not is_sdist(package)]
     for group in groups(wheels, artifacts, tool.config):
         log("installing %d packages (%s)" % (len(group.packages), group.name))
-        _install_group(tool, environment, group, ["--no-build"])
+        try:
+            _install_group(tool, environment, group, ["--no-build"])
+        except NodeError as error:
+            _try_mirror(tool, environment, group, artifacts, error)
     # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
     for package in packages:
         if is_sdist(package):
             for group in groups([package], artifacts, tool.config):
                 log("building %s %s" % (package["name"], package["version"]))
                 _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+
+
+def _try_mirror(
+    tool: "uv.Uv", environment: "str", group: "Group", artifacts: "dict[str, Any]", error: "NodeError"
+) -> "None":
+    """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
+
+    Raises `error`, or what a mirror with other contents gives (exit 5).
+    """
+    mirror = bool(tool.config.index_url or pipconf.alive(tool.config.extra_index_urls))
+    mirror = mirror or any(os.environ.get(name) for name in _no_index())
+    named = group.name in (artifacts.get("indexes") or {})
+    if error.exit_code == Exit.INTEGRITY or error.code in ("disk-full", "inodes-full") or not (named and mirror):
+        raise error
+    log("the index `%s` cannot be used (%s); trying the configured ones" % (group.name, error.code))
+    try:
+        for other in groups(group.packages, dict(artifacts, indexes={}), tool.config):
+            _install_group(tool, environment, other, ["--no-build"])
+    except NodeError as second:
+        raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
 
 def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "list[str]") -> "None":

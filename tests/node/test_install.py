@@ -319,6 +319,25 @@ def test_a_login_page_is_not_an_index_and_secrets_stay_out(
     assert "canary-secret" not in said
 
 
+def test_a_configured_mirror_stands_in_for_an_index_that_is_gone(
+    node: Node, portal: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = dict(make_wheel(tmp_path / "mirror" / "alpha"), index="site")
+    file = package["files"][0]["file"]
+    (tmp_path / "mirror" / "alpha" / "index.html").write_text(f'<a href="{file}">{file}</a>')
+    config = tmp_path / "pip.conf"
+    config.write_text(f"[global]\nextra-index-url = file://{tmp_path}/mirror\nindex-url = file://{tmp_path}/mirror\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    node.offline = False
+    artifacts = {"indexes": {"site": {"url": f"http://{portal}/broken", "kind": "index"}}}
+    variant = make_variant([package])
+    assert node.install(variant, artifacts=artifacts)[1]["packages"] == {"alpha": "1.0"}
+    node.activate(variant)
+    bad = make_variant([dict(package, files=[dict(package["files"][0], sha256="0" * 64)])])
+    fail(node, bad, "hash-mismatch", 5, artifacts=artifacts)
+
+
 def test_dead_locations_of_pips_configuration_do_not_stop_uv(node: Node, tmp_path: Path) -> None:
     package = make_wheel(tmp_path / "links")
     config = tmp_path / "pip.conf"
