@@ -1,6 +1,7 @@
 # Everything runs in .venv, made from the hash-checked development lock.
 SHELL := /bin/sh
-PYTEST := .venv/bin/python -m pytest -n 2
+# Every skipped test is listed with its reason.
+PYTEST := .venv/bin/python -m pytest -n 2 -rs
 
 .PHONY: provision test test-slow lint generated bench locks clean
 
@@ -21,8 +22,9 @@ lint: .venv/.ready
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 
 generated: .venv/.ready  ## schemas and shipped locks agree with what makes them
-	.venv/bin/python -m envbuild.report.schema --check
-	.venv/bin/python -m envbuild.catalog.schema --check
+	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
+	.venv/bin/python -m envbuild.catalog.schema docs/schemas
+	git diff --exit-code -- docs/schemas
 	.venv/bin/envbuild lock check torch-smoke --offline
 
 bench: .venv/.ready

@@ -17,9 +17,10 @@ from pathlib import Path
 from benchmarks.measure import Case, measure, print_table, program, ratio, spread
 
 PACKAGES = (
-    "numpy scipy pandas matplotlib pillow requests pyyaml tqdm regex sympy networkx jinja2 packaging click rich "
-    "pydantic fsspec filelock typing-extensions protobuf psutil safetensors sentencepiece einops ninja"
-).split()
+    *("numpy", "scipy", "pandas", "matplotlib", "pillow", "requests", "pyyaml", "tqdm", "regex", "sympy", "networkx"),
+    *("jinja2", "packaging", "click", "rich", "pydantic", "fsspec", "filelock", "typing-extensions", "protobuf"),
+    *("psutil", "safetensors", "sentencepiece", "einops", "ninja"),
+)
 
 
 def _stack(folder: Path, *, torch: bool) -> tuple[str, str]:
@@ -30,7 +31,8 @@ def _stack(folder: Path, *, torch: bool) -> tuple[str, str]:
     lines = "\n".join(f"      - {name}" for name in PACKAGES)
     path.write_text(
         "name: usual\nsummary: 25 usual packages\nprofiles:\n  exact:\n"
-        f"    python: ['{sys.version_info[0]}.{sys.version_info[1]}']\n    packages:\n{lines}\n    imports: [numpy, yaml]\n"
+        f"    python: ['{sys.version_info[0]}.{sys.version_info[1]}']\n    packages:\n{lines}\n"
+        "    imports: [numpy, yaml]\n"
     )
     subprocess.run([program("envbuild"), "lock", "create", str(path)], check=True, capture_output=True)
     return str(path), f"cp{sys.version_info[0]}{sys.version_info[1]}-linux_x86_64"
@@ -43,11 +45,9 @@ def _pip_cases(folder: Path, requirements: Path, wheels: Path) -> list[Case]:
     def fresh(name: str) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
-    pip = f"{folder}/pip-env/bin/python -m pip install -q --no-deps --require-hashes --no-index -f {wheels} -r {requirements}"
-    by_uv = (
-        f"{uv} pip install -q --python {folder}/uv-env/bin/python --no-deps --require-hashes "
-        f"--no-index -f {wheels} --link-mode copy -r {requirements}"
-    )
+    options = f"--no-deps --require-hashes --no-index -f {wheels} -r {requirements}"
+    pip = f"{folder}/pip-env/bin/python -m pip install -q {options}"
+    by_uv = f"{uv} pip install -q --python {folder}/uv-env/bin/python --link-mode copy {options}"
     return [
         Case(
             "python -m venv + pip",
@@ -96,7 +96,13 @@ def main() -> None:
         ["command", "wall s", "CPU s", "envbuild is", "goal"],
         [
             ["envbuild provision", spread(envbuild.wall), spread(envbuild.cpu), "", ""],
-            ["python -m venv + pip", spread(pip.wall), spread(pip.cpu), f"{ratio(envbuild.wall, pip.wall):.2f}x", "<= 0.5x"],
+            [
+                "python -m venv + pip",
+                spread(pip.wall),
+                spread(pip.cpu),
+                f"{ratio(envbuild.wall, pip.wall):.2f}x",
+                "<= 0.5x",
+            ],
             ["uv venv + uv pip install", spread(uv.wall), spread(uv.cpu), f"{over:+.1f} s", "<= +4 s"],
         ],
     )

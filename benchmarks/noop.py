@@ -49,7 +49,8 @@ def small_stack(folder: Path) -> Path:
     path = folder / "small.yaml"
     path.write_text(
         "name: small\nsummary: one small package\nprofiles:\n  exact:\n"
-        f"    python: ['{sys.version_info[0]}.{sys.version_info[1]}']\n    packages: [six==1.16.0]\n    imports: [six]\n"
+        f"    python: ['{sys.version_info[0]}.{sys.version_info[1]}']\n"
+        "    packages: [six==1.16.0]\n    imports: [six]\n"
     )
     return path
 
