@@ -155,7 +155,7 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
             archives.append(package)
     for index, packages in sorted(wheels.items()):
         where = f"the index {index}" if index else "the index that uv is configured with"
-        lines += ["", f"  # {len(packages)} packages from {where}; each file must have one of these hashes."]
+        lines += ["", f"  # {_count(packages)} from {where}; each file must have one of these hashes."]
         lines += _listing(packages)
         lines += [_index(indexes.get(index)), '  install "$work/requirements.txt" --no-build']
     for package in archives:
@@ -164,6 +164,10 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
         options = f"--no-build-isolation --no-binary {quote(package.name)}"
         lines += [_index(indexes.get(package.index)), f'  install "$work/requirements.txt" {options}']
     return lines
+
+
+def _count(packages: Sequence[LockedPackage]) -> str:
+    return f"{len(packages)} package{'s' * (len(packages) != 1)}"
 
 
 def _index(index: Mapping[str, str] | None) -> str:

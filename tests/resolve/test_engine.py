@@ -314,7 +314,10 @@ def test_apex_from_source_is_decided_by_the_toolkits_on_the_node() -> None:
         "sources": [source],
     }
     lock = make_lock(row)
-    assert "apex-cuda-check" in rules(decided(node_facts("a100-azure"), lock), "patch")
+    got = decided(node_facts("a100-azure"), lock)
+    assert "apex-cuda-check" in rules(got, "patch")
+    # Its traits come from its name.
+    assert "build-isolation" in rules(got, "allow")
     assert "nvcc-major" in rules(decided(node_facts("a100-azure", nvcc=["12.1"]), lock), "refuse")
     assert "nvcc-absent" in rules(decided(node_facts("a100-azure", nvcc=[]), lock), "refuse")
 
