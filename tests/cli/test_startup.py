@@ -1,0 +1,54 @@
+"""What a command imports before it needs it: measured in processes of its own, on `sys.modules`."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.cli.verbs import VERBS
+from tests.e2e.world import World
+
+HEAVY = ("ansible", "ansible_runner", "fabric", "paramiko", "invoke")
+LIBRARIES = ("pydantic", "rich", "jinja2")
+
+# Runs several command lines in one process and says which of the packages each of them brought in.
+_PROGRAM = """
+import io, json, sys
+from contextlib import redirect_stdout, redirect_stderr
+from envbuild.cli.entry import main
+wanted = set(sys.argv[1].split(","))
+found = {}
+for line in sys.argv[2:]:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        code = main(line.split())
+    found[line] = [code, sorted(wanted & set(sys.modules))]
+print(json.dumps(found))
+"""
+
+
+def imported(world: World, packages: tuple[str, ...], *lines: str) -> dict[str, list[object]]:
+    done = world.run(",".join(packages), *lines, code=("-c", _PROGRAM))
+    assert done.rc == 0, done.err
+    return done.json
+
+
+def test_help_and_questions_about_envbuild_itself_import_no_big_library(world: World) -> None:
+    lines = ["--help", "--version", "completion bash", "config show", "config show --origin --json", "doctor"]
+    found = imported(world, HEAVY + LIBRARIES, *lines)
+    assert {line: modules for line, (_, modules) in found.items()} == {line: [] for line in lines}
+    assert all(code == 0 for line, (code, _) in found.items() if line != "doctor")
+
+
+def test_the_help_of_every_verb_imports_no_big_library(world: World) -> None:
+    lines = [f"{verb} --help" for verb in VERBS]
+    found = imported(world, HEAVY + LIBRARIES, *lines)
+    assert found == {line: [0, []] for line in lines}
+
+
+def test_stacks_and_targets_are_listed_without_ansible_and_fabric(world: World) -> None:
+    lines = ["stack list", "stack show torch-smoke", "target list", "run list", "lock check torch-smoke --offline"]
+    assert imported(world, HEAVY, *lines) == {line: [0, []] for line in lines}
+
+
+@pytest.mark.parametrize("line", ["--version", "-V"])
+def test_the_version_does_not_even_need_click(world: World, line: str) -> None:
+    assert imported(world, ("click", *HEAVY, *LIBRARIES), line) == {line: [0, []]}

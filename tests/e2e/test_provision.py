@@ -1,0 +1,110 @@
+"""The main job through the real command: build, build again, look only, and the script that does the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World, snapshot
+from tests.node.env_support import uv_path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world in which `tiny` has been provisioned once, as run one."""
+    world = World(tmp_path_factory.mktemp("built"))
+    world.tiny()
+    world.built()
+    return world
+
+
+def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -> None:
+    assert built.python("import alpha; print(alpha.VERSION)") == "1.0"
+    first = built.good("run", "list", "--json").json["runs"][-1]
+    assert (first["status"], first["stack"], first["target"]) == ("finished", "tiny", "local")
+    run = built.runs / first["id"]
+    names = {path.name for path in run.iterdir()}
+    assert {"plan.json", "journal.jsonl", "evidence.json", "report.html", "report.md"} <= names
+    assert json.loads((run / "evidence.json").read_text())["ansible_tasks"] > 0
+    assert run.stat().st_mode & 0o077 == 0
+    kinds = [event["kind"] for event in built.events(first["id"])]
+    assert kinds[:5] == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
+    assert kinds[-3:] == ["node-finished", "evidence-written", "run-finished"]
+    shown = built.good("report", "show", first["id"])
+    assert "tiny" in shown.out
+
+
+def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -> None:
+    before = snapshot(built.prefix)
+    root = json.loads((built.current / ".envbuild" / "stamp.json").read_text())["root"]
+    done = built.provision()
+    assert done.rc == 0
+    assert "nothing to do" in done.err
+    assert done.json["ansible_tasks"] == 0
+    assert (done.node["status"], done.node["root"]) == ("unchanged", root)
+    assert {check["status"] for check in done.node["checks"]} == {"passed"}
+    kinds = [event["kind"] for event in built.events()]
+    assert not {"playbook-started", "step-started", "step-finished"} & set(kinds), kinds
+    assert snapshot(built.prefix) == before
+
+
+def test_without_json_the_summary_is_on_stdout_and_the_rest_on_stderr(built: World) -> None:
+    done = built.good("provision", "--stack", "./tiny.yaml")
+    assert "report.html" in done.out
+    assert len(done.out.splitlines()) <= 24, "the summary fits one screen"
+    assert "asking 1 node" not in done.out
+    assert "\x1b" not in done.out + done.err
+
+
+def test_quiet_says_only_the_result(built: World) -> None:
+    done = built.good("provision", "--stack", "./tiny.yaml", "--quiet")
+    assert done.err == ""
+    assert "tiny" in done.out
+
+
+@pytest.mark.parametrize("verb", [["provision", "--dry-run"], ["plan"], ["provision", "--print-script"]])
+def test_looking_changes_nothing_under_the_prefix(world: World, verb: list[str]) -> None:
+    world.tiny()
+    done = world.good(*verb, "--target", "local", "--stack", "./tiny.yaml", "--json")
+    kinds = [step["kind"] for step in done.json["plan"]["nodes"][0]["steps"]]
+    assert kinds == ["toolchain", "install", "smoke", "activate"]
+    assert not world.prefix.exists()
+    assert world.good("run", "list", "--json").json["runs"] == []
+
+
+def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_path: Path) -> None:
+    world.tiny(environment={"GREETING": "hello $(id) 'you'"})
+    script = tmp_path / "build.sh"
+    script.write_text(world.good("provision", "--stack", "./tiny.yaml", "--print-script").out)
+    env = {**world.env, "UV_FIND_LINKS": str(world.wheels)}
+    env["PATH"] = f"{Path(uv_path()).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
+    shell = '. "$1/.envbuild/activate.sh" && printf %s "$GREETING" && python -c "import alpha"'
+    said = subprocess.run(["sh", "-c", shell, "sh", str(world.current)], capture_output=True, text=True, env=env)
+    assert (said.returncode, said.stdout) == (0, "hello $(id) 'you'")
+
+
+def test_going_back_is_switching_a_link(world: World) -> None:
+    world.tiny()
+    old = world.built()["environment"]
+    world.wheel("alpha", "2.0")
+    world.lock(world.stack(packages=["alpha==2.0"]))
+    new = world.built()["environment"]
+    assert old != new
+    assert world.python("import alpha; print(alpha.VERSION)") == "2.0"
+    states = {item["path"]: item["current"] for item in world.good("env", "list", "--json").json["environments"]}
+    assert states == {old: False, new: True}
+    world.good("env", "use", Path(old).name)
+    assert world.good("env", "path", "tiny").out.strip() == old
+    assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
+    refused = world.run("env", "remove", Path(old).name)
+    assert refused.rc != 0
+    assert Path(old).exists()
+    world.good("env", "remove", Path(new).name)
+    assert not Path(new).exists()

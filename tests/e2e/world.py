@@ -1,0 +1,184 @@
+"""A user's world for tests of the real command: an own HOME, prefix, runs, wheels, repositories, stacks and locks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
+
+__all__ = ["MINOR", "PYTHON", "Done", "World", "site", "snapshot"]
+
+# What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
+_FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
+DEADLINE = 120
+
+
+@dataclass(frozen=True)
+class Done:
+    """How one command ended."""
+
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one JSON document of stdout; anything else there is a failure of the test."""
+        data = json.loads(self.out)
+        assert isinstance(data, dict)
+        return data
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """The evidence of the only node."""
+        (node,) = self.json["nodes"]
+        assert isinstance(node, dict)
+        return node
+
+    @property
+    def code(self) -> str:
+        """The code of the error that stderr tells, empty when there is none."""
+        found = [line for line in self.err.splitlines() if line.lstrip().startswith("error[")]
+        return found[0].lstrip()[len("error[") :].partition("]")[0] if found else ""
+
+
+class World:
+    """Everything lies under `top`; commands run in `top/work` through `python -m envbuild` of this interpreter."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.home = top / "home"
+        self.work = top / "work"
+        self.wheels = top / "wheels"
+        self.hub = top / "hub"
+        self.prefix = top / "prefix"
+        self.runs = top / "runs"
+        for folder in (self.home / ".config" / "uv", self.work, self.wheels, self.hub):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.home / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
+        (self.home / ".gitconfig").write_text(
+            f'[url "file://{self.hub}/"]\n\tinsteadOf = https://git.example.org/\n[protocol "file"]\n\tallow = always\n'
+        )
+        self.env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+        self.env |= {
+            "HOME": str(self.home),
+            "XDG_CONFIG_HOME": str(self.home / ".config"),
+            "XDG_CACHE_HOME": str(self.home / ".cache"),
+            "XDG_DATA_HOME": str(self.home / ".local/share"),
+            "XDG_STATE_HOME": str(self.home / ".local/state"),
+            "ENVBUILD_SYSTEM_CONFIG": str(top / "no-system-config.toml"),
+            "ENVBUILD_PREFIX": str(self.prefix),
+            "ENVBUILD_RUNS": str(self.runs),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_FIND_LINKS": str(self.wheels),
+            "GIT_CONFIG_NOSYSTEM": "1",
+        }
+
+    def run(
+        self, *args: str, env: Mapping[str, str] | None = None, timeout: float = DEADLINE, code: Sequence[str] = ()
+    ) -> Done:
+        """`envbuild ARGS`; `code` are Python's own arguments instead of `-m envbuild`."""
+        done = subprocess.run(
+            [sys.executable, *(code or ("-m", "envbuild")), *args],
+            env={**self.env, **(env or {})}, cwd=self.work, capture_output=True, text=True, timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def good(self, *args: str, **more: Any) -> Done:
+        """The same, and it has to end well."""
+        done = self.run(*args, **more)
+        assert done.rc == 0, f"envbuild {' '.join(args)}: exit {done.rc}\n{done.out[-3000:]}\n{done.err[-3000:]}"
+        return done
+
+    def start(
+        self, *args: str, env: Mapping[str, str] | None = None, code: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """The same in the background, leader of an own session."""
+        return subprocess.Popen(
+            [sys.executable, *(code or ("-m", "envbuild")), *args],
+            env={**self.env, **(env or {})}, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def wheel(self, name: str = "alpha", version: str = "1.0", **more: Any) -> Path:
+        """A wheel in the configured find-links folder."""
+        made = make_wheel(self.wheels, name, version, **more)
+        return self.wheels / str(made["files"][0]["file"])
+
+    def repository(self, name: str, files: dict[str, str]) -> dict[str, str]:
+        """One more commit of a repository, and its pin."""
+        commit, tree = make_repository(self.hub / name, files)
+        return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree}
+
+    def stack(self, name: str = "tiny", packages: Sequence[str] = ("alpha==1.0",), **profile: Any) -> Path:
+        """A stack file `work/<name>.yaml`."""
+        exact = {"python": [MINOR], "packages": list(packages), **profile}
+        path = self.work / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"name": name, "summary": "a test", "profiles": {"exact": exact}}))
+        return path
+
+    def lock(self, stack: Path) -> Path:
+        """`lock create` for a stack file; the lock's path."""
+        self.good("lock", "create", f"./{stack.name}")
+        return stack.with_name(f"{stack.stem}.lock.toml")
+
+    def tiny(self, **profile: Any) -> Path:
+        """A locked stack with the wheel `alpha` 1.0."""
+        if not list(self.wheels.glob("alpha-*")):
+            self.wheel()
+        stack = self.stack(**profile)
+        self.lock(stack)
+        return stack
+
+    def provision(self, *args: str, stack: str = "./tiny.yaml", **more: Any) -> Done:
+        """`provision --target local --stack STACK --json ARGS`."""
+        return self.run("provision", "--target", "local", "--stack", stack, "--json", *args, **more)
+
+    def built(self, *args: str, **more: Any) -> dict[str, Any]:
+        """The same, and it has to end well; the evidence of the node."""
+        done = self.provision(*args, **more)
+        assert done.rc == 0, f"exit {done.rc}\n{done.out[-3000:]}\n{done.err[-3000:]}"
+        return done.node
+
+    @property
+    def current(self) -> Path:
+        """The environment in use for `tiny`."""
+        return (self.prefix / "current" / "tiny").resolve()
+
+    def events(self, run: str = "last") -> list[dict[str, Any]]:
+        """The journal of a run."""
+        events = self.good("run", "show", run, "--json").json["events"]
+        assert isinstance(events, list)
+        return events
+
+    def python(self, code: str, environment: Path | None = None) -> str:
+        """What a program says in the environment in use."""
+        argv = [str((environment or self.current) / "bin" / "python"), "-I", "-c", code]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=self.top)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """Every path under a folder with what it is: a link's target, a file's sha256; empty when there is no folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = "folder"
+    return found
