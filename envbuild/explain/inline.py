@@ -37,6 +37,17 @@ def code_html(text: str, marks: Sequence[Mark]) -> str:
     return _written(text, [_Piece(0, len(text))], marks)
 
 
+def codes_html(text: str) -> str:
+    """A sentence of a finding: only its `code` is markup."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text, quote=False)
+    return "".join(
+        f"<code>{escape(part, quote=False)}</code>" if n % 2 else escape(part, quote=False)
+        for n, part in enumerate(parts)
+    )
+
+
 def inline_html(text: str, marks: Sequence[Mark]) -> str:
     """A statement, heading or item."""
     return _written(text, _pieces(text), marks)
@@ -117,13 +128,18 @@ def _written(text: str, pieces: Sequence[_Piece], marks: Sequence[Mark]) -> str:
             if mark is not None:
                 shown = f'<mark class="{marks[mark].tone}">{shown}</mark>'
             out.append(shown)
-        for n, mark_ in enumerate(marks):
-            if n not in closed and mark_.end <= piece.end:
-                closed.add(n)
-                out.append(_references(mark_))
+            out += _references_until(end, marks, closed)
+        out += _references_until(piece.end, marks, closed)
     return "".join(out)
 
 
+def _references_until(place: int, marks: Sequence[Mark], closed: set[int]) -> list[str]:
+    """The numbers of the marks that end at or before a place and have not been written yet."""
+    due = [n for n, mark in enumerate(marks) if n not in closed and mark.end <= place]
+    closed.update(due)
+    return [_references(marks[n]) for n in due]
+
+
 def _references(mark: Mark) -> str:
-    links = "".join(f'<a class="ref {mark.tone}" href="#f{n}">{n}</a>' for n in mark.numbers)
+    links = "".join(f'<a class="ref {tone}" href="#f{n}">{n}</a>' for n, tone in mark.numbers)
     return f"<sup>{links}</sup>"

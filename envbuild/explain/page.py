@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.explain.annotate import TONES, Annotated, AnnotatedRow, annotate
-from envbuild.explain.inline import code_html, inline_html
+from envbuild.explain.document import Row
+from envbuild.explain.inline import code_html, codes_html, inline_html
 from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding
 
 _HERE = Path(__file__).parent
 _WORDS = {
     "wrong": ("Wrong", "✕"),
-    "stale": ("No longer true", "⌛"),
-    "unpinned": ("Unpinned", "◇"),
+    "stale": ("No longer true", "~"),
+    "unpinned": ("Unpinned", "?"),
     "trap": ("Trap", "!"),
     "note": ("Note", "i"),
 }
@@ -50,6 +51,21 @@ class PageRow:
     cards: tuple[Card, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that share their notes: a row with notes and those that follow it without, so that the text flows on.
+
+    A block of commands is never split; its notes stand beside the whole block.
+    """
+
+    rows: tuple[PageRow, ...]
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """The notes of all rows."""
+        return tuple(card for row in self.rows for card in row.cards)
+
+
 def render_page(explanation: Explanation, text: str) -> str:
     """The page for the document's `text`. What the text holds is escaped; nothing is loaded from anywhere."""
     from jinja2 import Environment, StrictUndefined
@@ -60,11 +76,14 @@ def render_page(explanation: Explanation, text: str) -> str:
     rows = _rows(annotated, explained)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["trusted"] = Markup
+    # Both filters only mark as markup what inline.py has escaped.
+    environment.filters["codes"] = lambda text: Markup(codes_html(text))  # noqa: S704
     template = environment.from_string((_HERE / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         e=explanation,
         document=explanation.stack.document,
-        rows=rows,
+        groups=_groups(rows),
+        tones=[row.tone for row in rows if row.tone != "plain"],
         left_out=_cards(annotated.left_out, explained),
         unplaced=_cards(annotated.unplaced, explained),
         counts={tone: annotated.count(tone) for tone in ("red", "amber", "green")},
@@ -77,8 +96,11 @@ def render_page(explanation: Explanation, text: str) -> str:
 def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow]:
     rows = annotated.rows
     out = []
+    ordinals: dict[int, int] = {}
     for place, item in enumerate(rows):
         row = item.row
+        if row.kind == "heading":
+            ordinals.clear()
         in_code = row.fence is not None
         html = code_html(row.text, item.marks) if in_code else inline_html(row.text, item.marks)
         out.append(
@@ -87,7 +109,7 @@ def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow
                 tone=item.tone,
                 html=html,
                 level=row.level,
-                marker=row.marker,
+                marker=_marker(row, ordinals),
                 edge=_edge(rows, place) if in_code else "",
                 cards=_cards(item.findings, explained),
             )
@@ -95,11 +117,36 @@ def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow
     return out
 
 
+def _marker(row: Row, ordinals: dict[int, int]) -> str:
+    """A bullet or, as Markdown counts, the next number: every `1.` after the first is one more."""
+    if not row.marker:
+        return ""
+    if not row.marker[:-1].isdigit():
+        return "•"
+    ordinals[row.level] = ordinals.get(row.level, int(row.marker[:-1]) - 1) + 1
+    return f"{ordinals[row.level]}."
+
+
+def _groups(rows: list[PageRow]) -> list[Group]:
+    groups: list[list[PageRow]] = []
+    block: list[PageRow] = []
+    for row in rows:
+        block.append(row)
+        # A block is one row, or all commands of one fence.
+        if row.edge and "last" not in row.edge:
+            continue
+        if not groups or any(member.cards for member in block) or block[0].kind == "heading":
+            groups.append([])
+        groups[-1] += block
+        block = []
+    return [Group(tuple(group)) for group in [*groups, block] if group]
+
+
 def _edge(rows: tuple[AnnotatedRow, ...], place: int) -> str:
     fence = rows[place].row.fence
     first = place == 0 or rows[place - 1].row.fence != fence
     last = place + 1 == len(rows) or rows[place + 1].row.fence != fence
-    return " ".join(word for word, true in (("first", first), ("last", last)) if true)
+    return " ".join(["code", *(word for word, true in (("first", first), ("last", last)) if true)])
 
 
 def _cards(findings: tuple[tuple[int, Finding], ...], explained: dict[str, Explained]) -> tuple[Card, ...]:

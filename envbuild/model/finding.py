@@ -223,9 +223,9 @@ def _one_is_a_list(value: Any) -> Any:
 class Finding(StrictModel):
     """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead.
 
-    `anchor` is an exact piece of one line of the document (empty for what the document leaves out), `replacement` what
-    to type instead of the anchored command, `check` one check or a list of which all must hold. A finding without a
-    check says `unverified: true`.
+    `anchor` is an exact piece of one line of the document (none for what the document leaves out), `also` are further
+    places that say the same, `replacement` is what to type instead of the anchored command, `check` one check or a list
+    of which all must hold. A finding without a check says `unverified: true`.
     """
 
     id: Name
@@ -235,6 +235,7 @@ class Finding(StrictModel):
     does: str
     severity: Severity
     anchor: Text | None = None
+    also: tuple[Text, ...] = ()
     replacement: str | None = None
     check: Annotated[
         tuple[Check, ...], BeforeValidator(_one_is_a_list, json_schema_input_type=Check | tuple[Check, ...])
@@ -245,4 +246,6 @@ class Finding(StrictModel):
     def _is_checked_or_says_not(self) -> Finding:
         if bool(self.check) == self.unverified:
             raise ValueError("a finding has either a `check` or `unverified: true`")
+        if self.also and self.anchor is None:
+            raise ValueError("`also` needs an `anchor`")
         return self
