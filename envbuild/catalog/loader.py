@@ -135,9 +135,13 @@ def lock_path(loaded: LoadedStack, profile: str) -> Path:
 
 
 def manifest_digest(stack: Stack, profile: str) -> str:
-    """sha256 (hex) over the canonical JSON of the stack's name and one profile: what a lock was made from."""
+    """sha256 (hex) over the canonical JSON of the stack's name and one profile: what a lock was made from.
+
+    What equals its default counts as not said, so that a lock outlives a new optional field.
+    """
     contents: Profile = stack.profiles[profile]
-    document = {"name": stack.name, "profile": profile, "contents": contents.to_json_dict()}
+    said = contents.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document = {"name": stack.name, "profile": profile, "contents": said}
     return hashlib.sha256(canonical_json(document)).hexdigest()
 
 

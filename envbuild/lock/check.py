@@ -88,11 +88,10 @@ def _manifest(lock: Lock, stack: Stack, profile: Profile) -> list[LockFinding]:
     if lock.manifest_digest == manifest_digest(stack, lock.profile):
         return []
     now = field_digests(profile)
-    # A field that this version knows and the lock does not was at its default when the lock was made.
-    default = field_digests(Profile(python=profile.python))
-    changed = [name for name in now if now[name] != lock.manifest_fields.get(name, default[name])]
-    gone = sorted(set(lock.manifest_fields) - set(now))
-    fields = changed + gone
+    # A field that one side does not have was at its default there.
+    fields = sorted(
+        name for name in now.keys() | lock.manifest_fields if now.get(name) != lock.manifest_fields.get(name)
+    )
     if not lock.manifest_fields:
         return [_differs("manifest_digest", "the stack file is not the one that the lock was made from")]
     if not fields:

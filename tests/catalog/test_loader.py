@@ -202,6 +202,18 @@ def test_the_manifest_digest_follows_the_profile_and_nothing_else(tmp_path: Path
     assert digest(STACK.replace("name: mine", "name: theirs")) != first
 
 
+def test_a_default_that_is_written_out_does_not_change_the_manifest_digest(tmp_path: Path) -> None:
+    def digest(profile: str) -> str:
+        text = f"name: mine\nsummary: s\nprofiles:\n  exact: {profile}\n"
+        return manifest_digest(load_stack(stack_file(tmp_path, text)).stack, "exact")
+
+    short = digest("{python: ['3.11'], smoke: [{name: sound}]}")
+    assert short == digest(
+        "{python: ['3.11'], packages: [], bases: [{kind: none}], smoke: [{name: sound, deadline: 600}]}"
+    )
+    assert short != digest("{python: ['3.11'], smoke: [{name: sound, deadline: 601}]}")
+
+
 def test_a_target_extends_a_shipped_one_and_another_file(tmp_path: Path) -> None:
     target_file(tmp_path, "name: base\nextends: ssh\nhosts: [a, b]\nconnection: {port: 2222}\n", "base.yaml")
     ref = target_file(tmp_path, "name: mine\nextends: ./base.yaml\nhosts: [c]\nconnection: {user: me}\n")
