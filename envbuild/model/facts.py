@@ -35,13 +35,17 @@ class LibcFacts(_Fact):
 
 
 class PythonFacts(_Fact):
-    """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages."""
+    """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages.
+
+    `also` are the paths by which the probe was asked for it.
+    """
 
     path: str
     version: str
     implementation: str = "cpython"
     virtual: bool = False
     packages: dict[str, str] | None = None
+    also: tuple[str, ...] = ()
 
 
 class GpuFacts(_Fact):

@@ -39,9 +39,9 @@ class Resolution(StrictModel):
     node: str
     stack: str
     profile: str
-    variant_id: str | None
-    variant_digest: str | None
-    interpreter: str | None
+    variant_id: str | None = None
+    variant_digest: str | None = None
+    interpreter: str | None = None
     decisions: tuple[Decision, ...]
     candidates: tuple[Candidate, ...]
 

@@ -43,10 +43,13 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     prefix = request["prefix"]
     folders = search_path()
     reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
+    interpreters = _texts(args, "interpreters")
     modules = probe_system.modules_system()
     asked = {
         "gpu": partial(probe_gpu.gpu_facts, folders),
-        "pythons": partial(probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages"))),
+        "pythons": partial(
+            probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages")), interpreters
+        ),
         "compilers": partial(probe_tools.compiler_facts, folders),
         "tools": partial(probe_tools.tool_facts, folders, modules),
         "nvcc": partial(probe_gpu.nvcc_facts, folders),

@@ -10,6 +10,7 @@ from envbuild.node.probe_files import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 DEADLINE = 10.0
@@ -57,19 +58,33 @@ print(json.dumps(out))
 
 
 def python_facts(
-    folders: "list[str]", prefix: "str", wanted: "list[str]", packages: "bool" = False
+    folders: "list[str]",
+    prefix: "str",
+    wanted: "list[str]",
+    packages: "bool" = False,
+    asked: "Sequence[str]" = (),
 ) -> "list[dict[str, Any]]":
     """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those.
 
     `folders` are PATH's; pyenv, uv, /opt, the usual conda homes and `<prefix>/tools` are looked into as well. An
-    interpreter in a virtual environment is its own entry, because its site packages are.
+    interpreter in a virtual environment is its own entry, because its site packages are. `asked` are paths of more
+    interpreters, wherever they are; their entry names them under `also`.
     """
     candidates = _candidates(_places(folders, prefix), wanted)
-    answers = proc.parallel([partial(_ask, path, packages) for path in candidates])
+    also = {}  # type: dict[tuple[str, str], list[str]]
+    for name in asked:
+        path = os.path.expanduser(name)
+        if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
+            also.setdefault(_key(path), []).append(name)
+            candidates.setdefault(_key(path), path)
+    keys = list(candidates)
+    answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
     found = {}  # type: dict[str, dict[str, Any]]
-    for answer in answers:
+    for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
         if answer and (not wanted or ".".join(answer["version"].split(".")[:2]) in wanted):
-            found.setdefault(answer["path"], answer)
+            fact = found.setdefault(answer["path"], answer)
+            if key in also:
+                fact["also"] = also[key]
     return [found[path] for path in sorted(found)]
 
 
@@ -91,25 +106,29 @@ def _is_shims(folder: "str") -> "bool":
     return os.path.basename(folder.rstrip("/")) == "shims"
 
 
-def _candidates(places: "list[str]", wanted: "list[str]") -> "list[str]":
+def _key(path: "str") -> "tuple[str, str]":
+    """The interpreter's file and, where it is in one, its virtual environment: together they are its identity."""
+    home = os.path.dirname(os.path.realpath(os.path.dirname(path)))
+    return os.path.realpath(path), home if os.path.isfile(os.path.join(home, "pyvenv.cfg")) else ""
+
+
+def _candidates(places: "list[str]", wanted: "list[str]") -> "dict[tuple[str, str], str]":
     """One path for each interpreter file; a link in a virtual environment counts apart from what it points to."""
     tried = ["python3"] + ["python3.%d" % minor for minor in range(4, 30)]
     chosen = {}  # type: dict[tuple[str, str], str]
     for place in places:
         if not os.path.isdir(place):
             continue
-        home = os.path.dirname(os.path.realpath(place))
-        virtual = home if os.path.isfile(os.path.join(home, "pyvenv.cfg")) else ""
         for name in tried:
             path = os.path.join(place, name)
             if not os.access(path, os.X_OK):
                 continue
-            real = os.path.realpath(path)
-            minor = _NAME.match(os.path.basename(real))
+            key = _key(path)
+            minor = _NAME.match(os.path.basename(key[0]))
             if wanted and minor and minor.group(1) and "3." + minor.group(1) not in wanted:
                 continue
-            chosen.setdefault((real, virtual), path)
-    return list(chosen.values())
+            chosen.setdefault(key, path)
+    return chosen
 
 
 def _ask(path: "str", packages: "bool") -> "dict[str, Any] | None":

@@ -72,6 +72,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
         "pythons": sorted({variant.python for variant in prepared.lock.variants}),
         "files": sorted(wanted_files(prepared.lock)),
         "base_packages": prepared.target.base not in (None, "none"),
+        "interpreters": _asked_interpreters(prepared),
     }
     if prepared.target.tmp:
         args["tmp"] = prepared.target.tmp
@@ -81,6 +82,12 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
     if open_questions:
         _ask_again(open_questions, prepared, run, args, survey)
     return survey
+
+
+def _asked_interpreters(prepared: Prepared) -> list[str]:
+    """Paths of interpreters that somebody named; they may lie where no probe would look."""
+    named = (prepared.choice.interpreter, prepared.target.interpreter, prepared.target.base_python)
+    return sorted({name for name in named if name and "/" in name})
 
 
 def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:

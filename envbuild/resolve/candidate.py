@@ -139,7 +139,7 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
         for p in wanted
         if fits(p)
         and (variant.base.kind == "none" or not p.virtual)
-        and (asked is None or asked in (p.path, p.version, dotted_minor(p)))
+        and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
     ]
     if not usable:
         return Interpreter(None, (_no_python(variant, facts, asked),))

@@ -1,0 +1,91 @@
+"""`--json`: one JSON document on stdout, whatever the verb and however it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.cli.verbs import VERBS
+from tests.e2e.world import World
+
+GOOD = [
+    "plan --stack ./tiny.yaml",
+    "probe",
+    "provision --stack ./tiny.yaml --dry-run",
+    "provision --stack ./tiny.yaml --print-script",
+    "doctor",
+    "stack list",
+    "stack show torch-smoke",
+    "stack validate torch-smoke ./tiny.yaml",
+    "target list",
+    "target show local",
+    "lock create ./tiny.yaml",
+    "lock check ./tiny.yaml",
+    "lock diff ./tiny.lock.toml ./tiny.lock.toml",
+    "lock export ./tiny.yaml --format requirements",
+    "env list",
+    "run list",
+    "config show",
+    "completion bash",
+]
+BAD = {
+    "plan --stack ./none.yaml": 2,
+    "plan --stack torch-smok": 2,
+    "probe --target locale": 2,
+    "provision --stack ./none.yaml": 2,
+    "provision --no-such-option": 2,
+    "smoke --stack ./tiny.yaml": 1,
+    "verify --stack ./tiny.yaml": 1,
+    "stack show torch-smok": 2,
+    "stack validate ./none.yaml": 2,
+    "target show locale": 2,
+    "lock create ./none.yaml": 2,
+    "lock check ./none.yaml": 2,
+    "lock diff ./none.toml ./none.toml": 2,
+    "lock export ./tiny.yaml --variant none": 2,
+    "env path tiny": 1,
+    "env activate tiny": 1,
+    "env use none": 2,
+    "env remove none": 2,
+    "run show none": 2,
+    "report show none": 2,
+    "completion tcsh": 2,
+    "doctor --no-such-option": 2,
+    "config show --no-such-option": 2,
+    "no-such-verb": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = World(tmp_path_factory.mktemp("json"))
+    world.tiny()
+    return world
+
+
+@pytest.mark.parametrize("line", GOOD)
+def test_a_result_is_one_json_document(locked: World, line: str) -> None:
+    done = locked.run(*line.split(), "--json")
+    assert done.json["schema"] == 1
+    assert done.rc in ({0, 1} if line == "doctor" else {0}), done.err
+    assert not locked.prefix.exists()
+
+
+@pytest.mark.parametrize(("line", "code"), BAD.items())
+def test_an_error_is_one_json_document_too(locked: World, line: str, code: int) -> None:
+    done = locked.run(*line.split(), "--json")
+    assert done.rc == code, done.err
+    assert "Traceback" not in done.err
+    told = done.json
+    assert told["schema"] == 1
+    if "error" in told:
+        assert told["error"]["exit"] == code
+        assert told["error"]["code"] == done.code
+    else:
+        # A verb over several things tells the error of each.
+        assert line.startswith(("stack validate", "verify", "smoke"))
+    assert not locked.prefix.exists()
+
+
+def test_every_verb_is_asked_for_a_result_or_an_error() -> None:
+    asked = {line.split()[0] for line in (*GOOD, *BAD)}
+    assert asked >= set(VERBS)

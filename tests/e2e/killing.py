@@ -1,0 +1,56 @@
+"""Runs envbuild so that it is killed right after the n-th journal event of a kind: `python -m tests.e2e.killing`.
+
+Arguments: KIND, N, `self` or `all` (its descendants too), then those of envbuild.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from envbuild.cli.entry import main
+from envbuild.provision.journal import Event, EventKind, Journal
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, whatever group or session it has gone to."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def install(kind: str, number: int, everything: bool) -> None:
+    """Wrap `Journal.append`."""
+    append = Journal.append
+    seen = 0
+
+    def appended(self: Journal, event: EventKind, *, node: str | None = None, **data: Any) -> Event:
+        nonlocal seen
+        made = append(self, event, node=node, **data)
+        seen += event == kind
+        if event == kind and seen == number:
+            for process in descendants(os.getpid()) if everything else []:
+                os.kill(process, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return made
+
+    Journal.append = appended  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    install(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "all")
+    raise SystemExit(main(sys.argv[4:]))

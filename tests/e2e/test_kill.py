@@ -1,0 +1,168 @@
+"""`kill -9` after every kind of journal event, and SIGINT: what was in use stays in use, and a rerun converges."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from envbuild.provision.ansible import MARKER
+from envbuild.provision.journal import EventKind
+from tests.e2e.world import World, snapshot
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# A first build has the steps toolchain, install, smoke, activate; an update has no toolchain step.
+STEPS = {"first": 4, "update": 3}
+DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
+POINTS = [
+    (str(kind), number)
+    for kind in EventKind
+    if kind not in (EventKind.INTERRUPTED, EventKind.FAILED)
+    for number in (1, 2, 3, 4)
+    if number == 1 or kind in DURING_WORK
+]
+# Only while steps run are there processes that could go on alone.
+CASES = [(*point, "self") for point in POINTS] + [(*point, "all") for point in POINTS if point[0] in DURING_WORK]
+OLD, NEW = "1.0", "2.0"
+
+
+@dataclass
+class Shared:
+    """One world with two versions of one stack; `roots` are those of builds that nobody disturbed."""
+
+    world: World
+    roots: dict[str, str]
+
+    def choose(self, version: str) -> None:
+        """Make the stack file and its lock those of a version."""
+        for suffix in ("yaml", "lock.toml"):
+            shutil.copy(self.world.top / version / f"tiny.{suffix}", self.world.work / f"tiny.{suffix}")
+
+    def kill(self, kind: str, number: int, whom: str) -> int:
+        """Provision, killed after an event; the process's status."""
+        code = ("-m", "tests.e2e.killing", kind, str(number), whom)
+        args = ("provision", "--target", "local", "--stack", "./tiny.yaml")
+        return self.world.run(*args, code=code, env={"PYTHONPATH": str(REPOSITORY)}).rc
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    world = World(tmp_path_factory.mktemp("kill"))
+    roots = {}
+    for version in (OLD, NEW):
+        world.wheel("alpha", version)
+        world.lock(world.stack(packages=[f"alpha=={version}"]))
+        (world.top / version).mkdir()
+        for suffix in ("yaml", "lock.toml"):
+            shutil.copy(world.work / f"tiny.{suffix}", world.top / version / f"tiny.{suffix}")
+        world.prefix = world.top / f"reference-{version}"
+        world.env["ENVBUILD_PREFIX"] = str(world.prefix)
+        roots[version] = world.built()["root"]
+    return Shared(world, roots)
+
+
+@pytest.fixture(params=["first", "update"])
+def scenario(request: pytest.FixtureRequest, shared: Shared, tmp_path: Path) -> Iterator[str]:
+    """A prefix of its own; for `update` with the old version built there and in use."""
+    name = str(request.param)
+    shared.world.prefix = tmp_path / "prefix"
+    shared.world.env["ENVBUILD_PREFIX"] = str(shared.world.prefix)
+    if name == "update":
+        shared.choose(OLD)
+        shared.world.built()
+    shared.choose(NEW)
+    yield name
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def in_use(shared: Shared) -> str:
+    return shared.world.python("import alpha; print(alpha.VERSION)")
+
+
+def check_convergence(shared: Shared) -> None:
+    """A rerun of the plain command ends well with the root of an undisturbed build, and nothing is left over."""
+    world = shared.world
+    evidence = world.built()
+    assert evidence["root"] == shared.roots[NEW]
+    assert in_use(shared) == NEW
+    again = world.provision()
+    assert (again.rc, again.json["ansible_tasks"], again.node["root"]) == (0, 0, shared.roots[NEW])
+    deep = world.run("verify", "--deep", "--stack", "./tiny.yaml", "--json")
+    assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
+    left = [name for name in snapshot(world.prefix) if name.startswith("lease.json") or ".trash-" in name]
+    left += [name for name in snapshot(world.prefix) if name.startswith("tmp/")]
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "number", "whom"), CASES)
+def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
+    shared: Shared, scenario: str, kind: str, number: int, whom: str
+) -> None:
+    if number > STEPS[scenario]:
+        pytest.skip(f"an update has {STEPS[scenario]} steps, so there is no event {number} to be killed at")
+    assert shared.kill(kind, number, whom) == -signal.SIGKILL
+    if scenario == "update":
+        # The new one is in use as soon as it has been activated, which an orphan may still do now.
+        assert in_use(shared) in (OLD, NEW)
+    check_convergence(shared)
+    assert orphans(shared.world) == []
+
+
+@pytest.mark.parametrize("scenario", ["update"], indirect=True)
+def test_a_run_killed_while_it_builds(shared: Shared, scenario: str) -> None:
+    assert shared.kill("step-started", 1, "self") == -signal.SIGKILL
+    assert in_use(shared) == OLD
+    runs = shared.world.good("run", "list", "--json").json["runs"]
+    assert runs[0]["status"] == "died"
+    check_convergence(shared)
+
+
+@pytest.mark.parametrize("scenario", ["first"], indirect=True)
+@pytest.mark.parametrize(
+    ("number", "at"),
+    [(signal.SIGINT, "asking"), (signal.SIGINT, "localhost: toolchain"), (signal.SIGTERM, "localhost: toolchain")],
+)
+def test_an_interrupted_run_says_so_and_a_rerun_converges(
+    shared: Shared, scenario: str, number: signal.Signals, at: str
+) -> None:
+    world = shared.world
+    process = world.start("provision", "--target", "local", "--stack", "./tiny.yaml")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(at):
+            break
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    run = world.good("run", "list", "--json").json["runs"][0]
+    assert run["status"] == "interrupted"
+    assert world.events()[-1]["kind"] == "interrupted"
+    assert orphans(shared.world) == []
+    assert not (world.prefix / "current" / "tiny").exists()
+    check_convergence(shared)
+
+
+def orphans(world: World) -> list[str]:
+    """Processes of this world's playbook runs that are still there a while after."""
+    until = time.monotonic() + 10
+    while True:
+        found = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and _ours(entry, world)]
+        if not found or time.monotonic() > until:
+            return found
+        time.sleep(0.1)
+
+
+def _ours(entry: Path, world: World) -> bool:
+    try:
+        environment = (entry / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{MARKER}=".encode() in environment and f"ENVBUILD_RUNS={world.runs}\0".encode() in environment

@@ -1,0 +1,19 @@
+"""Interpreters that somebody named are looked at wherever they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envbuild.node.probe_python import python_facts
+from tests.node.env_support import MINOR, PYTHON
+
+
+def test_a_named_interpreter_is_found_and_keeps_the_name_it_was_asked_by(tmp_path: Path) -> None:
+    link = tmp_path / "mine"
+    link.symlink_to(PYTHON)
+    (fact,) = python_facts([], str(tmp_path), [MINOR], asked=[str(link), str(tmp_path / "not-there")])
+    assert (fact["path"], fact["also"]) == (PYTHON, [str(link)])
+
+
+def test_a_named_interpreter_of_another_version_does_not_count(tmp_path: Path) -> None:
+    assert python_facts([], str(tmp_path), ["3.5"], asked=[PYTHON]) == []
