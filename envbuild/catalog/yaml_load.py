@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.composer import Composer
@@ -22,6 +22,29 @@ from yaml.scanner import Scanner
 
 from envbuild.catalog.manifest_file import MAX_BYTES, read_manifest, refuse, too_large
 from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+
+    class _Events:
+        """What the composer needs of a parser."""
+
+        def __init__(self, text: str) -> None: ...
+        def peek_event(self) -> Any: ...
+        def get_mark(self) -> yaml.Mark: ...
+
+else:
+    try:
+        from yaml.cyaml import CParser as _Events
+    except ImportError:
+
+        class _Events(Reader, Scanner, Parser):
+            """The same events where PyYAML was built without libyaml, several times slower."""
+
+            def __init__(self, text):
+                Reader.__init__(self, text)
+                Scanner.__init__(self)
+                Parser.__init__(self)
+
 
 MAX_DEPTH = 40
 MAX_NODES = 50_000
@@ -113,20 +136,18 @@ def _decoded(content: bytes, name: str) -> str:
     return text
 
 
-class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML's reader to node tree, with limits; nothing here can construct a Python object."""
+class _Composer(Composer, _Events, BaseResolver):
+    """libyaml's events to a node tree, with limits; nothing here can construct a Python object."""
 
     def __init__(self, text: str, name: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
+        _Events.__init__(self, text)
         Composer.__init__(self)
         BaseResolver.__init__(self)
         self.file_name = name
         self.depth = self.nodes = self.aliases = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         self.nodes += 1
         self.depth += 1
         if isinstance(event, yaml.AliasEvent):
@@ -152,7 +173,7 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def _composed(text: str, name: str) -> Node | None:
-    composer = None
+    composer: Any = None
     try:
         composer = _Composer(text, name)
         node: Node | None = composer.get_single_node()
@@ -161,7 +182,8 @@ def _composed(text: str, name: str) -> Node | None:
     # PyYAML's scanner lets these escape for impossible escapes ("\UFFFFFFFF") and version numbers.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = composer.get_mark() if composer else None
-        raise _at("manifest-invalid", name, mark, f"not valid YAML: {_one_line(error)}") from None
+        code = "manifest-encoding" if isinstance(error, (ValueError, OverflowError)) else "manifest-invalid"
+        raise _at(code, name, mark, f"not valid YAML: {_one_line(error)}") from None
     return node
 
 
@@ -173,6 +195,8 @@ def _syntax_error(text: str, name: str, error: yaml.MarkedYAMLError) -> Envbuild
         line = mark.line + 1 if mark else 1
         return refuse("manifest-tab", name, line, column, "a tab in the indentation", "indent with spaces")
     said = "; ".join(part for part in (error.context, error.problem) if part)
+    if "Unicode character escape" in said:
+        return _at("manifest-encoding", name, mark, f"not valid YAML: {said}")
     if "alias" in said or "anchor" in said:
         return _at("manifest-alias", name, mark, f"not valid YAML: {said}")
     return _at("manifest-invalid", name, mark, f"not valid YAML: {said}")
