@@ -51,7 +51,7 @@ def _line(node: str, item: dict[str, Any], *, many: bool) -> str:
 
 
 @env.command("path")
-@click.argument("stack", required=False)
+@click.argument("name", required=False, metavar="[STACK]")
 @place_options
 @common_options
 def path(ui: Ui, /, **flags: Any) -> int:
@@ -62,7 +62,7 @@ def path(ui: Ui, /, **flags: Any) -> int:
 
 
 @env.command("activate")
-@click.argument("stack", required=False)
+@click.argument("name", required=False, metavar="[STACK]")
 @place_options
 @common_options
 def activate(ui: Ui, /, **flags: Any) -> int:
@@ -130,7 +130,7 @@ def _one_node(flags: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _current(flags: dict[str, Any]) -> dict[str, Any]:
-    stack = flags.get("stack") or _target(flags).stack
+    stack = flags.get("name") or flags.get("stack") or _target(flags).stack
     name = _stack_name(stack) if stack else None
     for item in _one_node(flags):
         if item.get("current") and item.get("stack") == name:
@@ -170,12 +170,11 @@ def _named(flags: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _change(verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
-    from envbuild.provision.contact import run_node
-    from envbuild.provision.inspect import request
+    from envbuild.provision.contact import node_request, run_node
     from envbuild.provision.inventory import expand_hosts
 
     target = _target(flags)
     node = expand_hosts(target.hosts)[0]
     wait = configured(flags).wait
-    sent = request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}")
+    sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}")
     return run_node(node, sent, target.connection, 3600.0).result()

@@ -66,7 +66,7 @@ class RunProgress:
     def stage(self, text: str) -> None:
         """The run as a whole begins something."""
         self._stage = text
-        if self._live is None:
+        if self._live is None and text:
             self._ui.note(text)
 
     def step(self, node: str, step: str, state: str, text: str = "") -> None:

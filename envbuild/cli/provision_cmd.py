@@ -77,7 +77,8 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
         evidence, run = run_provision(prepared, settings, progress, show_plan=show)
     from envbuild.report.terminal import closing_summary
 
-    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(run.path / "report.html")))
+    page = run.path / "report.html"
+    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(page) if page.exists() else ""))
     return evidence.exit
 
 

@@ -119,7 +119,10 @@ class SchedulerFacts(_Fact):
 
 
 class StampFacts(_Fact):
-    """One environment found under the prefix; `stamp` is its stamp file, None when it is half built."""
+    """One environment found under the prefix; `stamp` is its stamp file, None when it is half built.
+
+    `checks` are the fast checks of the environment in use, where the probe was asked to verify it.
+    """
 
     path: str
     stack: str | None = None
@@ -128,6 +131,7 @@ class StampFacts(_Fact):
     root: str | None = None
     current: bool = False
     stamp: dict[str, Any] | None = None
+    checks: tuple[dict[str, Any], ...] = ()
 
 
 class NodeFacts(_Fact):

@@ -1,6 +1,7 @@
 """`probe`: read the facts of this node, in the shape of `model/facts.py`. A missing tool is a fact, never an error."""
 
 import os
+import sys
 import time
 from functools import partial
 
@@ -90,11 +91,28 @@ def _quick(
         "modules": modules,
         "containers": probe_system.container_tools(folders),
         "umask": probe_system.umask(),
-        "environments": probe_prefix.environment_facts(prefix),
+        "environments": _environments(args, prefix),
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": probe_prefix.files_found(files),
         "busy": probe_prefix.lease(prefix),
     }
+
+
+def _environments(args: "dict[str, Any]", prefix: "str") -> "list[dict[str, Any]]":
+    """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8)."""
+    found = probe_prefix.environment_facts(prefix)
+    if not args.get("verify") or sys.version_info < (3, 8):
+        return found
+    from envbuild.node import verify
+
+    for each in found:
+        if each["current"] and each["stamp"] and each["stack"] == args.get("stack"):
+            request = {"prefix": prefix, "args": {"stack": each["stack"]}}
+            try:
+                each["checks"] = verify.run(request)[1]["checks"]
+            except protocol.NodeError as error:
+                protocol.log(str(error))
+    return found
 
 
 def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[dict[str, Any], list[str]]":

@@ -13,7 +13,7 @@ import re
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.node import proc
+from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.bundle import node_pyz
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
@@ -97,6 +98,11 @@ class ContactResult:
         if not self.response.get("ok"):
             raise EnvbuildError.from_dict(self.response.get("error") or {})
         return dict(self.response["result"])
+
+
+def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-") -> dict[str, Any]:
+    """A request of the node protocol (docs/architecture.md, Protocol); `run` is a run id."""
+    return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
 def build_script(request: dict[str, Any], pyz: bytes, nonce: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import pipconf
 from envbuild.provision.payload import sha256_of
 
 if TYPE_CHECKING:
@@ -161,11 +162,9 @@ def _cached(file: ArtifactFile, cache: Path) -> Path | None:
 
 def _copy_local(file: ArtifactFile, cache: Path) -> bool:
     """Take the file from a folder of pip's find-links, when one has exactly these bytes."""
-    from envbuild.lock.pipconf import find_links, local_folder
-
-    for folder in map(local_folder, find_links(os.environ)):
-        candidate = folder / file.file if folder is not None else None
-        if candidate is not None and candidate.is_file() and sha256_of(candidate) == file.sha256:
+    for folder in pipconf.folders(pipconf.read(os.environ).find_links):
+        candidate = Path(folder, file.file)
+        if candidate.is_file() and sha256_of(candidate) == file.sha256:
             _keep(candidate, file, cache)
             return True
     return False

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envbuild import __version__
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.node.protocol import PROTOCOL
 from envbuild.provision import collect
-from envbuild.provision.contact import contact
+from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
 from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.look import look_and_plan, plan_of
@@ -76,12 +75,12 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
                 deadline=work.settings.deadline, cancel=work.settings.cancel,
             )  # fmt: skip
     work.tasks += outcome.tasks
-    with work.phase("verify", "verifying"):
+    with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
         _verify(work, plan, outcome)
     nodes = _node_evidence(work, plan, outcome)
     for node in nodes:
         work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
-    return write_evidence(work, "provision", nodes, warnings=plan.warnings)
+    return write_evidence(work, "provision", nodes, warnings=plan.warnings, pages=not plan.nothing_to_do)
 
 
 def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
@@ -131,34 +130,45 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any
     return out
 
 
-def verify_request(
-    work_run: str, prefix: str, node: NodePlan, stack: str, variant: dict[str, Any], *, deep: bool
-) -> dict[str, Any]:
-    """A request for the verb `verify` (docs/architecture.md, Protocol)."""
-    args = {"stack": stack, "environment": node.environment, "variant": variant, "deep": deep}
-    return {"protocol": PROTOCOL, "verb": "verify", "run": work_run, "prefix": prefix, "args": args}
-
-
 def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
     """The fast check on every node whose steps all went well, in parallel."""
     by_name = {node.node: node for node in plan.nodes}
-    good = [
-        node
-        for node in by_name
-        if node not in outcome.errors
-        and all(r.get("ok") and r["result"].get("ok", True) for r in outcome.responses.get(node, {}).values())
-    ]
+    for name, node_plan in by_name.items():
+        found = _verified_by_probe(work, node_plan)
+        if found is not None:
+            outcome.responses.setdefault(name, {})["verify"] = found
+    good = [name for name in by_name if name not in outcome.errors and _all_well(outcome.responses.get(name, {}))]
 
     def request_for(node: str) -> dict[str, Any]:
         variant = work.survey.variants[node].to_json_dict()
-        prefix = work.survey.facts[node].prefix.path
-        return verify_request(work.run.id, prefix, by_name[node], plan.stack, variant, deep=False)
+        args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
+        return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
 
     for node, answer in contact(good, request_for, work.prepared.target.connection).items():
         if isinstance(answer, EnvbuildError):
             outcome.errors[node] = answer
         elif answer.response is not None:
             outcome.responses.setdefault(node, {})["verify"] = answer.response
+
+
+def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
+    """A `verify` response made of what the probe checked already; only where nothing was changed since."""
+    if not node.nothing_to_do:
+        return None
+    for stamp in work.survey.facts[node.node].environments:
+        if stamp.path == node.environment and stamp.checks:
+            ok = all(check.get("status") != "failed" for check in stamp.checks)
+            packages = (stamp.stamp or {}).get("packages") or {}
+            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "packages": packages}
+            return {"ok": True, "changed": False, "result": result}
+    return None
+
+
+def _all_well(responses: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Every step went well and none has verified yet."""
+    return "verify" not in responses and all(
+        answer.get("ok") and answer["result"].get("ok", True) for answer in responses.values()
+    )
 
 
 def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
@@ -179,8 +189,10 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
     return out
 
 
-def write_evidence(work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = ()) -> Evidence:
-    """Evidence and reports into the run directory."""
+def write_evidence(
+    work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
+) -> Evidence:
+    """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
     from envbuild.report.render import write_report
 
     prepared = work.prepared
@@ -202,7 +214,7 @@ def write_evidence(work: Work, verb: str, nodes: list[NodeEvidence], *, warnings
         ansible_tasks=work.tasks,
         phases=work.phases,
     )
-    written = write_report(evidence, work.run.path)
+    written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))
     return evidence
 

@@ -9,9 +9,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
-from envbuild.node.protocol import PROTOCOL
 from envbuild.provision import collect
-from envbuild.provision.contact import DEADLINE, ContactResult, contact
+from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.execute import Progress
 from envbuild.provision.flow import write_evidence
 from envbuild.provision.inventory import expand_hosts
@@ -21,18 +20,12 @@ from envbuild.provision.rundir import RunDir, process_identity
 from envbuild.provision.work import Settings, Work
 
 SMOKE_DEADLINE = 2 * 3600.0
-Requests = Callable[[str], dict[str, Any]]
-
-
-def request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-") -> dict[str, Any]:
-    """A request of the node protocol (docs/architecture.md)."""
-    return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
 def environments(target: Target) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     """Every environment under the prefix of every node (`StampFacts` as JSON)."""
     answers = contact(
-        expand_hosts(target.hosts), lambda node: request("envs", target.prefix, {"node": node}), target.connection
+        expand_hosts(target.hosts), lambda node: node_request("envs", target.prefix, {"node": node}), target.connection
     )
     return {node: _environments(answer) for node, answer in answers.items()}
 
@@ -96,7 +89,7 @@ def _inspect(
                 continue
             environment, variant, stamp = found
             args = {"stack": prepared.stack.name, "environment": environment, **args_for(variant, stamp)}
-            requests[node] = request(verb, prepared.target.prefix, args, run.id)
+            requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
         with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
             answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
         nodes = [_node(node, found, answers.get(node), verb) for node, found in current.items()]

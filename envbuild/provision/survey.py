@@ -16,8 +16,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.node.protocol import PROTOCOL
-from envbuild.provision.contact import ContactResult, contact
+from envbuild.provision.contact import ContactResult, contact, node_request
 from envbuild.provision.prepare import Prepared
 
 
@@ -37,17 +36,12 @@ class Survey:
         return [node for node, answer in self.contacts.items() if answer.response is None]
 
 
-def probe_request(run: str, prefix: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """A request for the verb `probe` (docs/architecture.md, Protocol)."""
-    return {"protocol": PROTOCOL, "verb": "probe", "run": run, "prefix": prefix, "args": dict(args)}
-
-
 def ask(nodes: Iterable[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
     """Probe nodes and put facts or errors into the survey."""
     target = prepared.target
 
     def request_for(node: str) -> dict[str, Any]:
-        return probe_request(run, target.prefix, {"node": node, **args})
+        return node_request("probe", target.prefix, {"node": node, **args}, run)
 
     for node, answer in contact(nodes, request_for, target.connection).items():
         if isinstance(answer, EnvbuildError):
@@ -69,6 +63,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
     survey = Survey()
     args: dict[str, Any] = {
         "stack": prepared.stack.name,
+        "verify": True,
         "pythons": sorted({variant.python for variant in prepared.lock.variants}),
         "files": sorted(wanted_files(prepared.lock)),
         "base_packages": prepared.target.base not in (None, "none"),
@@ -149,7 +144,7 @@ def probe_nodes(target: Target) -> tuple[dict[str, NodeFacts], dict[str, Envbuil
     facts: dict[str, NodeFacts] = {}
     errors: dict[str, EnvbuildError] = {}
     nodes = expand_hosts(target.hosts)
-    answers = contact(nodes, lambda node: probe_request("-", target.prefix, {"node": node}), target.connection)
+    answers = contact(nodes, lambda node: node_request("probe", target.prefix, {"node": node}), target.connection)
     for node, answer in answers.items():
         try:
             if isinstance(answer, EnvbuildError):

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 EVIDENCE_LIMIT = 256 * 1024 * 1024
 
 
-def write_report(evidence: Evidence, directory: Path) -> dict[str, Path]:
+def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> dict[str, Path]:
     """Write the three files into `directory` (made when missing); `{"json": …, "html": …, "md": …}`.
 
+    Without `pages` only the evidence; `envbuild report show` renders the rest from it at any time.
     Each file appears whole or not at all. Secrets are redacted first. Raises EnvbuildError `report-not-written`.
     """
     clean = Evidence.from_plain(redact_data(evidence.to_json_dict()))
-    texts = {
-        "json": ("evidence.json", render_json(clean)),
-        "html": ("report.html", render_html(clean)),
-        "md": ("report.md", render_markdown(clean)),
-    }
+    texts = {"json": ("evidence.json", render_json(clean))}
+    if pages:
+        texts["html"] = ("report.html", render_html(clean))
+        texts["md"] = ("report.md", render_markdown(clean))
     paths = {}
     try:
         directory.mkdir(parents=True, exist_ok=True)
