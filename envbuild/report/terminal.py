@@ -23,11 +23,11 @@ Line = tuple[str, str]
 
 
 def closing_summary(evidence: Evidence, report: str = "") -> Text:
-    """A rich renderable of `closing_lines`; `report` is the path of the HTML page to name."""
+    """A rich renderable of `closing_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
     from rich.text import Text
 
-    text = Text(no_wrap=True, overflow="ellipsis", end="")
-    for line, style in closing_lines(evidence, report):
+    text = Text(no_wrap=True, overflow="ignore", end="")
+    for line, style in closing_lines(evidence, report) + drift_lines(evidence):
         text.append(line, style=style)
         text.append("\n")
     return text
@@ -51,6 +51,19 @@ def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
     tail = [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
+
+
+def drift_lines(evidence: Evidence) -> list[Line]:
+    """Every drifted file that the evidence names, whole, because paths are there to be copied, and how many more."""
+    lines: list[Line] = []
+    for node in harmless(evidence).nodes:
+        if not node.drift_count:
+            continue
+        lines += [("", ""), (f"  {view.plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
+        lines += [(f"    {item.get('kind', ''):<10} {item.get('path', '')}", "") for item in node.drift]
+        if node.drift_count > len(node.drift):
+            lines.append((f"    and {node.drift_count - len(node.drift)} more", "dim"))
+    return lines
 
 
 def _cut(text: str) -> str:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from envbuild.model.evidence import Evidence
-from envbuild.report.terminal import closing_lines, closing_summary
+from envbuild.report.terminal import closing_lines, closing_summary, drift_lines
 from tests.report.samples import evidence, node
 from tests.report.test_render import failing_fleet, hostile
 
@@ -46,3 +46,14 @@ def test_it_prints_without_colour_as_the_same_words() -> None:
     assert "✓ torch-smoke (exact) is provisioned" in out.getvalue()
     assert "115,472 token/s" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_drifted_files_are_named_whole_and_the_rest_is_counted() -> None:
+    long = "lib/" + "x" * 100 + ".py"
+    drifted = evidence({**node("gpu1"), "drift": [{"path": long, "kind": "changed"}], "drift_count": 25})
+    texts = [text for text, _ in drift_lines(drifted)]
+    assert texts == ["", "  25 drifted files on gpu1", f"    changed    {long}", "    and 24 more"]
+    out = io.StringIO()
+    Console(file=out, width=80, soft_wrap=True).print(closing_summary(drifted))
+    assert long in out.getvalue()
+    assert drift_lines(evidence()) == []
