@@ -18,8 +18,6 @@ from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve
-from envbuild.lock.pipconf import find_links as pip_find_links
-from envbuild.lock.pipconf import usable
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -34,6 +32,7 @@ from envbuild.lock.torch_wheels import (
 from envbuild.lock.uvtool import uv_version
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Base, Profile, Stack
+from envbuild.node import pipconf
 
 PLATFORM = "linux_x86_64"
 
@@ -61,10 +60,10 @@ def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | 
         entry = index_for_torch(version, flavour)
         return Index(entry.name, (indexes or {}).get(entry.name, entry.url), entry.kind)
 
-    links = tuple(dict.fromkeys([*find_links, *pip_find_links(os.environ)]))
+    links = pipconf.alive(dict.fromkeys([*find_links, *pipconf.read(os.environ).find_links]))
     compat = load_compat(resources.catalog() / "compat")
     return Supply(
-        find_links=tuple(place for link in links if (place := usable(link))),
+        find_links=tuple(pipconf.local_path(link) or link for link in links),
         torch_index=torch_index,
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
         records=load_records(),

@@ -24,9 +24,9 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index
-from envbuild.lock.pipconf import local_folder
 from envbuild.lock.pylock import ARCHITECTURES, rank, tags_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
+from envbuild.node import pipconf
 
 # Packages that only CUDA builds of torch need, by name or prefix (wheel metadata of torch 1.13 to 2.13).
 _CUDA_ONLY = ("nvidia-", "cuda-", "triton", "pytorch-triton")
@@ -127,7 +127,7 @@ def _plain(version: str) -> str:
 
 
 def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
-    folders = [folder for link in find_links if (folder := local_folder(link))]
+    folders = map(Path, pipconf.folders(find_links))
     return sorted(wheel for folder in folders for wheel in folder.glob(f"torch-{full}-*.whl"))
 
 

@@ -78,7 +78,7 @@ def groups(packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config
     """
     links = list(artifacts.get("find_links") or []) + config.find_links
     links = pipconf.alive(links)
-    folders = [path for path in map(pipconf.local_path, links) if path is not None and os.path.isdir(path)]
+    folders = pipconf.folders(links)
     remote = [link for link in links if pipconf.local_path(link) is None]
     local_args = ["--no-index"] + [word for folder in folders for word in ("--find-links", folder)]
     if artifacts.get("offline"):
@@ -118,7 +118,7 @@ def _indexed(
     extras = pipconf.alive(config.extra_index_urls)
     if extras and not any(os.environ.get(key) for key in ("UV_INDEX", "UV_EXTRA_INDEX_URL")):
         extra["UV_EXTRA_INDEX_URL"] = " ".join(extras)
-    if links and not os.environ.get("UV_FIND_LINKS"):
+    if links:
         extra["UV_FIND_LINKS"] = ",".join(links)
     urls = [config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or ""]
     if index is None:

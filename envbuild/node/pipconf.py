@@ -1,24 +1,30 @@
-"""What pip's own configuration on this node says about indexes, because uv does not read it.
+"""What pip's own configuration says about where packages are; uv does not read it.
 
-Precedence and places as pip documents them: PIP_* variables, PIP_CONFIG_FILE, the user's files, the system's files.
-Addresses may carry credentials: `redact` takes them out of every text that is shown.
+Places and precedence as pip has them: a PIP_* variable; else the section of the command, of the strongest file that has
+it; else the section `global`. Addresses may carry credentials: `redact` takes them out of every text that is shown.
 """
 
 import configparser
 import os
 import re
-import shlex
+
+from envbuild.node.probe_files import read as read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+# What pip's `install` and `download` read, the strongest first.
 _SECTIONS = ("install", "download", "global")
+_LIMIT = 1 << 20
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"@]+@")
 
 
 class PipConfig:
-    """`index_url` and `cert` (text, empty when not set), `extra_index_urls` and `find_links` (lists), as written."""
+    """`index_url` and `cert` (text, empty when not set), `extra_index_urls` and `find_links` (lists), as written.
+
+    `find_links` are pip's, then those of UV_FIND_LINKS.
+    """
 
     def __init__(self, index_url: "str", extra_index_urls: "list[str]", find_links: "list[str]", cert: "str") -> "None":
         """Plain data."""
@@ -39,7 +45,10 @@ def without_credentials(url: "str") -> "str":
 
 
 def config_files(environ: "Mapping[str, str]") -> "list[str]":
-    """pip's configuration files, the strongest first; none when PIP_CONFIG_FILE is the null device."""
+    """pip's configuration files, the strongest first; none when PIP_CONFIG_FILE is the null device.
+
+    The file of a virtual environment is not among them: on a node no pip of an environment takes part.
+    """
     explicit = environ.get("PIP_CONFIG_FILE")
     if explicit == os.devnull:
         return []
@@ -47,57 +56,74 @@ def config_files(environ: "Mapping[str, str]") -> "list[str]":
     user = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     system = [part for part in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if part]
     files = [os.path.join(user, "pip", "pip.conf"), os.path.join(home, ".pip", "pip.conf"), "/etc/pip.conf"]
-    return ([explicit] if explicit else []) + files + [os.path.join(folder, "pip", "pip.conf") for folder in system]
+    files += [os.path.join(folder, "pip", "pip.conf") for folder in reversed(system)]
+    return ([explicit] if explicit else []) + files
+
+
+def parse(text: "str") -> "dict[str, dict[str, str]]":
+    """Section -> option (as pip spells it: `find-links`) -> value; empty where pip could not read the text."""
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(text)
+    except (configparser.Error, ValueError):
+        # pip itself complains about a broken file; here it only says where packages may lie.
+        return {}
+    found = {}  # type: dict[str, dict[str, str]]
+    for section in parser.sections():
+        items = parser.items(section)
+        found[section] = {name.replace("_", "-").lstrip("-"): value for name, value in items if value}
+    return found
 
 
 def read(environ: "Mapping[str, str]") -> "PipConfig":
     """Each option from the strongest place that sets it; a file that cannot be parsed counts as not there."""
-    parsers = []
-    for path in config_files(environ):
-        parser = configparser.RawConfigParser()
-        try:
-            with open(path, encoding="utf-8") as stream:
-                parser.read_string(stream.read())
-        except (OSError, UnicodeDecodeError, configparser.Error):
-            continue
-        parsers.append(parser)
+    files = [parse(read_text(path, _LIMIT)) for path in config_files(environ)]
 
     def option(name: "str") -> "str":
         value = environ.get("PIP_" + name.upper().replace("-", "_"), "")
         if value:
             return value
-        for parser in parsers:
-            for section in _SECTIONS:
-                if parser.has_option(section, name):
-                    return parser.get(section, name)
+        for section in _SECTIONS:
+            for options in files:
+                if name in options.get(section, {}):
+                    return options[section][name]
         return ""
 
-    return PipConfig(
-        option("index-url").strip(), _words(option("extra-index-url")), _words(option("find-links")), option("cert")
-    )
-
-
-def _words(text: "str") -> "list[str]":
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+    links = option("find-links").split()
+    links += [link for link in environ.get("UV_FIND_LINKS", "").split(",") if link and link not in links]
+    return PipConfig(option("index-url").strip(), option("extra-index-url").split(), links, option("cert").strip())
 
 
 def local_path(link: "str") -> "str | None":
-    """The folder or file that a location names, None for one on the network."""
+    """The absolute path that a location names, None for one on the network or on another host."""
     if link.startswith("file:"):
         from urllib.parse import unquote, urlsplit
 
-        return unquote(urlsplit(link).path)
-    return None if "://" in link else os.path.expanduser(link)
+        try:
+            parts = urlsplit(link)
+        except ValueError:
+            return None
+        path = unquote(parts.path) if parts.netloc in ("", "localhost") else ""
+        return os.path.normpath(path) if path.startswith("/") and "\0" not in path else None
+    if "://" in link or not link or "\0" in link:
+        return None
+    return os.path.abspath(os.path.expanduser(link))
 
 
-def alive(links: "list[str]") -> "list[str]":
+def alive(links: "Iterable[str]") -> "list[str]":
     """The locations that can work: uv stops at a local one that does not exist, where pip goes on."""
     kept = []
     for link in links:
         path = local_path(link)
-        if path is None or os.path.exists(path):
+        if os.path.exists(path) if path is not None else "://" in link and not link.startswith("file:"):
             kept.append(link)
     return kept
+
+
+def folders(links: "Iterable[str]") -> "list[str]":
+    """The folders on this machine among the locations, each once, as absolute paths."""
+    found = []  # type: list[str]
+    for path in map(local_path, links):
+        if path is not None and path not in found and os.path.isdir(path):
+            found.append(path)
+    return found

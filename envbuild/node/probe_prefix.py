@@ -2,10 +2,9 @@
 
 import json
 import os
-import sys
 from functools import partial
 
-from envbuild.node import parse_pip, proc
+from envbuild.node import pipconf, proc
 from envbuild.node.probe_files import names, read
 
 TYPE_CHECKING = False
@@ -59,7 +58,7 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
     if not wanted:
         return {}
-    folders = parse_pip.local_folders(_find_links(), os.path.expanduser("~"))
+    folders = pipconf.folders(pipconf.read(os.environ).find_links)
     found = {}
     for name in wanted:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
@@ -69,26 +68,6 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
             if name not in found and os.path.isfile(path) and os.access(path, os.R_OK):
                 found[name] = path
     return found
-
-
-def _find_links() -> "list[str]":
-    links = parse_pip.split_links(os.environ.get("PIP_FIND_LINKS", ""))
-    links += os.environ.get("UV_FIND_LINKS", "").split(",")
-    for path in _pip_files():
-        links += parse_pip.parse_find_links(read(path, 1 << 20))
-    return links
-
-
-def _pip_files() -> "list[str]":
-    """pip's configuration files in the order of its documentation; PIP_CONFIG_FILE=/dev/null turns all off."""
-    chosen = os.environ.get("PIP_CONFIG_FILE", "")
-    if chosen == os.devnull:
-        return []
-    home = os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    system = [os.path.join(folder, "pip") for folder in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
-    folders = system + ["/etc", os.path.join(home, ".pip"), os.path.join(config, "pip"), sys.prefix]
-    return [chosen] * bool(chosen) + [os.path.join(folder, "pip.conf") for folder in folders]
 
 
 def reachable(targets: "dict[str, str]", deadline: "float" = REACH_DEADLINE) -> "dict[str, bool]":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,9 +15,9 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.create import default_supply
 from envbuild.lock.export import Places, export_lock
 from envbuild.lock.files import read_lock, render_lock
-from envbuild.lock.pipconf import find_links, local_folder
 from envbuild.lock.torch_wheels import choose_torch, load_records
 from envbuild.model.lock import Lock
+from envbuild.node import pipconf
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_every_record_is_a_torch_wheel_with_a_witness_and_no_hash_is_there_twice
 
 def test_a_wheel_that_is_here_is_the_recorded_one() -> None:
     records = load_records()
-    folders = [folder for link in find_links(os.environ) if (folder := local_folder(link))]
+    folders = map(Path, pipconf.folders(pipconf.read(os.environ).find_links))
     here = [path for folder in folders for path in sorted(folder.glob("torch-*.whl")) if path.name in records.files]
     if not here:
         pytest.skip("no recorded torch wheel lies in a find-links folder of pip's configuration")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node import parse_pip
 from envbuild.node import parse_system as parse
 
 DATA = Path(__file__).parent / "data"
@@ -132,38 +131,18 @@ def test_infiniband_rate() -> None:
     assert parse.parse_infiniband_rate("2.5 Gb/sec (1X SDR)") == 2.5
 
 
-def test_find_links_of_pip_configuration() -> None:
-    text = (
-        "[global]\nfind-links =\n    /wheels\n    file:///more%20wheels\n[install]\nfind_links = https://u:secret@x/y\n"
-    )
-    links = parse_pip.parse_find_links(text)
-    assert parse_pip.local_folders(links, "/home/alice") == ["/wheels", "/more wheels"]
-    assert parse_pip.local_folders(["file:///a%20b", "file://localhost/c", "~/d", "rel", "file:e"], "/home/alice") == [
-        "/a b",
-        "/c",
-        "/home/alice/d",
-    ]
-
-
-def test_find_links_with_credentials_are_never_reported() -> None:
-    links = ["https://user:secret@host/simple", "file://user:secret@host/x"]
-    assert parse_pip.local_folders(links, "/home/alice") == []
-
-
 @given(st.text(max_size=300))
 def test_no_text_crashes_a_parser(text: str) -> None:
     for function in (parse.parse_os_release, parse.parse_ldd, parse.parse_compiler, parse.parse_tool):
         function(text)
     for function in (parse.parse_meminfo, parse.parse_mountinfo, parse.parse_quota, parse.parse_infiniband_rate):
         function(text)
-    for function in (parse.parse_cgroup_paths, parse.parse_cpu_max, parse_pip.parse_find_links):
+    for function in (parse.parse_cgroup_paths, parse.parse_cpu_max):
         function(text)
     parse.parse_scheduler_version("slurm", text)
-    parse_pip.local_folders(text.split(), "/home/alice")
 
 
 @given(st.lists(st.sampled_from(["a", "-", "1 2 3:4 / /x rw - e s o", "[global]", "find-links", "=", ":", "\\040"])))
 def test_no_mixture_of_pieces_crashes_a_parser(pieces: list[str]) -> None:
     text = "\n".join(pieces)
     assert isinstance(parse.parse_mountinfo(text), list)
-    assert isinstance(parse_pip.parse_find_links(text), list)

@@ -264,21 +264,23 @@ def test_half_written_lease_still_says_busy(node: Node) -> None:
 def test_wanted_files_are_found_in_pips_find_links(node: Node, tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
-    (tmp_path / "one/a.whl").touch()
-    (tmp_path / "two/b.whl").touch()
-    (tmp_path / "three/c.whl").touch()
+        (tmp_path / name / f"{name}.whl").touch()
     (node.home / ".config/pip").mkdir(parents=True)
     (node.home / ".config/pip/pip.conf").write_text(f"[global]\nfind-links = {tmp_path}/two https://u:p@h/x\n")
-    (tmp_path / "other.conf").write_text(f"[install]\nfind-links = file://{tmp_path}/three\n")
+    wanted = ["one.whl", "two.whl", "three.whl", "missing.whl", "../two/two.whl"]
+
+    def found() -> dict[str, str]:
+        return node.probe(files=wanted, pythons=["3.99"]).files_found
+
+    assert found() == {"two.whl": f"{tmp_path}/two/two.whl"}
+    node.env["UV_FIND_LINKS"] = f"{tmp_path}/three,https://h/x"
+    assert set(found()) == {"two.whl", "three.whl"}
+    # As pip has it, a stronger place replaces a weaker one.
     node.env["PIP_FIND_LINKS"] = f"{tmp_path}/one https://user:secret@host/simple"
-    node.env["PIP_CONFIG_FILE"] = str(tmp_path / "other.conf")
-    wanted = ["a.whl", "b.whl", "c.whl", "missing.whl", "../one/a.whl"]
-    facts = node.probe(files=wanted, pythons=["3.99"])
-    assert facts.files_found == {
-        name: f"{tmp_path}/{where}/{name}" for name, where in (("a.whl", "one"), ("b.whl", "two"), ("c.whl", "three"))
-    }
+    assert set(found()) == {"one.whl", "three.whl"}
+    del node.env["PIP_FIND_LINKS"]
     node.env["PIP_CONFIG_FILE"] = os.devnull
-    assert set(node.probe(files=wanted, pythons=["3.99"]).files_found) == {"a.whl"}
+    assert set(found()) == {"three.whl"}
 
 
 def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> None:

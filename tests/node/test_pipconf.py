@@ -1,0 +1,107 @@
+"""The one reader of pip's configuration; its precedence is compared with pip's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.node import pipconf
+
+
+def environ(tmp_path: Path, **values: str) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")} | values
+
+
+def conf(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def find_links(env: dict[str, str]) -> list[str]:
+    return pipconf.read(env).find_links
+
+
+def test_the_environment_variable_wins_over_files(tmp_path: Path) -> None:
+    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    assert find_links(environ(tmp_path)) == ["/user"]
+    assert find_links(environ(tmp_path, PIP_FIND_LINKS="/a https://example.org/b")) == ["/a", "https://example.org/b"]
+
+
+def test_the_section_of_the_command_wins_over_the_global_one_of_a_stronger_file(tmp_path: Path) -> None:
+    conf(tmp_path / ".config/pip/pip.conf", "[install]\nfind_links = /user\nindex-url = https://example.org/user\n")
+    text = "[global]\nfind-links =\n    /one\n    /two\nindex-url = https://example.org/named\n"
+    env = environ(tmp_path, PIP_CONFIG_FILE=str(conf(tmp_path / "named.conf", text)))
+    assert find_links(env) == ["/user"]
+    assert pipconf.read(env).index_url == "https://example.org/user"
+    (tmp_path / ".config/pip/pip.conf").unlink()
+    assert find_links(env) == ["/one", "/two"]
+    assert pipconf.read(env).index_url == "https://example.org/named"
+
+
+def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> None:
+    env = environ(tmp_path, XDG_CONFIG_DIRS=f"{tmp_path}/x1:{tmp_path}/x2", PIP_CONFIG_FILE=str(tmp_path / "named"))
+    shown = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "debug"],
+        env=env | {"PATH": os.environ["PATH"], "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    listed = [line.strip().split(", exists")[0] for line in shown.splitlines() if ", exists" in line]
+    own = os.path.join(sys.prefix, "pip.conf")
+    named = str(tmp_path / "named")
+    assert named in listed
+    # pip lists the weakest first; PIP_CONFIG_FILE is the strongest wherever pip happens to list it.
+    expected = [path for path in reversed(listed) if path not in (own, named)]
+    assert pipconf.config_files(env) == [named, *expected]
+
+
+def test_the_null_device_means_no_configuration(tmp_path: Path) -> None:
+    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    assert find_links(environ(tmp_path, PIP_CONFIG_FILE="/dev/null")) == []
+
+
+def test_uv_s_own_find_links_are_looked_at_too(tmp_path: Path) -> None:
+    env = environ(tmp_path, PIP_FIND_LINKS="/a", UV_FIND_LINKS="/b,/a,https://example.org/c")
+    assert find_links(env) == ["/a", "/b", "https://example.org/c"]
+
+
+@pytest.mark.parametrize("text", ["no section\n", "[global\n", "[global]\nfind-links\n"])
+def test_a_broken_file_is_passed_over(tmp_path: Path, text: str) -> None:
+    broken = conf(tmp_path / "broken.conf", text)
+    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    assert find_links(environ(tmp_path, PIP_CONFIG_FILE=str(broken))) == ["/user"]
+
+
+@given(
+    st.text(max_size=300) | st.lists(st.sampled_from(["[global]", "find-links", "=", ":", "\n", " /a"])).map("".join)
+)
+def test_no_text_crashes_the_parser(text: str) -> None:
+    assert all(isinstance(value, str) for options in pipconf.parse(text).values() for value in options.values())
+
+
+@given(st.text(max_size=100) | st.text(max_size=100).map("file:".__add__))
+def test_only_folders_that_are_there_are_folders(link: str) -> None:
+    assert all(os.path.isabs(folder) and os.path.isdir(folder) for folder in pipconf.folders([link]))
+    assert pipconf.alive([link]) in ([], [link])
+
+
+def test_paths_and_file_urls_are_local_and_everything_else_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a b"
+    place.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    here = f"file://localhost{tmp_path}/a%20b"
+    assert pipconf.folders([str(place), place.as_uri(), here, "~/a b", "a b"]) == [str(place)]
+    links = ["https://user:secret@example.org/whl", "file://user:secret@host/x", "file:e", str(tmp_path / "none"), ""]
+    assert pipconf.folders(links) == []
+    assert pipconf.alive([*links, here]) == ["https://user:secret@example.org/whl", here]
