@@ -193,12 +193,15 @@ def _ask_index(check: f.IndexCheck, means: Means) -> _Answer:
     with tempfile.TemporaryDirectory(prefix="envbuild-index-") as folder:
         wish = Path(folder) / "wish.in"
         wish.write_text(check.requirement + "\n", encoding="utf-8")
-        command = ["pip", "compile", "--no-deps", "--no-header", "--quiet", "--no-cache", "--no-config"]
+        command = ["pip", "compile", "--no-deps", "--no-header", "--quiet", "--no-cache"]
         command += ["--python-version", check.python, "--python-platform", "x86_64-manylinux_2_28"]
         command += ["--only-binary", ":all:"] if check.wheel else []
         try:
             answer = run_uv([*command, str(wish)], cwd=Path(folder))
         except EnvbuildError as error:
+            if error.code == "package-not-found":
+                # An index that knows nothing of the name may as well be a login page; that proves nothing.
+                raise _NotRun(error.what) from error
             if error.code != "resolution-failed":
                 raise
             return True, "the index has none"

@@ -21,7 +21,7 @@ _LARGEST = 64_000_000
 
 
 def read_facts(file: Path) -> tuple[NodeFacts, ...]:
-    """Facts from a JSON file: of one node, a list of nodes, or what `probe --json` prints (a list under `nodes`).
+    """Facts from a JSON file: of one node, a list of nodes, or what `probe --json` prints (a mapping under `facts`).
 
     Raises EnvbuildError `facts-unreadable`, exit 2.
     """
@@ -54,10 +54,9 @@ def decide(
 
 
 def _nodes(data: Any) -> list[Any]:
-    if isinstance(data, dict) and isinstance(data.get("nodes"), list):
-        data = data["nodes"]
-    nodes = data if isinstance(data, list) else [data]
-    return [node["facts"] if isinstance(node, dict) and set(node) >= {"facts"} else node for node in nodes]
+    if isinstance(data, dict) and isinstance(data.get("facts"), dict):
+        return list(data["facts"].values())
+    return data if isinstance(data, list) else [data]
 
 
 def _unreadable(file: Path, why: str) -> EnvbuildError:

@@ -1,0 +1,151 @@
+"""The five document stacks: complete, consistent, and true as far as it can be said without a network."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild import resources
+from envbuild.catalog.loader import load_stack
+from envbuild.explain.annotate import annotate
+from envbuild.explain.checks import Means, run_checks
+from envbuild.explain.memory import least_nodes
+from envbuild.model.finding import IndexCheck
+from envbuild.model.stack import Stack
+from envbuild.resolve.compat import Compat, load_compat
+
+STACKS = ("megatron-alpa", "megatron-deepspeed-alcf", "megatron-deepspeed-slurm", "megatronapp", "opt-175b")
+
+
+def shipped(name: str) -> Stack:
+    return load_stack(name).stack
+
+
+@pytest.fixture(scope="module")
+def compat() -> Compat:
+    return load_compat(resources.catalog() / "compat")
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_names_its_document_to_the_byte(name: str) -> None:
+    stack = shipped(name)
+    assert stack.name == name
+    assert stack.document is not None
+    assert stack.document.commit
+    assert stack.document.path
+    assert stack.default_profile == "exact"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_source_is_pinned_by_commit_and_tree(name: str) -> None:
+    for profile in shipped(name).profiles.values():
+        assert profile.sources
+        assert all(source.tree for source in profile.sources)
+
+
+def test_one_commit_has_one_tree_in_all_stacks() -> None:
+    trees: dict[str, set[str]] = {}
+    for name in STACKS:
+        stack = shipped(name)
+        pins = [source for profile in stack.profiles.values() for source in profile.sources]
+        for pin in [*pins, *stack.repositories.values()]:
+            if pin.tree:
+                trees.setdefault(pin.commit, set()).add(pin.tree)
+    assert [commit for commit, known in trees.items() if len(known) > 1] == []
+
+
+def test_there_are_at_least_45_findings_with_unique_names() -> None:
+    ids = [finding.id for name in STACKS for finding in shipped(name).findings]
+    assert len(ids) == len(set(ids))
+    assert len(ids) >= 45
+    assert all(len(shipped(name).findings) >= 15 for name in STACKS)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_few_findings_are_unverified(name: str) -> None:
+    findings = shipped(name).findings
+    assert sum(finding.unverified for finding in findings) * 4 <= len(findings)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_checks_against_the_catalog_hold(name: str, compat: Compat) -> None:
+    results = run_checks(shipped(name), Means(compat))
+    assert [result for result in results if result.outcome == "broken"] == []
+    assert all(result.outcome == "holds" or "--run-checks" in result.detail for result in results)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_anchor_finds_its_place_in_a_document_of_that_shape(name: str) -> None:
+    findings = shipped(name).findings
+    lines = ["# Guide", ""]
+    for finding in findings:
+        for anchor in ([finding.anchor] if finding.anchor else []) + list(finding.also):
+            # As in the documents: commands in a block, words in a paragraph, headings on a line of their own.
+            command = anchor.startswith("$ ") or " --" in anchor or anchor.endswith("\\")
+            lines += ["```bash", anchor.removesuffix("\\"), "```", ""] if command else [anchor, ""]
+    text = "\n".join(lines)
+    annotated = annotate(text, [f for f in findings if not (f.anchor or "").endswith("\\")])
+    assert annotated.unplaced == ()
+    placed = sum(len(row.findings) for row in annotated.rows)
+    assert placed + len(annotated.left_out) == sum(not (f.anchor or "").endswith("\\") for f in findings)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_torch_of_every_profile_exists_for_its_python(name: str, compat: Compat) -> None:
+    for profile in shipped(name).profiles.values():
+        if profile.torch is None:
+            assert all(base.provides for base in profile.bases)
+            continue
+        release = compat.torch[profile.torch.version]
+        assert set(profile.torch.flavours) <= set(release.builds)
+        for python in profile.python:
+            assert f"cp{python.replace('.', '')}" in release.tags["x86_64"]
+
+
+def test_nothing_that_an_index_would_answer_wrongly_is_installed() -> None:
+    for name in STACKS:
+        for profile in shipped(name).profiles.values():
+            names = {requirement.split("=")[0].split("<")[0].split(">")[0] for requirement in profile.packages}
+            assert not names & {"apex", "metaseq", "megatron-lm", "sklearn", "torch", "fairscale"}
+
+
+def test_the_alpa_rows_go_from_1_to_64_gpus() -> None:
+    reference = shipped("megatron-alpa").reference
+    assert reference is not None
+    rows = {case.gpus: case.tflops for case in reference.cases if "results_e2e_ref.tsv" in case.source}
+    assert rows == {1: 47.53, 2: 55.53, 4: 55.89, 8: 50.44, 16: 56.59, 32: 58.24, 64: 57.84}
+    for case in reference.cases:
+        if case.best:
+            assert case.dp is not None
+            assert case.tmp is not None
+            assert case.pp is not None
+            assert case.dp * case.tmp * case.pp == case.gpus
+            assert case.global_batch == case.dp * (case.microbatches or 0) * (case.micro_batch_size or 0)
+    assert len(reference.heuristics) == 4
+    assert sum(len(row.cases) for row in reference.manual) == 425
+
+
+def test_the_alpa_manual_list_itself_goes_to_tmp_8() -> None:
+    reference = shipped("megatron-alpa").reference
+    assert reference is not None
+    assert max(case[2] for row in reference.manual for case in row.cases) == 8
+
+
+def test_175b_needs_at_least_five_nodes() -> None:
+    least = least_nodes(shipped("opt-175b").reference)
+    assert least is not None
+    assert (least.model, least.nodes) == ("175b", 5)
+
+
+def test_the_alcf_model_table_is_whole() -> None:
+    reference = shipped("megatron-deepspeed-alcf").reference
+    assert reference is not None
+    shapes = {m.name: (m.layers, m.hidden, m.heads) for m in reference.models}
+    assert len(shapes) == 37
+    assert shapes["GPT25B"] == shapes["GPT30B"] == (64, 6144, 64)
+    assert shapes["GPT1T_128L"] == (128, 25600, 160)
+
+
+def test_index_checks_ask_for_one_thing_only() -> None:
+    for name in STACKS:
+        for finding in shipped(name).findings:
+            assert sum(isinstance(check, IndexCheck) for check in finding.check) <= 1

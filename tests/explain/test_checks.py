@@ -1,0 +1,170 @@
+"""Each kind of check against real repositories and the shipped compatibility data: once true, once not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import resources
+from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
+from envbuild.explain.gitread import git_reader
+from envbuild.model.stack import Stack
+from envbuild.resolve.compat import Compat, load_compat
+from tests.lock.conftest import Repos
+
+Make = Callable[..., Stack]
+
+SETUP = """import os
+
+def check(a):
+    if a:
+        raise RuntimeError("no")
+
+check_cuda(CUDA_HOME)
+"""
+
+
+@pytest.fixture(scope="module")
+def compat() -> Compat:
+    return load_compat(resources.catalog() / "compat")
+
+
+@pytest.fixture
+def commits(repos: Repos) -> Iterator[tuple[str, str]]:
+    first = repos.create("code")
+    (repos.folder / "code" / "lib").mkdir()
+    repos.commit("code", "lib/deep.py", "magic\n")
+    second = repos.commit("code", "setup.py", SETUP)
+    repos.git("code", "branch", "stays", second)
+    return iter([(first, second)])
+
+
+def ask(stack: Stack, compat: Compat, *, git: bool = True, index: bool = False) -> list[CheckResult]:
+    with git_reader() as reader:
+        return list(run_checks(stack, Means(compat, reader if git else None, index)))
+
+
+GIT_CHECKS: list[tuple[dict[str, Any], bool]] = [
+    ({"kind": "path-at-commit", "path": "setup.py", "present": True}, True),
+    ({"kind": "path-at-commit", "path": "lib", "present": True}, True),
+    ({"kind": "path-at-commit", "path": "setup.py", "present": False}, False),
+    ({"kind": "path-at-commit", "path": "lib/dee", "present": False}, True),
+    ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError", "expected": 1}, True),
+    ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError"}, True),
+    ({"kind": "text-in-file", "path": "setup.py", "text": "RuntimeError", "expected": 0}, False),
+    ({"kind": "text-in-file", "path": "missing.py", "text": "x", "expected": 0}, False),
+    ({"kind": "text-in-tree", "text": "magic", "expected": 1}, True),
+    ({"kind": "text-in-tree", "text": "magic", "under": "lib", "expected": 1}, True),
+    ({"kind": "text-in-tree", "text": "absent", "expected": 1}, False),
+    ({"kind": "sed-hits", "path": "setup.py", "pattern": "check_cuda(CUDA_HOME)", "expected": 1}, True),
+    ({"kind": "sed-hits", "path": "setup.py", "pattern": "cuda(HOME)", "expected": 0}, True),
+    ({"kind": "sed-hits", "path": "setup.py", "pattern": "check", "expected": 1}, False),
+    ({"kind": "compiles-when-commented", "path": "setup.py", "first": 5, "last": 5, "compiles": False}, True),
+    ({"kind": "compiles-when-commented", "path": "setup.py", "first": 4, "last": 5, "compiles": False}, True),
+    ({"kind": "compiles-when-commented", "path": "setup.py", "first": 7, "last": 7, "compiles": True}, True),
+    ({"kind": "compiles-when-commented", "path": "setup.py", "first": 90, "last": 99, "compiles": True}, False),
+    ({"kind": "ref-at-remote", "ref": "stays", "expected": "pinned"}, True),
+    ({"kind": "ref-at-remote", "ref": "stays", "expected": "moved"}, False),
+    ({"kind": "ref-at-remote", "ref": "gone", "expected": "missing"}, True),
+    ({"kind": "submodules", "expected": 0}, True),
+    ({"kind": "submodules", "expected": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("check", "holds"), GIT_CHECKS)
+def test_checks_against_sources(
+    check: dict[str, Any], holds: bool, make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat
+) -> None:
+    _, second = next(commits)
+    [result] = ask(make_stack({"check": check | {"at": "code"}}, commit=second), compat)
+    assert result.outcome == ("holds" if holds else "broken"), result.detail
+    assert result.question
+
+
+def test_history_is_asked_of_git(make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat) -> None:
+    first, second = next(commits)
+    stack = make_stack(
+        {"check": {"kind": "commit-contains", "at": "code", "ancestor": first}},
+        {"check": {"kind": "commit-contains", "at": "code", "ancestor": second, "commit": first, "expected": False}},
+        {"check": {"kind": "commit-contains", "at": "code", "ancestor": "b" * 40}},
+        commit=second,
+    )
+    assert [r.outcome for r in ask(stack, compat)] == ["holds", "holds", "broken"]
+
+
+def test_a_commit_that_upstream_lost_is_broken_and_a_silent_host_is_not_run(
+    make_stack: Make, commits: Iterator[tuple[str, str]], compat: Compat
+) -> None:
+    next(commits)
+    check = {"kind": "submodules", "at": "code", "expected": 0}
+    [lost] = ask(make_stack({"check": check}, commit="c" * 40), compat)
+    assert (lost.outcome, "does not give" in lost.detail) == ("broken", True)
+    other = {"other": {"git": "https://git.example.org/absent", "commit": "c" * 40, "what": "nothing"}}
+    [silent] = ask(make_stack({"check": check | {"at": "other"}}, repositories=other), compat)
+    assert (silent.outcome, "cannot be reached" in silent.detail) == ("not-run", True)
+
+
+def test_without_permission_nothing_outside_is_asked(make_stack: Make, compat: Compat) -> None:
+    stack = make_stack(
+        {"check": {"kind": "submodules", "at": "code", "expected": 0}},
+        {"check": {"kind": "index-has-none", "requirement": "torch==1.8.2", "python": "3.8"}},
+        {"check": {"kind": "torch-not-on-pypi", "torch": "1.8.2"}},
+    )
+    assert [r.outcome for r in ask(stack, compat, git=False)] == ["not-run", "not-run", "holds"]
+
+
+CATALOG_CHECKS: list[tuple[dict[str, Any], bool]] = [
+    ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu116"}, True),
+    ({"kind": "torch-flavour-missing", "torch": "1.10.0", "flavour": "cu113"}, False),
+    ({"kind": "torch-flavour-missing", "torch": "9.9.9", "flavour": "cu113"}, False),
+    ({"kind": "torch-not-on-pypi", "torch": "1.8.1"}, False),
+    ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.10"}, True),
+    ({"kind": "torch-python-missing", "torch": "1.10.0", "python": "3.9"}, False),
+    ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu113", "capability": "9.0", "expected": False}, True),
+    ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu113", "capability": "8.6", "expected": True}, True),
+    ({"kind": "torch-runs-on", "torch": "1.11.0", "flavour": "cu999", "capability": "8.6", "expected": False}, False),
+    ({"kind": "toolkit-knows", "cuda": "13.0", "capability": "7.0", "expected": False}, True),
+    ({"kind": "toolkit-knows", "cuda": "12.9", "capability": "7.0", "expected": True}, True),
+    ({"kind": "toolkit-knows", "cuda": "11.6", "capability": "9.0", "expected": False}, True),
+    ({"kind": "package-rule", "rule": "pip-global-option", "version": "25.3"}, True),
+    ({"kind": "package-rule", "rule": "pip-global-option", "version": "25.2"}, False),
+    ({"kind": "package-rule", "rule": "no-such-rule", "version": "1"}, False),
+    ({"kind": "zero-stage-refused", "stage": 2}, True),
+    ({"kind": "zero-stage-refused", "stage": 1}, False),
+    ({"kind": "versions-exclude", "package": "hydra-core", "pinned": "1.0.7", "against": ">=1.1,<1.2"}, True),
+    ({"kind": "versions-exclude", "package": "hydra-core", "pinned": "1.1.2", "against": ">=1.1,<1.2"}, False),
+]
+
+
+@pytest.mark.parametrize(("check", "holds"), CATALOG_CHECKS)
+def test_checks_against_the_catalog(check: dict[str, Any], holds: bool, make_stack: Make, compat: Compat) -> None:
+    [result] = ask(make_stack({"check": check}), compat, git=False)
+    assert result.outcome == ("holds" if holds else "broken"), result.detail
+
+
+def test_the_index_is_asked_through_the_users_configuration(
+    make_stack: Make, home: Path, tmp_path: Path, compat: Compat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "known-1.0-py3-none-any.whl").write_bytes(b"")
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    stack = make_stack(
+        {"check": {"kind": "index-has-none", "requirement": "unknown==1.0", "python": "3.9"}},
+        {"check": {"kind": "index-has-none", "requirement": "known>=2", "python": "3.9"}},
+    )
+    results = ask(stack, compat, git=False, index=True)
+    assert [r.outcome for r in results] == ["not-run", "holds"], results
+
+
+def test_one_broken_check_breaks_its_finding() -> None:
+    def result(outcome: Any) -> CheckResult:
+        return CheckResult("f", "k", "q", outcome, "d")
+
+    assert outcome_of([]) is None
+    assert outcome_of([result("holds"), result("not-run")]) == "not-run"
+    assert outcome_of([result("holds"), result("broken"), result("not-run")]) == "broken"

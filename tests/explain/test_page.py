@@ -1,0 +1,115 @@
+"""The annotated document: self-contained, escaped, and with every finding on it once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+from envbuild.explain.checks import CheckResult
+from envbuild.explain.page import render_page
+from envbuild.explain.view import explain
+from envbuild.model.stack import Stack
+
+Make = Callable[..., Stack]
+
+TEXT = """# Set-up
+
+Take <b>the newest</b> one.
+
+1. One:
+
+    ```bash
+    $ git clone x
+    $ echo '<script>alert(1)</script>'
+    ```
+
+1. Two.
+
+See [the guide](https://example.org/guide).
+"""
+
+
+class Page(HTMLParser):
+    VOID = ("meta", "link", "br", "img", "input", "hr")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, self.getpos()
+
+
+def page(stack: Stack, results: tuple[CheckResult, ...] = (), text: str = TEXT) -> str:
+    return render_page(explain(stack, "exact", results=results), text)
+
+
+def test_markup_is_balanced_and_nothing_is_loaded(make_stack: Make) -> None:
+    html = page(make_stack({"anchor": "git clone", "replacement": "git checkout"}, {"severity": "note"}))
+    parsed = Page(html)
+    assert not parsed.open
+    assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in parsed.tags}
+    assert not re.search(r"url\(|@import|src=", html)
+    assert all(a.get("href", "#").startswith(("#", "https://")) for tag, a in parsed.tags if tag == "a")
+    assert "default-src 'none'" in html
+
+
+def test_what_the_document_holds_is_shown_and_never_run(make_stack: Make) -> None:
+    html = page(make_stack({"anchor": "the newest"}))
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<b>the newest" not in html
+    assert "&lt;b&gt;" in html
+
+
+def test_what_a_finding_holds_is_escaped(make_stack: Make) -> None:
+    html = page(make_stack({"anchor": "git clone", "truth": "<img src=x>", "replacement": "<i>", "evidence": "<u>"}))
+    assert "&lt;img src=x&gt;" in html
+    assert "<img" not in html
+    assert "<i>" not in html.replace("<i class", "")
+
+
+def test_every_finding_is_on_the_page_once_and_linked_from_its_place(make_stack: Make) -> None:
+    stack = make_stack(
+        {"id": "a", "anchor": "git clone"},
+        {"id": "b", "anchor": "git clone x"},
+        {"id": "silent"},
+        {"id": "gone", "anchor": "not in this text"},
+    )
+    html = page(stack)
+    ids = [a["id"] for tag, a in Page(html).tags if tag == "article"]
+    assert sorted(ids) == ["f1", "f2", "f3", "f4"]
+    assert 'href="#f1">1</a><a class="ref red" href="#f2">2</a>' in html
+    assert "What the document does not say" in html
+    assert "Findings about words that this text does not have" in html
+
+
+def test_the_outcome_of_a_check_is_beside_its_finding(make_stack: Make) -> None:
+    stack = make_stack({"id": "a", "anchor": "x", "check": {"kind": "zero-stage-refused", "stage": 2}})
+    assert "1 check<" in page(stack)
+    holds = CheckResult("a", "zero-stage-refused", "asks `this`", "holds", "so it is")
+    html = page(stack, (holds,))
+    assert "checked, still so" in html
+    assert "asks <code>this</code>" in html
+    broken = CheckResult("a", "zero-stage-refused", "q", "broken", "no")
+    assert "check failed" in page(stack, (broken,))
+
+
+def test_ordered_items_count_on_and_commands_of_a_block_stay_together(make_stack: Make) -> None:
+    html = page(make_stack({"anchor": "echo"}))
+    assert re.findall(r'class="marker">([^<]+)<', html) == ["1.", "2."]
+    [noted] = re.findall(r'<div class="group noted">(.*?)<div class="right">', html, re.S)
+    assert "git clone x" in noted
+    assert "echo" in noted
+
+
+def test_an_empty_document_still_gives_a_page(make_stack: Make) -> None:
+    assert not Page(page(make_stack({"anchor": "x"}), text="")).open
