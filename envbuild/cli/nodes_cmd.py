@@ -99,9 +99,10 @@ def smoke(ui: Ui, /, **flags: Any) -> int:
 
 
 def _show(ui: Ui, evidence: Evidence, run: RunDir) -> int:
-    from envbuild.report.terminal import closing_summary
+    from envbuild.report.terminal import summary_lines
 
-    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(run.path / "report.html")))
+    page = str(run.path / "report.html")
+    ui.lines(evidence.to_json_dict(), lambda width: summary_lines(evidence, page, width=width))
     for node in evidence.nodes:
         if node.error and not ui.json:
             from envbuild.cli.output import print_error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,16 @@ class Ui:
             sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
         else:
             self.stdout_console().print(shown)
+
+    def lines(self, data: dict[str, Any], human: Callable[[int], list[tuple[str, str]]]) -> None:
+        """Print the result as lines of (text, style); `human` gets the width of the terminal."""
+        if self.json:
+            write_json(data)
+            return
+        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        width = shutil.get_terminal_size((100, 24)).columns
+        for text, style in human(max(80, width)):
+            sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
     def note(self, text: str) -> None:
         """One line on stderr unless `--quiet`."""
@@ -104,6 +115,13 @@ def print_error(error: EnvbuildError) -> None:
 def print_error_json(error: EnvbuildError) -> None:
     """The error as the one JSON document of a failed command."""
     write_json({"ok": False, "error": error.as_dict()})
+
+
+def _styled(text: str, style: str) -> str:
+    """ANSI for styles such as `bold green` and `dim`."""
+    words = style.split()
+    colours = [word for word in words if word not in ("bold", "dim")]
+    return click.style(text, fg=colours[0] if colours else None, bold="bold" in words, dim="dim" in words)
 
 
 def _safe(text: str) -> str:

@@ -75,10 +75,11 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     with RunProgress(ui) as progress:
         evidence, run = run_provision(prepared, settings, progress, show_plan=show)
-    from envbuild.report.terminal import closing_summary
+    from envbuild.report.terminal import summary_lines
 
     page = run.path / "report.html"
-    ui.result(evidence.to_json_dict(), lambda: closing_summary(evidence, str(page) if page.exists() else ""))
+    named = str(page) if page.exists() else ""
+    ui.lines(evidence.to_json_dict() if ui.json else {}, lambda width: summary_lines(evidence, named, width=width))
     return evidence.exit
 
 

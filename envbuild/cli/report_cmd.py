@@ -33,7 +33,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
         for written in render.write_report(evidence, output).values():
             ui.note(f"written: {written}")
     if form == "summary":
-        ui.result(evidence.to_json_dict(), lambda: terminal.closing_summary(evidence))
+        ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
     else:
         rendered = render.render_html if form == "html" else render.render_markdown
         ui.result(evidence.to_json_dict(), lambda: rendered(evidence))

@@ -7,12 +7,15 @@ that plain `dd` finds them and the padding is harmless.
 
 from __future__ import annotations
 
+import base64
+import csv
 import gzip
 import hashlib
 import json
 import os
 import re
 import shlex
+import sysconfig
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,10 +78,28 @@ def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
 
 
 def uv_tool() -> Tool:
-    """The uv binary that envbuild itself depends on."""
+    """The uv binary that envbuild itself depends on.
+
+    Its digest is the one in uv's RECORD where the file is the installed one, because hashing it costs more than a run
+    that has nothing to do; the node checks the file against it before it is used.
+    """
     import uv
 
-    return file_tool("uv", Path(uv.find_uv_bin()))
+    path = Path(uv.find_uv_bin())
+    recorded = _recorded_digest("uv", path)
+    return file_tool("uv", path) if recorded is None else Tool("uv", path, recorded)
+
+
+def _recorded_digest(distribution: str, path: Path) -> str | None:
+    """sha256 (hex) that an installed distribution records for one of its files; None when it does not name the file."""
+    folder = Path(sysconfig.get_paths()["purelib"])
+    for record in folder.glob(f"{distribution}-*.dist-info/RECORD"):
+        with record.open(newline="", encoding="utf-8") as lines:
+            for name, digest, *_ in csv.reader(lines):
+                if name.endswith(f"/{path.name}") and (folder / name).resolve() == path.resolve():
+                    kind, _, value = digest.partition("=")
+                    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex() if kind == "sha256" else None
+    return None
 
 
 def python_tool(tarball: Path, sha256: str) -> Tool:

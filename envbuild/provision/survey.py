@@ -7,8 +7,10 @@ with the questions that cost time: which indexes it reaches and what its interpr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
@@ -18,6 +20,9 @@ from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.provision.contact import ContactResult, contact, node_request
 from envbuild.provision.prepare import Prepared
+
+if TYPE_CHECKING:
+    from envbuild.resolve.compat import Compat
 
 
 @dataclass
@@ -71,7 +76,11 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
     }
     if prepared.target.tmp:
         args["tmp"] = prepared.target.tmp
-    ask(nodes, prepared, run, args, survey)
+    with ThreadPoolExecutor(1) as pool:
+        # Reading the rules takes about as long as the nodes take to answer.
+        rules = pool.submit(_rules)
+        ask(nodes, prepared, run, args, survey)
+        rules.result()
     decide(prepared, survey, survey.facts, {})
     open_questions = [node for node in survey.facts if not _settled(survey, node)]
     if open_questions:
@@ -104,11 +113,10 @@ def _settled(survey: Survey, node: str) -> bool:
 
 def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str], reach: Mapping[str, str]) -> None:
     """Resolve nodes from the facts in the survey; `reach` names the indexes that were tried."""
-    from envbuild.resolve.compat import load_compat
     from envbuild.resolve.engine import resolve
     from envbuild.resolve.supply import Supply
 
-    compat = load_compat(resources.catalog() / "compat")
+    compat = _rules()
     for node in nodes:
         facts = survey.facts.get(node)
         if facts is None or node in survey.errors:
@@ -126,6 +134,16 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str], reach: Mapp
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
             survey.variants[node] = _built_variant(prepared.lock, resolution, facts)
+
+
+@cache
+def _rules() -> Compat:
+    """The compatibility data, read once, and the resolver's modules with it."""
+    from envbuild.resolve import engine
+    from envbuild.resolve.compat import load_compat
+
+    del engine
+    return load_compat(resources.catalog() / "compat")
 
 
 def _built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:

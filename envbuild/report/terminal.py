@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report import view
 from envbuild.report.render import harmless
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 WIDTH = 80
 HEIGHT = 23  # the last line is the shell's
@@ -19,29 +14,23 @@ _MAX_NODES = 3
 _MAX_CHECKS = 6
 
 Line = tuple[str, str]
-"""text and rich style"""
+"""text and style: words of bold, dim and a colour"""
 
 
-def closing_summary(evidence: Evidence, report: str = "") -> Text:
-    """A rich renderable of `closing_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
-    from rich.text import Text
-
-    text = Text(no_wrap=True, overflow="ignore", end="")
-    for line, style in closing_lines(evidence, report) + drift_lines(evidence):
-        text.append(line, style=style)
-        text.append("\n")
-    return text
+def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
+    """`closing_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
+    evidence = harmless(evidence)
+    return closing_lines(evidence, report, width=width) + drift_lines(evidence)
 
 
-def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
-    """At most 23 lines of at most 80 columns, each with a rich style; colour is never the only signal.
+def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
+    """At most 23 lines of at most `width` columns, each with a style; colour is never the only signal.
 
     Only the path of the report may be longer than a line: it is there to be copied.
     """
-    evidence = harmless(evidence)
     verdict = view.make_verdict(evidence)
     lines: list[Line] = []
-    for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3)):
+    for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3, width)):
         lines.append((part if index == 0 else f"  {part}", _TONE_STYLES[verdict.tone]))
     lines.append((f"  {verdict.detail}", ""))
     lines.append(("", ""))
@@ -50,13 +39,13 @@ def closing_lines(evidence: Evidence, report: str = "") -> list[Line]:
     lines += _checks(evidence)
     tail = [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
-    return [(_cut(text), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
+    return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
 
 
 def drift_lines(evidence: Evidence) -> list[Line]:
     """Every drifted file that the evidence names, whole, because paths are there to be copied, and how many more."""
     lines: list[Line] = []
-    for node in harmless(evidence).nodes:
+    for node in evidence.nodes:
         if not node.drift_count:
             continue
         lines += [("", ""), (f"  {view.plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
@@ -66,16 +55,16 @@ def drift_lines(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
-    return text if cell_len(text) <= WIDTH else set_cell_size(text, WIDTH - 1).rstrip() + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def _wrap(text: str, most: int) -> list[str]:
+def _wrap(text: str, most: int, width: int) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" …") or [text]
+    return textwrap.wrap(text, width - 2, max_lines=most, placeholder=" …") or [text]
 
 
 def _what(evidence: Evidence) -> list[Line]:
