@@ -12,8 +12,9 @@ Verdict = Literal["allow", "patch", "warn", "refuse"]
 class Decision(StrictModel):
     """One rule applied once.
 
-    `compared` are the two values as text, `source` says where the law comes from, `verified` is the note of the data
-    it rests on; `instead` is the nearest thing that would work, for a refusal.
+    `compared` are the two values as text; `source` cites where the law comes from and `verified` how far its data were
+    checked, each in one short line (the catalog has the whole notes); `instead` is the nearest thing that would work,
+    for a refusal.
     """
 
     rule: str

@@ -6,6 +6,8 @@ whether that is firm enough to refuse on its own (`firm`); memory and unverified
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,10 @@ FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Where a value comes from and how far it was verified; a note that is not `firm` only warns."""
+    """Where a value comes from and how far it was verified, each in one short line; not `firm` means: only warn.
+
+    `source` begins with the place of the whole note in the catalog: `compat/torch.yaml#releases: ...`.
+    """
 
     source: str
     verified: str
@@ -30,7 +35,7 @@ class Note:
 
     def but(self, mark: str | None) -> Note:
         """The same note with a mark that makes it not firm; unchanged without a mark."""
-        return self if mark is None else Note(self.source, f"not verified: {mark}", firm=False)
+        return self if mark is None else Note(self.source, _short(f"not verified: {mark}"), firm=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +211,21 @@ def compat_from_plain(data: Mapping[str, Any]) -> Compat:
 
 def _build(data: Mapping[str, Any]) -> Compat:
     torch, gpus, packages = data["torch"], data["gpus"], data["packages"]
-    torch_note = _note(torch)
-    gpu_note = _note(gpus)
+    torch_note = _note(torch, "torch.yaml#releases")
+    gpu_note = _note(gpus, "gpus.yaml#models")
+    image_note = _note(data["images"], "images.yaml#images")
     return Compat(
         torch={v: _release(v, row, torch_note) for v, row in torch["releases"].items()},
         torch_note=torch_note,
         locators={name: (row["option"], row["url"]) for name, row in torch["locators"].items()},
         glibc_by_tag={tag: numbers(value) for tag, value in torch["glibc"]["tags"].items()},
-        glibc_note=_note(torch["glibc"]),
-        abi_note=_note(torch["abi"]),
+        glibc_note=_note(torch["glibc"], "torch.yaml#glibc"),
+        abi_note=_note(torch["abi"], "torch.yaml#abi"),
         cuda=_cuda(data["cuda"]),
         compilers=_compilers(data["compilers"]["gcc"]),
         gpus={name: _gpu(name, row, gpu_note) for name, row in gpus["models"].items()},
         gpu_kinds={k: tuple(gpus["kinds"][k]) for k in ("geforce", "workstation", "data-centre")},
-        images={tag: _image(tag, row, _note(data["images"])) for tag, row in data["images"]["images"].items()},
+        images={tag: _image(tag, row, image_note) for tag, row in data["images"]["images"].items()},
         limits=_limits(data["limits"]),
         package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
         package_traits=tuple((Requirement(row["has"]), tuple(row["traits"])) for row in packages["traits"]["packages"]),
@@ -227,13 +233,16 @@ def _build(data: Mapping[str, Any]) -> Compat:
     )
 
 
-def _note(row: Mapping[str, Any], default: Mapping[str, Any] | None = None) -> Note:
-    outer = default or {}
-    return Note(
-        str(row.get("source", outer.get("source", ""))),
-        str(row.get("verified", outer.get("verified", ""))),
-        firm=not row.get("unverified", False),
-    )
+def _note(row: Mapping[str, Any], where: str, default: Mapping[str, Any] | None = None) -> Note:
+    """The note of a row of the compat data; `where` is its file and place, `default` has what the row leaves out."""
+    both = {**(default or {}), **row}
+    source = f"compat/{where}: {_short(str(both['source']))}"
+    return Note(source, _short(str(both["verified"])), firm=not row.get("unverified", False))
+
+
+def _short(text: str) -> str:
+    """The first sentence, at most 120 characters: a decision cites its note, the catalog has the whole of it."""
+    return textwrap.shorten(re.split(r"[;.]\s", text, maxsplit=1)[0], 120, placeholder=" …")
 
 
 def _release(version: str, row: Mapping[str, Any], note: Note) -> TorchRelease:
@@ -278,49 +287,49 @@ def _cuda(row: Mapping[str, Any]) -> Cuda:
     floors, forward, archs, check = row["driver_floors"], row["forward_compat"], row["architectures"], row["nvcc_check"]
     return Cuda(
         toolkit_drivers=_versions(row["toolkit_drivers"]["linux"]),
-        toolkit_note=_note(row["toolkit_drivers"]),
+        toolkit_note=_note(row["toolkit_drivers"], "cuda.yaml#toolkit_drivers"),
         floors={int(major): numbers(value) for major, value in floors["linux"].items()},
         lone_floors=_versions(floors["no_minor_compat"]),
-        floor_note=_note(floors),
+        floor_note=_note(floors, "cuda.yaml#driver_floors"),
         excluded_branches=frozenset(int(branch) for branch in forward["excluded_branches"]),
         compat_package=str(forward["package"]),
-        compat_note=_note(forward),
+        compat_note=_note(forward, "cuda.yaml#forward_compat"),
         gpu_first_branch=_counts(row["gpu_drivers"]["first_branch"]),
-        gpu_driver_note=_note(row["gpu_drivers"]),
+        gpu_driver_note=_note(row["gpu_drivers"], "cuda.yaml#gpu_drivers"),
         first_cuda=_versions(archs["first_cuda"]),
         last_cuda=_versions(archs["last_cuda"]),
         embedded=frozenset(numbers(code) for code in archs["embedded"]),
-        arch_note=_note(archs),
+        arch_note=_note(archs, "cuda.yaml#architectures"),
         torch_checks_from=numbers(check["torch_checks_from"]),
         exact_minor=dict(check["exact_minor"]),
         own_list=dict(check["own_list"]),
         setuptools_needs=str(check["setuptools_needs"]),
-        check_note=_note(check),
+        check_note=_note(check, "cuda.yaml#nvcc_check"),
     )
 
 
 def _compilers(row: Mapping[str, Any]) -> Compilers:
-    torch_note = Note(row["torch_min_source"], row["torch_min_verified"], firm=not row["torch_min_unverified"])
+    torch_min = {key: row[f"torch_min_{key}"] for key in ("source", "verified", "unverified")}
     return Compilers(
         max_gcc=_counts(row["max_major"]),
         max_gcc_exact=_counts(row["max_major_exact"]),
         disputed={numbers(key): str(value) for key, value in row["disputed"].items()},
         min_gcc=_counts(row["min_major"]),
         torch_min_gcc=_counts(row["torch_min_major"]),
-        note=_note(row),
-        torch_note=torch_note,
+        note=_note(row, "compilers.yaml#gcc"),
+        torch_note=_note(torch_min, "compilers.yaml#gcc"),
     )
 
 
 def _limits(row: Mapping[str, Any]) -> Limits:
     return Limits(
         max_pipeline_zero_stage=int(row["zero_pipeline"]["max_stage"]),
-        zero_note=_note(row["zero_pipeline"]),
+        zero_note=_note(row["zero_pipeline"], "limits.yaml#zero_pipeline"),
         mig_max_ranks=int(row["mig"]["max_ranks"]),
-        mig_note=_note(row["mig"]),
+        mig_note=_note(row["mig"], "limits.yaml#mig"),
         bf16_min_capability=numbers(row["bf16"]["min_capability"]),
-        bf16_note=_note(row["bf16"]),
-        sparse_note=_note(row["sparse_peaks"]),
+        bf16_note=_note(row["bf16"], "limits.yaml#bf16"),
+        sparse_note=_note(row["sparse_peaks"], "limits.yaml#sparse_peaks"),
     )
 
 
@@ -361,5 +370,5 @@ def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> Packag
         verdict=row["verdict"],
         says=row["says"],
         fix=row["fix"],
-        note=_note(row, packages),
+        note=_note(row, f"packages.yaml#{row['id']}", packages),
     )

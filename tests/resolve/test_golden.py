@@ -45,6 +45,13 @@ def test_golden_decision(row: dict[str, Any]) -> None:
     for item in found:
         assert item.compared is not None and all(item.compared)
         assert item.source and item.verified
+        assert len(item.verified) <= 120
+        place, _, says = item.source.partition(": ")
+        if place.startswith("compat/"):
+            file, _, key = place.removeprefix("compat/").partition(".yaml#")
+            rows = plain_compat()[file]
+            assert key in rows or key in {rule["id"] for rule in rows["rules"]}, item.source
+            assert 0 < len(says) <= 120
         assert row.get("says", "") in item.what
         assert row.get("instead", "") in (item.instead or "")
         if item.verdict == "refuse" and row["rule"] != "gpu-arch":
