@@ -71,12 +71,15 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
 
 def settings_of(config: Config, *, repair: bool = False, command: tuple[str, ...] = ()) -> Settings:
     """How a run behaves, from the configuration."""
+    from envbuild.cli import interrupts
     from envbuild.provision.work import Settings
 
+    interrupts.watch()
     return Settings(
         runs_root=config.runs_root,
         toolchain_file=config.toolchain,
         wait=config.wait,
         repair=repair,
         command=command,
+        cancel=interrupts.seen,
     )

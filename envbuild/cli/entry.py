@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from envbuild import __version__
+
+_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,4 +19,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from envbuild.cli.run import run
 
-    return run(arguments)
+    code = run(arguments)
+    if code == _INTERRUPTED and argv is None:
+        # Python ends itself by SIGINT, without the exit code, when an interrupt came while it evaluated a text.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

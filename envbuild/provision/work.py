@@ -48,7 +48,9 @@ class Work:
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
-        """Time one phase and show that it begins."""
+        """Time one phase and show that it begins. Raises KeyboardInterrupt when the run was cancelled before."""
+        if self.settings.cancel():
+            raise KeyboardInterrupt
         self.progress.stage(text)
         began = time.monotonic()
         try:

@@ -5,6 +5,7 @@ Arguments: KIND, N, `self` or `all` (its descendants too), then those of envbuil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -44,7 +45,8 @@ def install(kind: str, number: int, everything: bool) -> None:
         seen += event == kind
         if event == kind and seen == number:
             for process in descendants(os.getpid()) if everything else []:
-                os.kill(process, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         return made
 

@@ -7,16 +7,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from envbuild.lock.files import read_lock, write_lock
+from envbuild.model.lock import Variant
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
 
-__all__ = ["MINOR", "PYTHON", "Done", "World", "site", "snapshot"]
+__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "site", "snapshot"]
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
@@ -182,3 +184,19 @@ def snapshot(folder: Path) -> dict[str, str]:
         else:
             found[name] = "folder"
     return found
+
+
+def drift(world: World, *more: str) -> tuple[int, dict[str, str]]:
+    """Exit code of `verify` and what drifted."""
+    done = world.run("verify", "--stack", "./tiny.yaml", "--json", *more)
+    return done.rc, {item["path"]: item["kind"] for item in done.node["drift"]}
+
+
+def edit_lock(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the only variant of a lock file so that its digest holds again: an attacker's or a mistaken lock."""
+    lock = read_lock(path)
+    plain = lock.variants[0].to_json_dict()
+    change(plain)
+    made = Variant.from_plain(plain)
+    made = made.model_copy(update={"digest": made.compute_digest(lock.stack, lock.profile)})
+    write_lock(path, lock.model_copy(update={"variants": (made,)}))

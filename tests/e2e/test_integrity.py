@@ -1,0 +1,117 @@
+"""What was changed after the build, before it, or on the way, is noticed; nothing damaged comes into use."""
+
+from __future__ import annotations
+
+import marshal
+import subprocess
+from typing import Any
+
+import pytest
+
+from envbuild.lock.files import read_lock
+from tests.e2e.world import World, drift, edit_lock, site
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """One build that each test damages in a way it takes back."""
+    world = World(tmp_path_factory.mktemp("integrity"))
+    world.tiny()
+    world.built()
+    return world
+
+
+def test_an_untouched_environment_verifies(once: World) -> None:
+    assert drift(once) == (0, {})
+    assert drift(once, "--deep") == (0, {})
+
+
+def test_one_flipped_byte_is_named(once: World) -> None:
+    file = site(once.current) / "alpha" / "__init__.py"
+    raw = file.read_bytes()
+    file.write_bytes(raw[:3] + bytes([raw[3] ^ 1]) + raw[4:])
+    name = str(file.relative_to(once.current))
+    assert drift(once, "--deep") == (1, {name: "changed"})
+    said = once.run("verify", "--deep", "--stack", "./tiny.yaml")
+    assert (said.rc, name in said.out) == (1, True)
+    assert once.provision().rc == 0, "the fast check of a provision does not read every file"
+    file.write_bytes(raw)
+    assert drift(once, "--deep") == (0, {})
+
+
+def test_a_planted_pyc_is_named(once: World) -> None:
+    done = subprocess.run([once.current / "bin" / "python", "-I", "-c", "import alpha"], cwd=once.top)
+    assert done.returncode == 0
+    (pyc,) = (site(once.current) / "alpha" / "__pycache__").glob("*.pyc")
+    assert drift(once, "--deep") == (0, {}), "bytecode of the source itself is no drift"
+    good = pyc.read_bytes()
+    evil = compile("import os\nVERSION = 'evil'\n", "alpha", "exec")
+    pyc.write_bytes(good[:16] + marshal.dumps(evil))
+    assert once.python("import alpha; print(alpha.VERSION)") == "evil", "the planted one would have run"
+    code, found = drift(once, "--deep")
+    assert (code, list(found)) == (1, [str(pyc.relative_to(once.current))])
+    pyc.unlink()
+    assert drift(once, "--deep") == (0, {})
+
+
+def test_more_than_twenty_changes_are_counted(once: World) -> None:
+    planted = [once.current / f"planted-{number:02}" for number in range(25)]
+    for path in planted:
+        path.write_text("x")
+    node = once.run("verify", "--deep", "--stack", "./tiny.yaml", "--json").node
+    assert (len(node["drift"]), node["drift_count"]) == (20, 25)
+    for path in planted:
+        path.unlink()
+
+
+def test_a_removed_package_fails_the_fast_check_and_repair_brings_it_back(world: World) -> None:
+    world.tiny()
+    root = world.built()["root"]
+    subprocess.run(["rm", "-r", site(world.current) / "alpha-1.0.dist-info", site(world.current) / "alpha"], check=True)
+    code, _ = drift(world)
+    assert code == 1
+    again = world.provision()
+    assert again.rc == 1, "a drifted environment is not passed off as fine"
+    assert again.json["ansible_tasks"] == 0
+    assert world.built("--repair")["root"] == root
+    assert drift(world, "--deep") == (0, {})
+
+
+def test_a_damaged_copy_in_the_cache_is_noticed_before_anything_is_in_use(world: World) -> None:
+    world.tiny()
+    cache = world.top / "cache"
+    world.built("--cache", str(cache))
+    (cached,) = cache.rglob("alpha/__init__.py")
+    cached.write_text("VERSION = 'damaged'\n")
+    other = world.top / "other"
+    done = world.provision("--cache", str(cache), "--prefix", str(other))
+    assert (done.rc, done.node["error"]["code"]) == (5, "record-mismatch")
+    assert "alpha" in done.node["error"]["what"]
+    assert not (other / "current" / "tiny").exists()
+    assert list((other / "envs").iterdir()) == []
+    assert drift(world, "--deep") == (0, {}), "the environment that is there does not share files with the cache"
+    assert world.built("--cache", str(cache), "--prefix", str(other))["status"] == "ok", "the damaged copy is gone"
+
+
+def test_a_wrong_hash_in_the_lock_is_refused(world: World) -> None:
+    stack = world.tiny()
+    lock = stack.with_name("tiny.lock.toml")
+
+    def change(plain: dict[str, Any]) -> None:
+        plain["packages"][0]["files"][0]["sha256"] = "0" * 64
+
+    edit_lock(lock, change)
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "hash-mismatch")
+    assert not (world.prefix / "current").exists() or not list((world.prefix / "current").iterdir())
+    assert list((world.prefix / "envs").iterdir()) == []
+
+
+def test_a_lock_edited_by_hand_is_refused_before_a_node_is_asked(world: World) -> None:
+    lock = world.tiny().with_name("tiny.lock.toml")
+    text = lock.read_text()
+    digest = read_lock(lock).variants[0].packages[0].files[0].sha256
+    lock.write_text(text.replace(digest, "0" * 64))
+    done = world.provision()
+    assert (done.rc, done.code) == (5, "lock-digest-mismatch")
+    assert not world.prefix.exists()

@@ -1,0 +1,125 @@
+"""Git sources through the real command: pinned by commit and tree, installed in every way, and watched afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World, drift, edit_lock
+from tests.node.env_support import git
+from tests.node.test_sources import PROJECT
+
+# What a Megatron checkout does with its helpers: compiled beside the code, by the environment's own Python.
+SETUP = """
+import subprocess, sys, sysconfig
+assert sys.argv[1:] == ["build_ext", "--inplace"], sys.argv
+name = "helpers" + sysconfig.get_config_var("EXT_SUFFIX")
+subprocess.run(["cc", "-shared", "-fPIC", "-I", sysconfig.get_path("include"), "-o", name, "helpers.c"], check=True)
+"""
+HELPERS = """
+#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "helpers", "", -1, methods};
+PyMODINIT_FUNC PyInit_helpers(void) { return PyModule_Create(&module); }
+"""
+
+
+def source(world: World, name: str = "lib", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    return {**world.repository(name, PROJECT if files is None else files), "ref": "main", **more}
+
+
+def nothing_was_built(world: World) -> bool:
+    folders = [world.prefix / "envs", world.prefix / "current"]
+    return all(not folder.exists() or list(folder.iterdir()) == [] for folder in folders)
+
+
+def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: World) -> None:
+    world.tiny(sources=[source(world)])
+    assert world.run("lock", "check", "./tiny.yaml").rc == 0
+    world.repository("lib", {"lib/__init__.py": "VALUE = 'moved'\n"})
+    checked = world.run("lock", "check", "./tiny.yaml", "--json")
+    assert checked.rc == 1
+    assert any("lib" in finding["subject"] for finding in checked.json["findings"])
+    assert world.run("lock", "check", "./tiny.yaml", "--offline").rc == 0
+    evidence = world.built()
+    assert world.python("import lib; print(lib.VALUE)") == "41"
+    (told,) = evidence["sources"]
+    assert told["tree"] == git(world.hub / "lib", "rev-parse", f"{told['commit']}^{{tree}}")
+    assert drift(world, "--deep") == (0, {})
+
+
+def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: World) -> None:
+    lock = world.tiny(sources=[source(world)]).with_name("tiny.lock.toml")
+    edit_lock(lock, lambda plain: plain["sources"][0].update(tree="1" * 40))
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "tree-mismatch")
+    assert nothing_was_built(world)
+
+
+def test_a_commit_that_is_gone_is_told_and_nothing_is_built(world: World) -> None:
+    pin = source(world)
+    world.tiny(sources=[pin])
+    repository = world.hub / "lib"
+    shutil.rmtree(repository)
+    world.repository("lib", {"other": "history"})
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "commit-missing")
+    assert pin["commit"] in done.node["error"]["what"] + done.node["error"]["why"]
+    assert nothing_was_built(world)
+    assert world.run("lock", "check", "./tiny.yaml").rc != 0
+
+
+def test_an_editable_source_is_watched_but_not_its_generated_files(world: World) -> None:
+    world.tiny(sources=[source(world, install="editable", generated=["lib/version.py", "**/*.so"])])
+    world.built()
+    tree = world.current / "src" / "lib"
+    assert world.python("import lib; print(lib.__file__)") == str(tree / "lib" / "__init__.py")
+    (tree / "lib" / "version.py").write_text("V = 1\n")
+    (tree / "lib" / "jit.so").write_text("built by a run")
+    assert world.python("import lib.version; print(lib.version.V)") == "1"
+    assert drift(world, "--deep") == (0, {})
+    (tree / "lib" / "__init__.py").write_text("VALUE = 42\n")
+    (tree / "planted.py").write_text("")
+    code, found = drift(world, "--deep")
+    assert code == 1
+    assert found["src/lib/lib/__init__.py"] == "changed"
+    assert found["src/lib/planted.py"] == "extra"
+    assert not [path for path in found if "version" in path or "jit" in path]
+
+
+def test_an_extension_is_built_in_place(world: World) -> None:
+    if shutil.which("cc") is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of this Python: an extension cannot be built here")
+    pin = source(
+        world, "megatron", {"setup.py": SETUP, "helpers.c": HELPERS, "megatron/__init__.py": ""}, install="path",
+        build={"kind": "inplace"}, generated=["helpers*.so"],
+    )  # fmt: skip
+    world.tiny(sources=[pin], imports=["megatron", "helpers"])
+    world.built()
+    assert world.python("import helpers; print(helpers.answer())") == "42"
+    assert drift(world, "--deep") == (0, {})
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    value = """$(touch /tmp/pwned) `id` 'single' "double" \\ $HOME ; & | * é"""
+    there = world.top / "it's there $(id)"
+    there.touch()
+    paths = {"THERE": {"path": str(there), "if": "exists"}, "GONE": {"path": str(there) + "-not", "if": "exists"}}
+    world.tiny(environment={"TRICKY": value, **paths})
+    world.built()
+    program = 'import os; print([os.environ.get(n) for n in ("TRICKY", "THERE", "GONE", "ENVBUILD_STACK")])'
+    text = f'eval "$({shell} -c \'exec "$@"\' - "$@" env activate tiny)" && exec python -c "$CODE"'
+    argv = [shell, "-c", text, shell, sys.executable, "-m", "envbuild"]
+    done = subprocess.run(argv, env={**world.env, "CODE": program}, capture_output=True, text=True, cwd=world.work)
+    assert done.stdout == f"{[value, str(there), None, 'tiny']}\n", done.stderr
+    assert not Path("/tmp/pwned").exists()
