@@ -12,10 +12,10 @@ _seen = threading.Event()
 def watch() -> None:
     """Remember SIGINT from now on, besides raising KeyboardInterrupt as ever; main thread only, harmless elsewhere."""
     _seen.clear()
-    if threading.current_thread() is threading.main_thread():
-        # A caller that ignores SIGINT (nohup, a shell's background job) keeps it ignored.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _remember)
+    ours = threading.current_thread() is threading.main_thread()
+    # A caller that ignores SIGINT (nohup, a shell's background job) keeps it ignored.
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _remember)
 
 
 def seen() -> bool:
