@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from envbuild import __version__
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.provision import collect
 from envbuild.provision.contact import contact, node_request
@@ -101,9 +103,23 @@ def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
             write_payload(payload, missing, prefix=facts.prefix.path, packed=packed)
         staged = deliveries[node.node][0] if node.node in deliveries else None
         files[node.node] = NodeFiles(
-            tools.python, tools.pyz, payload, staged.artifacts if staged else None, staged.store if staged else None
+            tools.python,
+            tools.pyz,
+            payload,
+            staged.artifacts if staged else None,
+            staged.store if staged else None,
+            tmp=_tmp_folder(work.prepared.target.tmp, facts),
         )
     return plan, files
+
+
+def _tmp_folder(template: str | None, facts: NodeFacts) -> str:
+    """Where temporary files go on a node: what the target says, else `<prefix>/tmp`.
+
+    Only the node knows `{data}`; for that the prefix is used as well.
+    """
+    given = (template or "").replace("{user}", facts.user).replace("{home}", facts.home)
+    return given if given and "{" not in given else posixpath.join(facts.prefix.path, "tmp")
 
 
 def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any]]]:
@@ -167,7 +183,7 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
 def _all_well(responses: Mapping[str, Mapping[str, Any]]) -> bool:
     """Every step went well and none has verified yet."""
     return "verify" not in responses and all(
-        answer.get("ok") and answer["result"].get("ok", True) for answer in responses.values()
+        answer.get("ok") and (answer.get("result") or {}).get("ok", True) for answer in responses.values()
     )
 
 
