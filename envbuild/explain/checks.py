@@ -144,7 +144,7 @@ def _ref(check: f.RefCheck, now: str | None, commit: str) -> _Answer:
 
 def _text(check: f.TextCheck, text: str) -> _Answer:
     count = text.count(check.text)
-    return count >= 1 if check.expected is None else count == check.expected, f"{count} times in {check.path}"
+    return count >= 1 if check.expected is None else count == check.expected, f"{_times(count)} in {check.path}"
 
 
 def _sed(check: f.SedCheck, text: str) -> _Answer:
@@ -162,7 +162,7 @@ def _sed(check: f.SedCheck, text: str) -> _Answer:
     except FileNotFoundError as error:
         raise _NotRun("the grep program is not installed") from error
     count = len(done.stdout.splitlines())
-    return count == check.expected, f"{count} matches in {check.path}"
+    return count == check.expected, f"matches {_times(count)} in {check.path}"
 
 
 def _comment(check: f.CommentCheck, text: str) -> _Answer:
@@ -257,18 +257,22 @@ def _package_rule(check: f.PackageRuleCheck, compat: Compat) -> _Answer:
     return rule.breaks.specifier.contains(check.version, prereleases=True), rule.says
 
 
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def describe(check: f.Check) -> str:  # noqa: C901 - one line a kind
     """What a check asks, in words."""
     match check:
         case f.PathCheck():
             return f"{check.at}: {check.path} is {'there' if check.present else 'not there'}"
         case f.TextCheck():
-            often = "occurs" if check.expected is None else f"occurs {check.expected} times"
+            often = "occurs" if check.expected is None else f"occurs {_times(check.expected)}"
             return f"{check.at}: `{check.text.strip()}` {often} in {check.path}"
         case f.TreeTextCheck():
             return f"{check.at}: `{check.text}` is in {check.expected} files of {check.under or 'the tree'}"
         case f.SedCheck():
-            return f"{check.at}: the sed pattern matches {check.expected} times in {check.path}"
+            return f"{check.at}: the sed pattern matches {_times(check.expected)} in {check.path}"
         case f.CommentCheck():
             verb = "compiles" if check.compiles else "does not compile"
             return f"{check.at}: {check.path} {verb} with lines {check.first} to {check.last} commented out"
