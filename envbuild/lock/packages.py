@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, tags_of, uv_platform, with_sizes
+from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, uv_platform, with_sizes
 from envbuild.lock.uvtool import run_uv
 from envbuild.model.lock import ArtifactFile, LockedPackage
 
@@ -125,12 +125,12 @@ def lock_offers(
     previous: Mapping[str, LockedPackage],
 ) -> tuple[LockedPackage, ...]:
     """One locked package for each offer; a file that `previous` has and that is still offered is kept."""
-    tags = tags_of(request.python, request.platform)
+    platform = platform_of(request.python, request.platform)
     chosen: list[tuple[Offer, OfferedFile]] = []
     for offer in offers:
         old = previous.get(offer.name)
         keep = old.files[0].file if old and old.version == offer.version else None
-        item = choose_file(offer, tags, keep=keep)
+        item = choose_file(offer, platform, keep=keep)
         if old and keep == item.file and old.files[0].sha256 == item.sha256:
             item = OfferedFile(item.file, item.url, item.sha256, old.files[0].size)
         chosen.append((offer, item))

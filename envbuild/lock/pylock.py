@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,15 +12,14 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.resolve.artifacts import Platform, rank
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
 GLIBC_MINOR = 28
 ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
-_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 @dataclass(frozen=True)
@@ -48,23 +47,9 @@ def uv_platform(platform: str) -> str:
     return f"{ARCHITECTURES[platform]}-manylinux_2_{GLIBC_MINOR}"
 
 
-def tags_of(python: str, platform: str) -> list[Tag]:
-    """Acceptable wheel tags of CPython `python` (as `3.11`) on a platform, the best first."""
-    arch = ARCHITECTURES[platform]
-    platforms: list[str] = []
-    for minor in range(GLIBC_MINOR, 4, -1):
-        platforms.append(f"manylinux_2_{minor}_{arch}")
-        if minor in _LEGACY:
-            platforms.append(f"{_LEGACY[minor]}_{arch}")
-    platforms.append(f"linux_{arch}")
-    major, minor_version = (int(part) for part in python.split("."))
-    nodot = f"cp{major}{minor_version}"
-    abis = [nodot + ("m" if minor_version < 8 else "")]
-    version = (major, minor_version)
-    return [
-        *cpython_tags(version, abis=abis, platforms=platforms),
-        *compatible_tags(version, interpreter=nodot, platforms=platforms),
-    ]
+def platform_of(python: str, platform: str) -> Platform:
+    """What a lock assumes of the nodes of a lock platform, for CPython `python` (as `3.11`)."""
+    return Platform(python, ARCHITECTURES[platform], (2, GLIBC_MINOR))
 
 
 def _file(entry: dict[str, Any]) -> OfferedFile:
@@ -96,22 +81,13 @@ def parse_pylock(text: str) -> list[Offer]:
     return sorted(offers, key=lambda offer: offer.name)
 
 
-def rank(file: str, tags: Sequence[Tag]) -> int | None:
-    """How good a wheel is for the tags (0 is best), None when it does not fit or is not a wheel."""
-    try:
-        own = parse_wheel_filename(file)[3]
-    except InvalidWheelFilename:
-        return None
-    return min((place for place, tag in enumerate(tags) if tag in own), default=None)
-
-
-def choose_file(offer: Offer, tags: Sequence[Tag], *, keep: str | None = None) -> OfferedFile:
+def choose_file(offer: Offer, platform: Platform, *, keep: str | None = None) -> OfferedFile:
     """The one file a variant uses: `keep` where it is still offered, else the best wheel, else the sdist.
 
     One file and not all acceptable ones, because an equal variant digest must mean equal files.
     Raises EnvbuildError `no-acceptable-file`.
     """
-    ranked = [(place, item.file, item) for item in offer.wheels if (place := rank(item.file, tags)) is not None]
+    ranked = [(place, item.file, item) for item in offer.wheels if (place := rank(item.file, platform)) is not None]
     kept = [item for _, file, item in ranked if file == keep]
     if kept:
         return kept[0]

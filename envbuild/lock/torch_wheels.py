@@ -24,9 +24,10 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index
-from envbuild.lock.pylock import ARCHITECTURES, rank, tags_of
+from envbuild.lock.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pipconf
+from envbuild.resolve.artifacts import rank
 
 # Packages that only CUDA builds of torch need, by name or prefix (wheel metadata of torch 1.13 to 2.13).
 _CUDA_ONLY = ("nvidia-", "cuda-", "triton", "pytorch-triton")
@@ -132,8 +133,8 @@ def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
 
 
 def _in_find_links(full: str, python: str, platform: str, find_links: tuple[str, ...]) -> bool:
-    tags = tags_of(python, platform)
-    return any(rank(wheel.name, tags) is not None for wheel in _local_wheels(full, find_links))
+    fits = platform_of(python, platform)
+    return any(rank(wheel.name, fits) is not None for wheel in _local_wheels(full, find_links))
 
 
 def _from_records(
@@ -160,11 +161,11 @@ def _from_records(
 def _recorded_package(
     full: str, python: str, platform: str, records: TorchRecords, index: Index, previous: LockedPackage | None
 ) -> LockedPackage:
-    tags = tags_of(python, platform)
+    fits = platform_of(python, platform)
     fitting = [
         (place, file)
         for file in records.files
-        if file.startswith(f"torch-{full}-") and (place := rank(file, tags)) is not None
+        if file.startswith(f"torch-{full}-") and (place := rank(file, fits)) is not None
     ]
     if fitting:
         return LockedPackage(name="torch", version=full, index=index.name, files=(records.files[min(fitting)[1]],))

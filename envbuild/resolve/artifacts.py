@@ -1,13 +1,21 @@
-"""Which of a package's locked files fit a node: wheel tags against its Python, architecture and C library."""
+"""Which of a package's files fits a machine: wheel tags against its Python, architecture and C library."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.resolve.versions import Numbers, numbers, python_tag
+from envbuild.resolve.versions import Numbers, numbers
 
-_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+# What an unknown C library is taken for, so that it refuses nothing.
+_NEWEST_GLIBC = 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,54 +29,39 @@ class Platform:
 
 def fitting_file(package: LockedPackage, platform: Platform) -> ArtifactFile | None:
     """The file an installer would take: the most specific wheel that fits, else a source archive, else None."""
-    ranked = [(rank, file) for file in package.files if (rank := _rank(file.file, platform)) is not None]
-    return max(ranked, key=lambda item: (item[0], item[1].file))[1] if ranked else None
+    ranked = [(place, f.file, f) for f in package.files if (place := rank(f.file, platform)) is not None]
+    if ranked:
+        return min(ranked, key=lambda item: item[:2])[2]
+    return next((file for file in package.files if not file.file.endswith(".whl")), None)
 
 
-def _rank(name: str, platform: Platform) -> tuple[int, Numbers] | None:
-    """How specific a file is (source 0, any 1, platform 2; then its glibc); None when it does not fit."""
-    if not name.endswith(".whl"):
-        return 0, ()
-    parts = name[: -len(".whl")].split("-")
-    if len(parts) < 5:
+@lru_cache(maxsize=16384)
+def rank(file: str, platform: Platform) -> int | None:
+    """How good a wheel is for a platform (0 is best); None when it does not fit or is not a wheel."""
+    try:
+        own = parse_wheel_filename(file)[3]
+    except InvalidWheelFilename:
         return None
-    pythons, abis, platforms = parts[-3], parts[-2], parts[-1]
-    if not any(_fits_python(tag, abis, platform.python) for tag in pythons.split(".")):
-        return None
-    ranks = [rank for tag in platforms.split(".") if (rank := _platform_rank(tag, platform)) is not None]
-    return max(ranks, default=None)
+    places = _places(platform)
+    return min((places[tag] for tag in own if tag in places), default=None)
 
 
-def _fits_python(tag: str, abis: str, python: str) -> bool:
-    wanted = python_tag(python)
-    if tag.startswith("py"):
-        asked = tag[2:]
-        return asked == "3" or (asked.startswith("3") and asked[1:].isdigit() and int(asked[1:]) <= _minor(python))
-    if not tag.startswith("cp3") or not tag[3:].isdigit():
-        return False
-    if "abi3" in abis.split("."):
-        return int(tag[3:]) <= _minor(python)
-    # cp313t and the like are free-threaded builds of the same Python.
-    return tag == wanted and any(a in (wanted, wanted + "m", "none") for a in abis.split("."))
-
-
-def _minor(python: str) -> int:
-    parts = numbers(python)
-    return parts[1] if len(parts) > 1 else 0
-
-
-def _platform_rank(tag: str, platform: Platform) -> tuple[int, Numbers] | None:
-    if tag == "any":
-        return 1, ()
-    name, separator, _ = tag.partition(f"_{platform.machine}")
-    if not separator or not tag.endswith(platform.machine):
-        return None
-    if name == "linux":
-        return 2, ()
-    glibc = _LEGACY.get(name)
-    if name.startswith("manylinux_"):
-        major, _, least = name[len("manylinux_") :].partition("_")
-        glibc = (int(major), int(least)) if major.isdigit() and least.isdigit() else None
-    if glibc is None or (platform.glibc and glibc > platform.glibc):
-        return None
-    return 2, glibc
+@lru_cache(maxsize=256)
+def _places(platform: Platform) -> Mapping[Tag, int]:
+    """The acceptable tags of CPython on a platform, each with its place; the best has 0."""
+    python = numbers(platform.python)[:2]
+    newest = platform.glibc[1] if platform.glibc[:1] == (2,) and len(platform.glibc) > 1 else _NEWEST_GLIBC
+    platforms: list[str] = []
+    for least in range(newest, 4, -1):
+        platforms.append(f"manylinux_2_{least}_{platform.machine}")
+        if least in _LEGACY:
+            platforms.append(f"{_LEGACY[least]}_{platform.machine}")
+    platforms.append(f"linux_{platform.machine}")
+    interpreter = "cp" + "".join(map(str, python))
+    # Until 3.7 the ABI tag of a usual build ended in `m`.
+    abis = [interpreter + ("m" if python < (3, 8) else "")]
+    tags = [
+        *cpython_tags(python, abis=abis, platforms=platforms),
+        *compatible_tags(python, interpreter=interpreter, platforms=platforms),
+    ]
+    return MappingProxyType({tag: place for place, tag in enumerate(tags)})

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, rank, tags_of
+from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of
+from envbuild.resolve.artifacts import rank
 
 SDIST = OfferedFile("a-1.0.tar.gz", "https://example.org/a-1.0.tar.gz", "0" * 64)
 
@@ -26,29 +27,29 @@ def offer(*tags: str, sdist: bool = True) -> Offer:
     ],
 )  # fmt: skip
 def test_the_best_wheel_of_the_variant_is_chosen(python: str, offered: list[str], chosen: str) -> None:
-    assert choose_file(offer(*offered), tags_of(python, "linux_x86_64")).file == f"a-1.0-{chosen}.whl"
+    assert choose_file(offer(*offered), platform_of(python, "linux_x86_64")).file == f"a-1.0-{chosen}.whl"
 
 
 def test_a_source_distribution_is_taken_only_without_a_wheel() -> None:
-    tags = tags_of("3.11", "linux_x86_64")
-    assert choose_file(offer("py3-none-any"), tags).file.endswith(".whl")
-    assert choose_file(offer("cp311-cp311-win_amd64"), tags) == SDIST
+    platform = platform_of("3.11", "linux_x86_64")
+    assert choose_file(offer("py3-none-any"), platform).file.endswith(".whl")
+    assert choose_file(offer("cp311-cp311-win_amd64"), platform) == SDIST
     with pytest.raises(EnvbuildError) as caught:
-        choose_file(offer("cp311-cp311-win_amd64", sdist=False), tags)
+        choose_file(offer("cp311-cp311-win_amd64", sdist=False), platform)
     assert caught.value.code == "no-acceptable-file"
 
 
 def test_the_file_of_the_previous_lock_is_kept_while_it_is_offered() -> None:
-    tags = tags_of("3.11", "linux_x86_64")
+    platform = platform_of("3.11", "linux_x86_64")
     both = offer("py3-none-any", "cp311-cp311-manylinux_2_28_x86_64")
-    assert choose_file(both, tags, keep="a-1.0-py3-none-any.whl").file == "a-1.0-py3-none-any.whl"
-    assert choose_file(both, tags, keep="a-1.0-other.whl").file == "a-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    assert choose_file(both, platform, keep="a-1.0-py3-none-any.whl").file == "a-1.0-py3-none-any.whl"
+    assert choose_file(both, platform, keep="a-1.0-other.whl").file == "a-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 
 
 def test_aarch64_wheels_do_not_fit_x86_64() -> None:
-    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", tags_of("3.11", "linux_x86_64")) is None
-    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", tags_of("3.11", "linux_aarch64")) is not None
-    assert rank("nonsense.whl", tags_of("3.11", "linux_x86_64")) is None
+    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", platform_of("3.11", "linux_x86_64")) is None
+    assert rank("a-1.0-cp311-cp311-manylinux_2_28_aarch64.whl", platform_of("3.11", "linux_aarch64")) is not None
+    assert rank("nonsense.whl", platform_of("3.11", "linux_x86_64")) is None
 
 
 def test_names_are_normalised_and_file_names_unquoted() -> None:
