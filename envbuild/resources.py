@@ -19,7 +19,7 @@ def catalog() -> Path:
 
 
 def playbooks() -> Path:
-    """`provision.yml`, `verify.yml` and their roles."""
+    """`provision.yml` and its roles."""
     return _shipped("playbooks")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.choose import configured
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
@@ -56,7 +57,7 @@ def create(
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
-    from envbuild.lock.create import create_lock
+    from envbuild.lock.create import create_lock, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
 
@@ -74,6 +75,7 @@ def create(
         indexes=_named_urls(indexes),
         previous=previous,
         upgrade=upgrade,
+        standalone=standalone_interpreters(configured({}).toolchain),
     )
     changed = made != previous
     if changed:

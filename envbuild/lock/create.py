@@ -143,13 +143,13 @@ def create_lock(
     return _unchanged_or(lock, previous)
 
 
-def standalone_interpreters() -> dict[str, LockedInterpreter]:
-    """The standalone CPython builds that the catalog pins, by minor version."""
+def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedInterpreter]:
+    """The standalone CPython builds that the catalog, or the toolchain file at `toolchain`, pins, by minor version."""
     from envbuild.catalog.toolchain import load_toolchain
 
     return {
         python: LockedInterpreter(kind="standalone", name=build.name, sha256=build.sha256)
-        for python, build in load_toolchain().pythons.items()
+        for python, build in load_toolchain(toolchain).pythons.items()
     }
 
 

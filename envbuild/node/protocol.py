@@ -123,6 +123,9 @@ def parse_request(data: "bytes", verb: "str") -> "dict[str, Any]":
         )
     _check_fields(request, verb)
     request["prefix"] = expand_prefix(request["prefix"])
+    for key in ("cache", "tmp"):
+        if isinstance(request["args"].get(key), str) and request["args"][key]:
+            request["args"][key] = expand_prefix(request["args"][key])
     return request
 
 

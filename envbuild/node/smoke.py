@@ -8,8 +8,9 @@ answer has `ok` false and `exit` 1, or 6 when only floors were missed. Nothing i
 import math
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from . import lease
 from .protocol import Exit, NodeError, log
 from .smoke_proc import Outcome, Scratch, how_it_ended, run_programs
 
@@ -56,8 +57,28 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
             exit_code=Exit.CHECK_FAILED,
         )
     spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
-    checks = smoke_items(spec, list(args.get("items") or []), args.get("tmp"))
-    return False, summary(checks)
+
+    def work() -> Dict[str, Any]:
+        return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
+
+    prefix, name = str(request.get("prefix") or ""), request.get("run")
+    owner = lease.read(prefix) if prefix and name else None
+    if owner is None or owner.get("run") != name:
+        return False, work()  # an environment in use is looked at; nobody changes the prefix for that
+    return False, _under_lease(lease.resume(prefix, str(name)), work)
+
+
+def _under_lease(held: "lease.Lease", work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    """Keep the heartbeat of the run's lease going; give it back when no step can follow."""
+    good = False
+    try:
+        with held:
+            result = work()
+        good = bool(result["ok"])
+        return result
+    finally:
+        if not good:
+            held.release()
 
 
 def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:

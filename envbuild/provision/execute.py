@@ -14,6 +14,7 @@ from envbuild.model.target import Target
 from envbuild.provision.ansible import TaskEvent, run_playbook
 from envbuild.provision.inventory import Inventory, NodeHost
 from envbuild.provision.journal import EventKind, Journal
+from envbuild.provision.payload import read_answer
 from envbuild.provision.rundir import RunDir
 
 FORKS = 32
@@ -40,13 +41,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go."""
+    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go.
+
+    `tmp` is a folder on the node that may be written to once the toolchain is there.
+    """
 
     python: str
     pyz: str
     payload: Path | None = None
     artifacts: Path | None = None
     store: str | None = None
+    tmp: str | None = None
 
 
 def execute(
@@ -90,7 +95,7 @@ def run_hosts(
     cancel: Callable[[], bool],
 ) -> None:
     """One play over the nodes of `requests` (node to verb to request); answers go into `outcome` as they arrive."""
-    hosts = tuple(_host(node, verbs, files[node], run, target) for node, verbs in requests.items())
+    hosts = tuple(_host(node, verbs, files[node], run) for node, verbs in requests.items())
     if not hosts:
         return
     journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
@@ -109,7 +114,7 @@ def run_hosts(
             outcome.errors[host.name] = _silent(host.name, result.rc)
 
 
-def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir, target: Target) -> NodeHost:
+def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir) -> NodeHost:
     """Write the node's request files and say what its host variables are."""
     folder = run.path / "requests" / node
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +129,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
         payload=files.payload,
         artifacts=files.artifacts,
         store=files.store,
-        tmp=target.tmp,
+        tmp=files.tmp,
     )
 
 
@@ -154,8 +159,10 @@ class _Watcher:
 
 
 def _answer(event: TaskEvent) -> dict[str, Any] | None:
-    """The node program's response in a task's stdout, None when there is none."""
-    if event.role in ("toolchain", "deliver"):
+    """The response of the node program, or of the toolchain payload, in a task's stdout; None when there is none."""
+    if event.role == "toolchain":
+        return read_answer(event.stdout)
+    if event.role == "deliver":
         return None
     try:
         data = json.loads(event.stdout)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 20_000
 _HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
-VERBS = ("install", "smoke", "activate", "verify")
+VERBS = ("install", "smoke", "activate")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class NodeHost:
     `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
     verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
     controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node. `tmp`: where
-    Ansible keeps temporary files on the node; `/tmp` (private folders in it) when there is none or it is not plain.
+    Ansible keeps temporary files on the node once the toolchain is there; `/tmp` (private folders in it) before that,
+    and when there is none or it is not plain.
     """
 
     name: str

@@ -101,15 +101,19 @@ def _note_refusals(survey: Survey) -> None:
 
 
 def refusal(resolution: Resolution) -> EnvbuildError:
-    """Nothing fits a node: the error carries the rules that were against it (exit 7)."""
+    """Nothing fits a node: the error carries the rules that were against it.
+
+    Exit 7, or 5 when nothing but unrecorded hashes is in the way.
+    """
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
     instead = next((decision.instead for decision in against if decision.instead), None)
+    unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         f"{resolution.node}: no variant of {resolution.stack} fits this node",
         why="; ".join(decision.what for decision in against[:4]),
         hint=instead or "`envbuild plan --json` has every rule that was applied",
-        exit_code=ExitCode.REFUSED,
+        exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
         details={"node": resolution.node},
     )
 

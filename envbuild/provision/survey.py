@@ -81,7 +81,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
         rules = pool.submit(_rules)
         ask(nodes, prepared, run, args, survey)
         rules.result()
-    decide(prepared, survey, survey.facts, {})
+    decide(prepared, survey, survey.facts)
     open_questions = [node for node in survey.facts if not _settled(survey, node)]
     if open_questions:
         _ask_again(open_questions, prepared, run, args, survey)
@@ -98,10 +98,13 @@ def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str
     from envbuild.catalog.indexes import load_indexes
     from envbuild.resolve.supply import indexes_needed
 
-    named = {name for node in nodes for name in indexes_needed(prepared.lock, survey.facts[node])}
+    named: set[str] = set()
+    if prepared.target.delivery == "node":
+        named = {name for node in nodes for name in indexes_needed(prepared.lock, survey.facts[node])}
     addresses = {name: entry.url for name, entry in load_indexes().items() if name in named and entry.url}
-    ask(nodes, prepared, run, {**args, "reach": addresses, "base_packages": True}, survey)
-    decide(prepared, survey, nodes, addresses)
+    if addresses or any(variant.base.kind != "none" for variant in prepared.lock.variants):
+        ask(nodes, prepared, run, {**args, "reach": addresses, "base_packages": True}, survey)
+        decide(prepared, survey, nodes)
 
 
 def _settled(survey: Survey, node: str) -> bool:
@@ -111,29 +114,23 @@ def _settled(survey: Survey, node: str) -> bool:
     return chosen is not None and chosen in built
 
 
-def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str], reach: Mapping[str, str]) -> None:
-    """Resolve nodes from the facts in the survey; `reach` names the indexes that were tried."""
-    from envbuild.resolve.engine import resolve
-    from envbuild.resolve.supply import Supply
+def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
+    """Resolve nodes from the facts in the survey, what equal nodes share only once."""
+    from envbuild.resolve.engine import resolve_fleet
 
-    compat = _rules()
-    for node in nodes:
-        facts = survey.facts.get(node)
-        if facts is None or node in survey.errors:
-            continue
-        supply = Supply(reachable={name: facts.reachable.get(name, False) for name in reach})
-        resolution = resolve(
-            facts,
-            prepared.lock,
-            prepared.target,
-            compat,
-            supply,
-            variant=prepared.choice.variant,
-            interpreter=prepared.choice.interpreter or prepared.target.interpreter,
-        )
+    facts = {node: survey.facts[node] for node in nodes if node in survey.facts and node not in survey.errors}
+    resolutions = resolve_fleet(
+        facts,
+        prepared.lock,
+        prepared.target,
+        _rules(),
+        variant=prepared.choice.variant,
+        interpreter=prepared.choice.interpreter or prepared.target.interpreter,
+    )
+    for node, resolution in resolutions.items():
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
-            survey.variants[node] = _built_variant(prepared.lock, resolution, facts)
+            survey.variants[node] = _built_variant(prepared.lock, resolution, facts[node])
 
 
 @cache

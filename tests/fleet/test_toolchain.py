@@ -110,10 +110,10 @@ def test_nodes_are_separate_and_a_wrong_host_key_is_refused(fleet: Callable[...,
     key = next(line for line in one.known_hosts.read_text().splitlines() if line.startswith(two.address))
     wrong.write_text(key.replace(two.address, one.address) + "\n")
     connection = one.connection().model_copy(update={"known_hosts": str(wrong)})
-    host = NodeHost(one.address, "/usr/bin/python3", "/x", requests={"verify": wrong})
+    host = NodeHost(one.address, "/usr/bin/python3", "/x", requests={"install": wrong})
     events: list[TaskEvent] = []
     result = run_playbook(
-        "verify.yml",
+        "provision.yml",
         Inventory((host,), connection),
         run_dir=tmp_path,
         on_event=events.append,

@@ -73,13 +73,13 @@ def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> Non
         "e": "!unsafe",
     }
     events: list[TaskEvent] = []
-    inventory = _inventory(tmp_path, {"install": {**nasty, "changed": True}, "verify": nasty})
+    inventory = _inventory(tmp_path, {"install": {**nasty, "changed": True}, "smoke": nasty})
     result = _run(tmp_path, inventory, events)
     assert (result.rc, result.status, result.tasks_run) == (0, "successful", 2)
-    assert _ends(events) == [("localhost", "install", "changed"), ("localhost", "verify", "ok")]
+    assert _ends(events) == [("localhost", "install", "changed"), ("localhost", "smoke", "ok")]
     ended = [event for event in events if event.status in ("changed", "ok")]
     assert json.loads(ended[0].stdout)["result"]["echo"] == {**nasty, "changed": True}
-    assert ended[1].stderr == "a log line about verify"
+    assert ended[1].stderr == "a log line about smoke"
     assert ended[1].seconds is not None
     assert result.nodes == {"localhost": ended[1]}
 
@@ -95,15 +95,15 @@ def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path) -> 
 
 
 def test_nodes_do_not_wait_for_each_other_and_one_failure_leaves_the_others(tmp_path: Path) -> None:
-    good = _inventory(tmp_path, {"install": {}, "verify": {}}, ("one", "two"))
+    good = _inventory(tmp_path, {"install": {}, "smoke": {}}, ("one", "two"))
     (tmp_path / "bad").mkdir()
-    bad = _inventory(tmp_path / "bad", {"install": {"exit": 4}, "verify": {}}, ("three",))
+    bad = _inventory(tmp_path / "bad", {"install": {"exit": 4}, "smoke": {}}, ("three",))
     events: list[TaskEvent] = []
     result = _run(tmp_path, Inventory(good.hosts + bad.hosts, Connection()), events)
     assert result.status == "failed"
     assert {node: (event.role, event.status) for node, event in result.nodes.items()} == {
-        "one": ("verify", "ok"),
-        "two": ("verify", "ok"),
+        "one": ("smoke", "ok"),
+        "two": ("smoke", "ok"),
         "three": ("install", "failed"),
     }
 
@@ -141,7 +141,7 @@ def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, m
         "LC_ALL": "C",
     }.items():
         monkeypatch.setenv(name, value)
-    result = _run(tmp_path, _inventory(tmp_path, {"verify": {}}), [])
+    result = _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [])
     assert result.status == "successful"
     assert [path.name for path in home.iterdir()] == [".ansible.cfg"], "nothing is written into HOME"
 
@@ -184,7 +184,7 @@ def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path:
         pid = _await(pid_file)
         first.kill()
         first.wait()
-    assert _run(tmp_path, _inventory(tmp_path, {"verify": {}}), []).status == "successful"
+    assert _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), []).status == "successful"
     assert _gone(pid)
 
 
@@ -228,13 +228,13 @@ def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, mon
     (tmp_path / "provision.yml").write_text("- hosts: nodes\n  tasks:\n    - no_such_module: {}\n")
     monkeypatch.setattr(resources, "playbooks", lambda: tmp_path)
     with pytest.raises(EnvbuildError) as caught:
-        _run(tmp_path, _inventory(tmp_path, {"verify": {}}), [])
+        _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [])
     assert caught.value.code == "playbook-broken"
     assert "no_such_module" in caught.value.why
 
 
 def test_a_node_without_a_working_python_fails_alone(tmp_path: Path) -> None:
-    inventory = _inventory(tmp_path, {"verify": {}})
+    inventory = _inventory(tmp_path, {"smoke": {}})
     host = NodeHost("localhost", "/nowhere/python3", inventory.hosts[0].pyz, inventory.hosts[0].requests)
     result = _run(tmp_path, Inventory((host,), Connection()), [])
     assert result.status == "failed"
