@@ -89,7 +89,9 @@ def full_disk(where: "str", why: "str") -> "NodeError":
     """`inodes-full` when bytes are left at `where` and inodes are not, else `disk-full` (both exit 75)."""
     try:
         facts = os.statvfs(nearest(where))
-        inodes = facts.f_files > 0 and facts.f_favail == 0
+        # Who failed has often cleaned up by now, so there may be a few again: the scarcer of the two is the reason.
+        scarce = facts.f_favail < 1000 and facts.f_favail * facts.f_blocks < facts.f_bavail * facts.f_files
+        inodes = facts.f_files > 0 and (facts.f_favail == 0 or scarce)
     except OSError:
         inodes = False
     return NodeError(

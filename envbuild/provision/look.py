@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
-from envbuild.model.resolution import Resolution
+from envbuild.model.resolution import Decision, Resolution
 from envbuild.provision import toolchain
 from envbuild.provision.bundle import node_pyz_digest
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
@@ -111,11 +111,17 @@ def refusal(resolution: Resolution) -> EnvbuildError:
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         f"{resolution.node}: no variant of {resolution.stack} fits this node",
-        why="; ".join(decision.what for decision in against[:4]),
+        why="; ".join(_told(decision) for decision in against[:4]),
         hint=instead or "`envbuild plan --json` has every rule that was applied",
         exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
         details={"node": resolution.node},
     )
+
+
+def _told(decision: Decision) -> str:
+    """What a rule says, and what is there instead where it knows."""
+    found = decision.compared[1] if decision.compared else ""
+    return f"{decision.what} ({found})" if found.startswith("there: ") else decision.what
 
 
 def _bring_python(work: Work) -> None:

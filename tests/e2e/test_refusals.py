@@ -1,0 +1,255 @@
+"""Bad input and bad surroundings at the command line: a coded error, its exit code, and nothing changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import lease
+from tests.e2e.world import MINOR, World, drift, snapshot
+
+HEAD = "name: tiny\nsummary: x\nprofiles:\n  exact:\n    python: ['3.11']\n"
+SOURCE = "    sources:\n      - {name: s, git: 'https://git.example.org/s', commit: %s}\n"
+BOMB = (
+    "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12))
+    + HEAD
+)
+MANIFESTS: dict[str, bytes] = {
+    "unknown key": (HEAD + "    pakages: []\n").encode(),
+    "wrong type": HEAD.replace("['3.11']", "3.11").encode(),
+    "duplicate key": (HEAD + "    python: ['3.12']\n").encode(),
+    "tab": HEAD.replace("    python", "\tpython").encode(),
+    "alias bomb": BOMB.encode(),
+    "object": (HEAD + "    packages: !!python/object/apply:os.system ['touch pwned']\n").encode(),
+    "not utf-8": HEAD.encode() + b"    packages: ['\xff\xfe']\n",
+    "commit not hex": (HEAD + SOURCE % ("g" * 40)).encode(),
+    "short commit": (HEAD + SOURCE % ("a" * 12)).encode(),
+    "credentials": (HEAD + SOURCE % ("a" * 40)).replace("//git", "//me:secret@git").encode(),
+    "ext transport": (HEAD + SOURCE % ("a" * 40)).replace("https://git.example.org/s", "ext::sh -c id").encode(),
+    "upload-pack": (HEAD + SOURCE % ("a" * 40)).replace("https://git.example.org/s", "--upload-pack=id").encode(),
+    "path escape": (HEAD + SOURCE % ("a" * 40)).replace("name: s,", "name: s, path: ../../etc,").encode(),
+    "leading dash": (HEAD + SOURCE % ("a" * 40)).replace("name: s,", "name: s, path: -rf,").encode(),
+    "newline in name": HEAD.replace("name: tiny", 'name: "ti\\nny"').encode(),
+    "template in name": HEAD.replace("name: tiny", 'name: "{{ lookup(1) }}"').encode(),
+}
+
+
+def failed(world: World, rc: int, code: str, *args: str, **more: object) -> str:
+    """Provision fails as told and leaves no environment; what it said."""
+    done = world.provision(*args, **more)  # type: ignore[arg-type]
+    told = done.json.get("error") or done.node["error"]
+    assert (done.rc, told["code"]) == (rc, code), told
+    assert told["exit"] == rc
+    assert "Traceback" not in done.err
+    for folder in (world.prefix / "envs", world.prefix / "current"):
+        assert not folder.exists() or list(folder.iterdir()) == [], "nothing half built is left, nothing is in use"
+    assert not (world.prefix / "lease.json").exists()
+    return " ".join(str(told.get(key, "")) for key in ("what", "why", "hint"))
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_bad_stack_file_stops_before_any_node_is_asked(world: World, name: str) -> None:
+    (world.work / "tiny.yaml").write_bytes(MANIFESTS[name])
+    before = snapshot(world.top)
+    done = world.run("provision", "--stack", "./tiny.yaml", "--json")
+    assert done.rc == 2, done.err
+    assert done.json["error"]["code"] not in ("", "internal", "usage")
+    assert "secret" not in done.out + done.err
+    assert snapshot(world.top) == before
+
+
+def test_a_stack_file_of_100_megabytes_is_refused_at_once(world: World) -> None:
+    with (world.work / "tiny.yaml").open("wb") as stream:
+        stream.truncate(100 << 20)
+    done = world.run("provision", "--stack", "./tiny.yaml", "--json", timeout=10)
+    assert done.rc == 2
+    assert not world.prefix.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "near"),
+    [(["--stack", "torch-smok"], "torch-smoke"), (["--target", "locl"], "local")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(world: World, args: list[str], near: str) -> None:
+    done = world.run("provision", *args)
+    assert done.rc == 2
+    assert near in done.err
+    assert not world.prefix.exists()
+
+
+def test_an_interpreter_that_is_not_there_is_refused_with_those_that_are(world: World) -> None:
+    world.tiny(python=["3.99"])
+    said = failed(world, 7, "python-not-there")
+    assert "3.99" in said
+    assert not world.prefix.exists()
+    plan = world.run("plan", "--stack", "./tiny.yaml", "--json")
+    assert plan.rc == 7
+    human = world.run("provision", "--stack", "./tiny.yaml")
+    assert human.rc == 7
+    assert f"{MINOR}." in said
+    assert "there:" in human.err, "it says which interpreters are there"
+
+
+def without_capabilities() -> list[str]:
+    """Words before a command so that file modes count, for root too."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root may write anywhere, and setpriv (util-linux) is not here to take that away")
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+
+
+def test_a_prefix_that_cannot_be_written_is_refused(world: World) -> None:
+    world.tiny()
+    above = world.top / "theirs"
+    above.mkdir(mode=0o555)
+    world.prefix = above / "prefix"
+    done = subprocess.run(
+            [*without_capabilities(), sys.executable, "-m", "envbuild", "provision", "--stack", "./tiny.yaml", "--json", "--prefix", str(world.prefix)],
+            env=world.env, cwd=world.work, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    assert "error[prefix-usable]" in done.stderr
+    assert list(above.iterdir()) == []
+
+
+def test_a_prefix_below_a_file_is_refused(world: World) -> None:
+    world.tiny()
+    (world.top / "file").write_text("")
+    failed(world, 7, "prefix-usable", "--prefix", str(world.top / "file" / "prefix"))
+    assert (world.top / "file").read_text() == ""
+
+
+@pytest.fixture
+def small_disk(world: World) -> Iterator[object]:
+    """`small_disk(options)`: the prefix is a tmpfs of that size."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small tmpfs")
+    mounted = []
+
+    def mount(options: str) -> None:
+        world.prefix.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(world.prefix)], capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
+        mounted.append(world.prefix)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [("size=60m", "disk-full"), ("size=200m,nr_inodes=45", "inodes-full")]
+)  # fmt: skip
+def test_a_full_disk_is_told_and_leaves_nothing(world: World, small_disk: object, options: str, code: str) -> None:
+    files = {f"alpha/m{number}.py": os.urandom(40000).hex().encode() for number in range(400)}
+    world.wheel(files={"alpha/__init__.py": b"VERSION = '1.0'\n", **files})
+    world.tiny()
+    assert callable(small_disk)
+    small_disk(options)
+    said = failed(world, 75, code)
+    assert str(world.prefix) in said
+
+
+def test_a_disk_that_cannot_even_hold_the_tools(world: World, small_disk: object) -> None:
+    world.tiny()
+    assert callable(small_disk)
+    small_disk("size=4m")
+    done = world.provision()
+    assert done.rc in (7, 75), done.err
+    assert done.node["error"]["code"] in ("disk-space", "disk-full")
+    assert list((world.prefix / "tools").iterdir() if (world.prefix / "tools").exists() else []) == []
+
+
+def online(world: World, url: str) -> dict[str, str]:
+    """Variables under which wheels come from an index only."""
+    (world.home / ".config" / "uv" / "uv.toml").unlink()
+    return {"PIP_FIND_LINKS": "", "UV_DEFAULT_INDEX": url, "UV_HTTP_RETRIES": "0", "UV_HTTP_TIMEOUT": "5"}
+
+
+def test_no_network_is_told_as_such(world: World) -> None:
+    world.tiny()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        said = failed(world, 75, "network-unreachable", env=online(world, url))
+    assert "network" in said
+
+
+class _Portal(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        page = b"<html><body><form action='/login'><input name=password></form></body></html>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_an_index_that_answers_with_a_login_page_is_told_as_such(world: World) -> None:
+    world.tiny()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/simple"
+        said = failed(world, 4, "index-not-an-index", env=online(world, url))
+    finally:
+        server.shutdown()
+    assert "log in" in said
+
+
+def test_a_prefix_that_another_one_changes_is_refused_without_waiting(world: World) -> None:
+    world.tiny()
+    world.prefix.mkdir()
+    held = lease.acquire(str(world.prefix), "another-run", None, 0)
+    done = world.provision("--wait", "0")
+    assert (done.rc, done.node["error"]["code"]) == (75, "prefix-busy")
+    assert "another-run" in done.node["error"]["why"]
+    assert lease.read(str(world.prefix))["run"] == "another-run"  # type: ignore[index]
+    assert list((world.prefix / "envs").iterdir()) == []
+    held.release()
+    assert world.built()["status"] == "ok"
+
+
+def test_two_at_once_in_one_prefix_do_not_disturb_each_other(world: World) -> None:
+    world.tiny()
+    both = [world.start("provision", "--stack", "./tiny.yaml", "--json") for _ in range(2)]
+    ended = [(process.communicate(timeout=120), process.returncode) for process in both]
+    assert [code for _, code in ended] == [0, 0], [err for (_, err), _ in ended]
+    assert drift(world, "--deep") == (0, {})
+    assert len(list((world.prefix / "envs").iterdir())) == 1
+    assert not (world.prefix / "lease.json").exists()
+    assert world.built()["status"] == "unchanged"
+
+
+def test_a_lock_that_is_not_there_says_how_to_make_it(world: World) -> None:
+    world.stack()
+    done = world.run("provision", "--stack", "./tiny.yaml")
+    assert done.rc == 2
+    assert "lock create" in done.err
+    assert not world.prefix.exists()
+
+
+def test_a_stack_file_newer_than_its_lock_is_refused(world: World) -> None:
+    world.tiny()
+    world.stack(environment={"NEW": "1"})
+    done = world.provision()
+    assert (done.rc, done.code) == (2, "lock-stale")
+    assert "lock create" in done.err
+    assert not world.prefix.exists()
