@@ -12,11 +12,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ASK = """
-import json, sys
+import json, os, sys
+venv = sys.prefix != sys.base_prefix
 out = {"version": list(sys.version_info[:3]), "executable": sys.executable, "name": sys.implementation.name,
-       "venv": sys.prefix != sys.base_prefix, "packages": {}}
+       "below": venv and getattr(sys, "_base_executable", ""), "sites": [], "system_site": True, "packages": {}}
 if len(sys.argv) > 1:
+    import site
     from importlib import metadata
+    if venv:
+        out["sites"] = [each for each in site.getsitepackages([sys.prefix]) if os.path.isdir(each)]
+        with open(os.path.join(sys.prefix, "pyvenv.cfg")) as cfg:
+            lines = [line.lower().replace(" ", "").strip() for line in cfg]
+        out["system_site"] = "include-system-site-packages=true" in lines
     for each in metadata.distributions():
         name = each.metadata["Name"]
         if name and name not in out["packages"]:
@@ -27,19 +34,32 @@ _COMPARE = re.compile(r"\s*(==|>=|<=|!=|<|>|~=)\s*([0-9][0-9.]*)(\.\*)?[^,]*\s*\
 
 
 class Interpreter:
-    """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version)."""
+    """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version).
 
-    def __init__(self, path: "str", version: "tuple[int, ...]", packages: "dict[str, str]") -> "None":
+    A base that is a virtual environment has `sites`, its site-packages folders, because `path` is then the interpreter
+    below it; `system_site` says whether that interpreter's own packages belong to the base.
+    """
+
+    def __init__(
+        self,
+        path: "str",
+        version: "tuple[int, ...]",
+        packages: "dict[str, str]",
+        sites: "tuple[str, ...]" = (),
+        system_site: "bool" = True,
+    ) -> "None":
         """Plain data."""
         self.path = path
         self.version = version
         self.packages = packages
+        self.sites = sites
+        self.system_site = system_site
 
 
 def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
     """Run the interpreter at `path` and see that it is what `variant` needs.
 
-    Raises NodeError `interpreter-missing`, `interpreter-mismatch` or `base-is-a-venv` (exit 7).
+    Raises NodeError `interpreter-missing` or `interpreter-mismatch` (exit 7).
     """
     wants_base = variant.get("base", {}).get("kind", "none") != "none"
     if not isinstance(path, str) or not path.startswith("/"):
@@ -59,16 +79,10 @@ def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
             "%s is %s %s, the lock needs CPython %s" % (path, told["name"], minor, variant["python"]),
             "the variant %s was locked for that version" % variant.get("id", ""),
         )
-    if wants_base and told["venv"]:
-        raise _refused(
-            "base-is-a-venv",
-            "%s is itself a virtual environment and cannot be a base" % path,
-            "a virtual environment on top of it sees the interpreter's packages, not those of the one below",
-        )
     # The name it was called by may be a link or a launcher; the environment must not depend on either.
-    real = os.path.realpath(told["executable"] or path)
+    real = os.path.realpath(told["below"] or told["executable"] or path)
     packages = {record.normal_name(name): version for name, version in told["packages"].items()}
-    return Interpreter(real, tuple(told["version"]), packages)
+    return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"])
 
 
 def _refused(code: "str", what: "str", why: "str") -> "NodeError":

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# The link to a base that is itself a virtual environment.
+BASE_PTH = "_envbuild_base.pth"
 _BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 _INODES_PER_PACKAGE = 20
 
@@ -209,11 +211,18 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
 
 def _make_venv(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "None":
     args = ["venv", "--python", interpreter.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
-    if job.variant.get("base", {}).get("kind", "none") != "none":
+    on_base = job.variant.get("base", {}).get("kind", "none") != "none"
+    if on_base and interpreter.system_site:
         args.append("--system-site-packages")
     done = tool.run(args + [job.environment], timeout=300.0)
     if not done.ok:
         raise uv.failure(done, "making the virtual environment", job.environment)
+    if on_base and interpreter.sites:
+        # A virtual environment below this one: its folders are added as site does it, their own .pth files included.
+        lines = ["import site; site.addsitedir(%r)\n" % folder for folder in interpreter.sites]
+        folder = os.path.join(job.environment, "lib", "python" + job.variant["python"], "site-packages")
+        with open(os.path.join(folder, BASE_PTH), "w", encoding="utf-8") as file:
+            file.writelines(lines)
 
 
 def _fetch_sources(job: "_Job", tool: "uv.Uv", pins: "list[dict[str, Any]]") -> "dict[str, str]":

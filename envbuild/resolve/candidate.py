@@ -133,12 +133,10 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
 def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:
     fits = _fits_base(variant)
     wanted = [p for p in facts.pythons if p.implementation == "cpython" and minor(p.version) == numbers(variant.python)]
-    # Site packages of a virtual environment do not reach an environment that is made from it.
     usable = [
         p
         for p in wanted
         if fits(p)
-        and (variant.base.kind == "none" or not p.virtual)
         and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
     ]
     if not usable:

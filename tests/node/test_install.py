@@ -181,6 +181,23 @@ def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
     fail(node, make_variant([wheel], base={"kind": "system", "provides": [f"{name}<0.0.1"]}), "base-lacks", 7)
 
 
+def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, tmp_path: Path) -> None:
+    below = make_variant([make_wheel(node.wheels, name="below", version="1.0")])
+    lower = node.build(below)
+    wheel = make_wheel(node.wheels, name="above", version="2.0")
+    variant = make_variant([wheel], base={"kind": "system", "provides": ["below>=1"]}, provided={"below": "1.0"})
+    changed, result = node.install(variant, interpreter=str(lower / "bin" / "python"))
+    assert changed
+    assert result["base_packages"] == {"below": "1.0"}
+    node.activate(variant)
+    code = "import above, below; print(above.__file__); print(below.__file__)"
+    python = node.environment(variant) / "bin" / "python"
+    told = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert told[0].startswith(str(node.environment(variant)))
+    assert told[1].startswith(str(lower))
+    assert node.verify(deep=True, variant=variant)["ok"]
+
+
 @pytest.mark.parametrize(
     ("requirement", "holds"),
     [
