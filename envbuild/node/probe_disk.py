@@ -1,6 +1,7 @@
 """Space, inodes, quota and mount flags where something will be written. Nothing is written to find out."""
 
 import os
+import stat
 
 from envbuild.node import parse_system, proc
 from envbuild.node.probe_files import read, which
@@ -38,7 +39,7 @@ def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> 
     real = os.path.realpath(parent)
     mounts = parse_system.parse_mountinfo(read("/proc/self/mountinfo") if mountinfo is None else mountinfo)
     mount = parse_system.mount_of(real, mounts) or {"filesystem": "", "source": "", "options": set(), "point": "/"}
-    reason = _reason(parent, mount["options"])
+    reason = _reason(parent, mount["options"]) or _open_to_all(path)
     fact = {
         "path": path,
         "filesystem": mount["filesystem"],
@@ -60,6 +61,18 @@ def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> 
     fact["quota_bytes"] = limits.get("bytes")
     fact["quota_inodes"] = limits.get("inodes")
     return fact
+
+
+def _open_to_all(path: "str") -> "str | None":
+    """Where everybody can put and replace files, programs that were there before are not ours to run."""
+    for folder in (path, os.path.join(path, "tools"), os.path.join(path, "envs")):
+        try:
+            mode = os.stat(folder).st_mode
+        except OSError:
+            continue
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return "everybody can change what is in %s (mode %o)" % (folder, stat.S_IMODE(mode))
+    return None
 
 
 def _least(free: "int", left: "int | None") -> "int":

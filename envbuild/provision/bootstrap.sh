@@ -53,6 +53,12 @@ for tool in tar gzip curl wget git; do have "$tool" && say tool "$tool"; done
 
 # A Python runs the node program if it is 3.6 or newer and is real: shims without a version fail here.
 usable() { [ -x "$1" ] && "$1" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1; }
+# What lies in a folder that another user can write is never run; root and the folder's group are trusted.
+trusted() {
+  set -- $(ls -ldn "$1/." 2>/dev/null)
+  case ${1-} in '' | ????????w*) return 1 ;; esac
+  [ "$3" = 0 ] || [ "$3" = "$(id -u)" ]
+}
 python=
 old_ifs=$IFS
 IFS=:
@@ -60,8 +66,13 @@ set -f
 set -- $PATH /usr/local/bin /usr/bin
 set +f
 IFS=$old_ifs
-for candidate in "$prefix"/tools/python-*/bin/python3 "$prefix"/tools/python-*/bin/python3.* \
-  "$prefix"/tools/python-*/python/bin/python3 /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
+if trusted "$prefix/tools"; then
+  for candidate in "$prefix"/tools/python-*/bin/python3 "$prefix"/tools/python-*/bin/python3.* \
+    "$prefix"/tools/python-*/python/bin/python3; do
+    if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
+  done
+fi
+for candidate in /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
   if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
 done
 for folder in "$@"; do

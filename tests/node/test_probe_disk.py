@@ -46,6 +46,17 @@ def test_file_or_dangling_link_in_the_way_is_named(tmp_path: Path) -> None:
     assert not probe_disk.disk_facts(str(tmp_path / "link"), {})["writable"]
 
 
+@pytest.mark.parametrize(("mode", "good"), [(0o777, False), (0o1777, True), (0o2775, True), (0o755, True)])
+@pytest.mark.parametrize("name", ["", "tools", "envs"])
+def test_a_prefix_that_everybody_can_change_is_not_used(tmp_path: Path, name: str, mode: int, good: bool) -> None:
+    folder = tmp_path / "prefix" / name
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    facts = probe_disk.disk_facts(str(tmp_path / "prefix"), {})
+    assert facts["writable"] is good
+    assert good or f"everybody can change what is in {folder}" in facts["reason"].replace("/ ", " ")
+
+
 def tree(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

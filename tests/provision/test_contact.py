@@ -93,7 +93,7 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
 def bare_path(folder: Path, *extra: str) -> str:
     """A PATH with what the script needs and no Python."""
     folder.mkdir()
-    for name in ("id", "uname", "head", "getconf", "ldd", *extra):
+    for name in ("id", "ls", "uname", "head", "getconf", "ldd", *extra):
         path = shutil.which(name)
         if path:
             (folder / name).symlink_to(path)
@@ -132,6 +132,26 @@ def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
     found = contact.parse_output(done.stdout, NONCE)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
+
+
+@pytest.mark.parametrize("owner", ["everybody", "somebody"])
+def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_path: Path) -> None:
+    planted = tmp_path / "p/tools/python-x/bin/python3"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    planted.chmod(0o755)
+    tools = tmp_path / "p/tools"
+    if owner == "everybody":
+        tools.chmod(0o1777)
+    elif os.geteuid() == 0:
+        os.chown(tools, 65534, 65534)
+    else:
+        pytest.skip("only root can give a folder to another user")
+    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+    assert contact.parse_output(done.stdout, NONCE).python is None
+    assert not (tmp_path / "ran").exists()
 
 
 def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
