@@ -102,12 +102,13 @@ def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str
     if prepared.target.delivery == "node":
         named = {name for node in nodes for name in indexes_needed(prepared.lock, survey.facts[node])}
     addresses = {name: entry.url for name, entry in load_indexes().items() if name in named and entry.url}
-    if addresses or any(variant.base.kind != "none" for variant in prepared.lock.variants):
-        more = {"reach": addresses, "base_packages": True}
-    if not all(survey.facts[node].pythons for node in nodes):
+    more: dict[str, Any] = {"reach": addresses, "base_packages": True}
+    without = not all(survey.facts[node].pythons for node in nodes)
+    if without:
         # None of the wanted version: say which others there are.
         more["pythons"] = []
-    ask(nodes, prepared, run, {**args, **more}, survey)
+    if addresses or without or any(variant.base.kind != "none" for variant in prepared.lock.variants):
+        ask(nodes, prepared, run, {**args, **more}, survey)
         decide(prepared, survey, nodes)
 
 
