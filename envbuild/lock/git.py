@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import proc
+from envbuild.node.sources import REPOSITORY_VARIABLES
 
 _TIMEOUT_S = 900
 _SAFE = ("-c", "protocol.ext.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")
-# Set by a git that runs us (in a hook, say); they would point our commands at another repository.
-_INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE")
 
 
 def _environ() -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key not in _INHERITED}
+    env = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
     return env | {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 
 
@@ -32,29 +32,19 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
 
     Raises EnvbuildError `git-missing` (exit 2) and `source-unreachable` (exit 75) after 15 minutes.
     """
-    try:
-        # A session of its own has no terminal, so that ssh cannot ask for a password there.
-        return subprocess.run(
-            ["git", *_SAFE, *arguments],
-            cwd=cwd,
-            env=_environ(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise EnvbuildError("git-missing", "the git program is not installed", hint="install git") from error
-    except subprocess.TimeoutExpired as error:
+    command = ["git", *_SAFE, *arguments]
+    # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
+    done = proc.run(command, timeout=_TIMEOUT_S, env=_environ(), cwd=None if cwd is None else str(cwd))
+    if done.missing:
+        raise EnvbuildError("git-missing", "the git program is not installed", why=done.err, hint="install git")
+    if done.timed_out or done.rc is None:
         raise EnvbuildError(
             "source-unreachable",
             f"git did not finish within {_TIMEOUT_S} s",
             hint="try again",
             exit_code=ExitCode.TRY_AGAIN,
-        ) from error
+        )
+    return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
 def git_version() -> str:

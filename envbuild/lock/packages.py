@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ def resolve(request: Request) -> list[Offer]:
                 *("--python", sys.executable),
                 *arguments(work, request),
             ],
+            environ=environment(request),
             cwd=work,
         )
         return parse_pylock(answer.read_text(encoding="utf-8"))
@@ -78,14 +80,25 @@ def arguments(work: Path, request: Request) -> list[str]:
             listed = work / f"{flag.strip('-')}.txt"
             listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
             options += [flag, str(listed)]
-    for link in request.find_links:
-        options += ["--find-links", link]
+    if not _remote(request.find_links):
+        options += [word for link in request.find_links for word in ("--find-links", link)]
     if request.as_of:
         # A bare date would mean the end of that day in the local time zone.
         options += ["--exclude-newer", f"{request.as_of}T23:59:59Z"]
     if request.no_deps:
         options.append("--no-deps")
     return options
+
+
+def environment(request: Request) -> dict[str, str]:
+    """uv's environment. An address of find-links may hold a password: it goes where no list of processes shows it."""
+    if not _remote(request.find_links):
+        return dict(os.environ)
+    return os.environ | {"UV_FIND_LINKS": ",".join(request.find_links)}
+
+
+def _remote(links: Sequence[str]) -> bool:
+    return any("://" in link for link in links)
 
 
 def _project(work: Path, request: Request) -> Path:

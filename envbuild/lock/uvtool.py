@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import proc
 
 # uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
 _NETWORK = re.compile(
@@ -53,27 +54,17 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     env = dict(os.environ if environ is None else environ)
     env["UV_PYTHON_DOWNLOADS"] = "never"
     env["NO_COLOR"] = "1"
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_S,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
+    done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd))
+    if done.timed_out:
         raise EnvbuildError(
             "uv-timeout",
             f"uv did not finish within {_TIMEOUT_S} s",
             hint="try again; check the index and the proxy",
             exit_code=ExitCode.TRY_AGAIN,
-        ) from error
-    if done.returncode == 0:
-        return done.stdout + done.stderr
-    raise _failure(done.stderr.strip())
+        )
+    if done.ok:
+        return done.out + done.err
+    raise _failure(done.err.strip())
 
 
 def _failure(why: str) -> EnvbuildError:

@@ -32,12 +32,15 @@ _SAFE = (
     "init.defaultBranch=main",
     "gc.auto=0",
 )
-_REPO_VARIABLES = (
+# Set by a git that runs us (in a hook, say); they would point our commands at another repository.
+REPOSITORY_VARIABLES = (
     "GIT_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
 )
 _TRANSPORT = re.compile(
     r"Could not resolve host|unable to access|Connection (refused|timed out|reset)|Network is unreachable"
@@ -47,7 +50,7 @@ _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
 
 def _git(folder: "str", *args: "str") -> "proc.Finished":
-    drop = dict.fromkeys(_REPO_VARIABLES)  # type: dict[str, str | None]
+    drop = dict.fromkeys(REPOSITORY_VARIABLES)  # type: dict[str, str | None]
     env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"))
     options = [word for setting in _SAFE for word in ("-c", setting)]
     done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=DEADLINE, env=env)

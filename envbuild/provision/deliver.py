@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import pipconf
+from envbuild.node import pipconf, proc
 from envbuild.provision.payload import sha256_of
 
 if TYPE_CHECKING:
@@ -238,24 +237,14 @@ def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], varia
 
 def _run_pip(command: list[str]) -> None:
     env = {key: value for key, value in os.environ.items() if key not in _PIP_DROPPED}
-    try:
-        done = subprocess.run(
-            command,
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_PIP_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise _network(f"pip did not end within {_PIP_TIMEOUT_S} s") from error
-    if done.returncode == 0:
+    done = proc.run(command, timeout=_PIP_TIMEOUT_S, env=env)
+    if done.timed_out:
+        raise _network(f"pip did not end within {_PIP_TIMEOUT_S} s")
+    if done.ok:
         return
     from envbuild.redact import redact_text
 
-    said = redact_text(done.stderr.strip())
+    said = redact_text(done.err.strip())
     if "DO NOT MATCH THE HASHES" in said:
         raise _wrong_hash("a package", said[-800:])
     if any(text in said for text in ("Temporary failure in name", "Connection", "timed out", "Max retries")):

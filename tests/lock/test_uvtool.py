@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.packages import Request, resolve
+from envbuild.lock.packages import Request, arguments, resolve
 from envbuild.lock.uvtool import run_uv, uv_version
+from tests.lock.wheels import make_wheel
 
 REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))
 
@@ -86,3 +88,16 @@ def test_uv_never_downloads_an_interpreter(home: Path, tmp_path: Path) -> None:
         run_uv(["venv", "--python", "3.99", str(tmp_path / "v")])
     assert not (tmp_path / "v").exists()
     assert uv_version().count(".") == 2
+
+
+def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "page", "alpha", "1.0")
+    make_wheel(tmp_path / "folder", "beta", "2.0")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        links = (f"http://user:secret@127.0.0.1:{server.server_port}/", str(tmp_path / "folder"))
+        request = replace(REQUEST, requirements=("alpha", "beta"), find_links=links)
+        assert "secret" not in " ".join(arguments(tmp_path, request))
+        assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0"), ("beta", "2.0")]
+        server.shutdown()
