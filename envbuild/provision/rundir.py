@@ -1,4 +1,4 @@
-"""The directory of one run: `<runs>/<UTC time>-<4 hex>/`, for its owner only (mode 0700).
+"""The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
     plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import secrets
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -70,8 +69,9 @@ class RunDir:
         try:
             runs.mkdir(mode=0o700, parents=True, exist_ok=True)
             while True:
-                stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-                path = runs / f"{stamp}-{secrets.token_hex(2)}"
+                now = datetime.now(UTC)
+                # The part of the second: names are in the order of time, also of runs that follow each other quickly.
+                path = runs / f"{now:%Y%m%dT%H%M%SZ}-{(now.microsecond << 16) // 1_000_000:04x}"
                 try:
                     path.mkdir(mode=0o700)
                 except FileExistsError:

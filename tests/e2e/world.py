@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,11 @@ class Done:
         """The code of the error that stderr tells, empty when there is none."""
         found = [line for line in self.err.splitlines() if line.lstrip().startswith("error[")]
         return found[0].lstrip()[len("error[") :].partition("]")[0] if found else ""
+
+
+def _take_interrupts() -> None:
+    """A background job of a shell without job control ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class World:
@@ -110,7 +116,7 @@ class World:
         return subprocess.Popen(
             [sys.executable, *(code or ("-m", "envbuild")), *args],
             env={**self.env, **(env or {})}, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_take_interrupts,
         )  # fmt: skip
 
     def wheel(self, name: str = "alpha", version: str = "1.0", **more: Any) -> Path:

@@ -94,3 +94,9 @@ def test_a_root_that_cannot_be_written_is_a_coded_error(tmp_path: Path) -> None:
         RunDir.create(blocked)
     assert caught.value.code == "run-directory-unwritable"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_names_are_in_the_order_of_time(tmp_path: Path) -> None:
+    made = [RunDir.create(tmp_path).id for _ in range(50)]
+    assert made == sorted(set(made))
+    assert [run.id for run in list_runs(tmp_path)] == made[::-1]

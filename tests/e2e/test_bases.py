@@ -1,0 +1,91 @@
+"""`base: system`: an environment on an interpreter with packages of its own, which are recorded and never replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import MINOR, PYTHON, World, drift
+from tests.node.env_support import make_wheel, uv_path
+
+PROVIDES = [{"kind": "system", "provides": ["beta>=1.0"]}]
+
+
+@pytest.fixture
+def system_python(tmp_path: Path) -> Path:
+    """An installation of its own, with `beta` 1.5 in its site packages: a copy that shares the standard library."""
+    ask = "import sys, sysconfig; print(sys.base_prefix); print(sysconfig.get_path('stdlib'))"
+    done = subprocess.run([PYTHON, "-I", "-c", ask], check=True, capture_output=True, text=True)
+    base, library = map(Path, done.stdout.split())
+    home = tmp_path / "system" / "python"
+    for part in base.iterdir():
+        if part.name not in ("bin", library.parent.name):
+            home.mkdir(parents=True, exist_ok=True)
+            (home / part.name).symlink_to(part)
+    inside = home / library.parent.name / library.name
+    (inside / "site-packages").mkdir(parents=True)
+    for part in library.parent.iterdir():
+        if part.name != library.name:
+            (inside.parent / part.name).symlink_to(part)
+    for part in library.iterdir():
+        if part.name not in ("site-packages", "EXTERNALLY-MANAGED"):
+            (inside / part.name).symlink_to(part)
+    python = home / "bin" / f"python{MINOR}"
+    python.parent.mkdir()
+    python.write_bytes(Path(PYTHON).read_bytes())
+    python.chmod(0o755)
+    wheels = tmp_path / "system" / "wheels"
+    make_wheel(wheels, "beta", "1.5")
+    install = [uv_path(), "pip", "install", "--python", str(python), "--system", "--no-index", "--no-config"]
+    done = subprocess.run([*install, "--find-links", str(wheels), "beta"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a copy of {PYTHON} is no installation of its own here: {done.stderr[-400:]}")
+    return python
+
+
+def locked(world: World, python: Path, **profile: Any) -> None:
+    world.wheel()
+    world.stack(**{"bases": PROVIDES, **profile})
+    world.good("lock", "create", "./tiny.yaml", "--base-python", str(python))
+
+
+def test_what_the_base_provides_is_recorded_and_part_of_the_identity(world: World, system_python: Path) -> None:
+    locked(world, system_python, bases=[{"kind": "none"}, *PROVIDES])
+    alone = world.built("--base", "none")
+    on_base = world.built("--base", "system", "--python", str(system_python))
+    assert on_base["variant_digest"] != alone["variant_digest"]
+    assert on_base["environment"] != alone["environment"]
+    assert on_base["base_packages"]["beta"] == "1.5"
+    assert alone["base_packages"] == {}
+    stamp = json.loads((Path(on_base["environment"]) / ".envbuild" / "stamp.json").read_text())
+    assert stamp["base_packages"]["beta"] == "1.5"
+    assert world.current == Path(on_base["environment"])
+    assert world.python("import alpha, beta; print(alpha.VERSION, beta.VERSION)") == "1.0 1.5"
+    assert drift(world, "--deep") == (0, {})
+    again = world.provision("--base", "system", "--python", str(system_python))
+    assert (again.rc, again.json["ansible_tasks"]) == (0, 0)
+
+
+def test_a_package_of_the_base_is_never_replaced(world: World, system_python: Path) -> None:
+    world.wheel("beta", "2.0")
+    done = world.wheel()
+    assert done.exists()
+    world.stack(packages=["alpha==1.0", "beta==2.0"], bases=[{"kind": "system", "provides": []}])
+    world.good("lock", "create", "./tiny.yaml")
+    refused = world.provision("--base", "system", "--python", str(system_python))
+    assert (refused.rc, refused.node["error"]["code"]) == (7, "replaces-base-package"), refused.err
+    assert "beta" in refused.node["error"]["what"] + refused.node["error"]["why"]
+    envs = world.prefix / "envs"
+    assert not envs.exists() or list(envs.iterdir()) == []
+
+
+def test_a_base_that_lacks_what_it_must_provide_is_refused(world: World, system_python: Path) -> None:
+    locked(world, system_python)
+    refused = world.provision("--base", "system", "--python", PYTHON)
+    assert refused.rc == 7
+    assert refused.node["error"]["code"] in ("base-lacks-package", "python-not-there")
+    assert not (world.prefix / "envs").exists()
