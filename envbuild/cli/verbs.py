@@ -19,6 +19,9 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "explain": Verb(
+        "envbuild.cli.explain_cmd", "explain", "What a stack's document gets wrong, and what is done instead"
+    ),
     "plan": Verb("envbuild.cli.provision_cmd", "plan", "Say what would run where, and why"),
     "probe": Verb("envbuild.cli.nodes_cmd", "probe", "Read the facts of the nodes"),
     "provision": Verb("envbuild.cli.provision_cmd", "provision", "Build the environment of a stack on a target"),
