@@ -40,7 +40,7 @@ class FleetWorld(World):
         self.wheel("alpha", "1.0")
         self.wheel("beta", "2.0", scripts={"beta-says": "beta:main"})
         self.source = self.repository("gamma", {"gamma.py": "import alpha\nVERSION = '3'\n"})
-        profile = {
+        profile: dict[str, Any] = {
             "packages": ["alpha==1.0", "beta==2.0"],
             "sources": [{**self.source, "install": "path"}],
             "imports": ["alpha", "beta", "gamma"],

@@ -1,0 +1,141 @@
+"""Several real SSH nodes: equal environments, partial success, refused host keys, and secrets that stay at home."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
+from tests.fleet.nodes import Fleet, Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.nodes]
+StartNodes = Callable[..., list[Node]]
+CANARY = "canary7c1f0e2d94a"
+
+
+@pytest.fixture
+def nodes_world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
+    return FleetWorld(tmp_path, standalone_python)
+
+
+def _cable(network: Fleet, node: Node, state: str) -> None:
+    """Plug a node in (`up`) or out (`down`)."""
+    name = f"ebv{network.number}x{node.name.removeprefix('node')}"
+    subprocess.run(["ip", "link", "set", name, state], check=True)
+
+
+def _texts_with(folder: Path, secret: str) -> list[str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert files
+    return [str(path.relative_to(folder)) for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_file(
+    fleet: StartNodes, nodes_world: FleetWorld
+) -> None:
+    nodes = [*fleet(1, kind="full"), *fleet(1, kind="bare")]
+    nodes_world.target(nodes)
+    done = nodes_world.fleet("provision")
+    assert done.rc == 0, done.err
+    evidence = by_node(done)
+    assert {item["status"] for item in evidence.values()} == {"ok"}
+    assert len({item["root"] for item in evidence.values()}) == 1
+    assert len({item["environment"] for item in evidence.values()}) == 1
+
+    good, bad = nodes
+    file = bad.run(["find", f"{PREFIX}/current/{STACK}/", "-path", "*/alpha/__init__.py"]).stdout.strip()
+    bad.run(["sed", "-i", "s/1.0/1.1/", file])
+    fast = nodes_world.fleet("verify")
+    assert fast.rc == 0, "a check of every file is what --deep is for"
+    deep = nodes_world.fleet("verify", "--deep")
+    assert deep.rc == 8, "one node is good and one is not"
+    found = by_node(deep)
+    assert (found[good.address]["exit"], found[good.address]["drift"]) == (0, [])
+    assert found[bad.address]["exit"] == 1
+    assert [(item["kind"], item["path"].endswith("alpha/__init__.py")) for item in found[bad.address]["drift"]] == [
+        ("changed", True)
+    ]
+    alone = nodes_world.run("verify", "--deep", "--target", "./nodes.yaml", "--host", bad.address)
+    assert alone.rc == 1
+    assert bad.address in alone.out
+    assert "alpha/__init__.py" in alone.out
+
+    repaired = nodes_world.fleet("provision", "--repair", "--host", bad.address)
+    assert repaired.rc == 0, repaired.err
+    assert by_node(repaired)[bad.address]["root"] == evidence[good.address]["root"]
+    assert nodes_world.fleet("verify", "--deep").rc == 0
+
+
+def test_a_node_that_is_down_costs_the_others_nothing_and_is_caught_up_later(
+    fleet: StartNodes, fleet_network: Fleet, nodes_world: FleetWorld
+) -> None:
+    good, down = fleet(2, kind="bare")
+    nodes_world.target([good, down])
+    _cable(fleet_network, down, "down")
+    done = nodes_world.fleet("provision")
+    assert done.rc == 8, done.err
+    found = by_node(done)
+    assert (found[good.address]["status"], found[down.address]["status"]) == ("ok", "unreachable")
+    assert found[down.address]["exit"] == 3
+    assert found[down.address]["error"]["code"] == "node-unreachable"
+    before = listing(good)
+    _cable(fleet_network, down, "up")
+    again = nodes_world.fleet("provision")
+    assert again.rc == 0, again.err
+    found = by_node(again)
+    assert (found[good.address]["status"], found[down.address]["status"]) == ("unchanged", "ok")
+    assert found[good.address]["root"] == found[down.address]["root"]
+    assert {event["node"] for event in nodes_world.events() if event["kind"] == "step-started"} == {down.address}
+    assert listing(good) == before
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(
+    fleet: StartNodes, nodes_world: FleetWorld, tmp_path: Path
+) -> None:
+    (node,) = fleet(1, kind="bare")
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    nodes_world.target([node], connection={"known_hosts": str(empty)})
+    before = listing(node)
+    done = nodes_world.fleet("provision")
+    assert done.rc == 3
+    error = by_node(done)[node.address]["error"]
+    key = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(node.folder / "etc" / "key.pub")], capture_output=True, text=True, check=True
+    )
+    fingerprint = key.stdout.split()[1]
+    assert error["code"] == "host-key-unknown"
+    assert fingerprint in error["why"]
+    assert "ssh -o UserKnownHostsFile=" in error["hint"]
+    assert fingerprint in done.err, "people see it too"
+    assert empty.read_text() == "", "nothing is accepted on its own"
+    assert listing(node) == before
+
+
+def test_secrets_of_the_controller_reach_no_output_no_run_directory_and_no_node(
+    fleet: StartNodes, nodes_world: FleetWorld
+) -> None:
+    (node,) = fleet(1, kind="bare")
+    nodes_world.target([node])
+    secrets = {
+        "HF_TOKEN": f"hf_{CANARY}",
+        "PIP_EXTRA_INDEX_URL": f"https://someone:{CANARY}@index.invalid/simple",
+        "UV_INDEX_URL": f"https://someone:{CANARY}@index.invalid/simple",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.https://someone:{CANARY}@git.invalid/gamma.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://git.example.org/gamma",
+    }
+    failed = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
+    assert failed.rc == 75, failed.err
+    assert "source-unreachable" in failed.err
+    del secrets["GIT_CONFIG_COUNT"]
+    done = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
+    assert done.rc == 0, done.err
+    for text in (failed.out, failed.err, done.out, done.err):
+        assert CANARY not in text
+    assert _texts_with(nodes_world.runs, CANARY) == []
+    found = node.run(["grep", "-rl", CANARY, "/opt", "/root", "/tmp", "/var/tmp", "/etc"], check=False)
+    assert (found.returncode, found.stdout) == (1, "")
