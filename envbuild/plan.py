@@ -13,13 +13,13 @@ from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import EnvironmentValue, EnvPath
 from envbuild.model.target import Target
+from envbuild.node.protocol import PROTOCOL
 from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate, estimate, size
 from envbuild.resolve.expect import unexpected
 from envbuild.resolve.versions import split_local
 
-PROTOCOL = 1
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
 SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "training": 60.0}
 HASH_BYTES_PER_SECOND = 400e6
@@ -58,7 +58,7 @@ class NodeTools(Protocol):
 class Inputs:
     """What steps need beside facts.
 
-    `run` is the run id; `controller` says who changes the prefix (`host`, `boot_id`, `pid`); `pyz_digest` the sha256 of
+    `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
     the node program; `tools` per node; `indexes` address and kind by index name; `artifacts` per node replaces what the
     planner would say; `tool_bytes` size by tool folder; `wait` seconds for a busy prefix.
     """

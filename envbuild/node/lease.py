@@ -6,13 +6,12 @@ mtime is the heartbeat. A run keeps the lease over its steps (install, smoke, ac
 
 import json
 import os
-import socket
 import tempfile
 import threading
 import time
 import uuid
 
-from envbuild.node import paths
+from envbuild.node import identity, paths
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -25,61 +24,14 @@ STALE_AFTER = 120.0
 _POLL = 0.2
 
 
-def _read_text(path: "str") -> "str":
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(4096).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _start_time(pid: "int") -> "str":
-    """Start time of a live process in clock ticks, empty for a dead one or a zombie."""
-    fields = _read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
-
-
-def _pid_namespace() -> "str":
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def here() -> "dict[str, Any]":
-    """This process as an owner is written down."""
-    return {
-        "host": socket.gethostname(),
-        "boot_id": _read_text("/proc/sys/kernel/random/boot_id"),
-        "pidns": _pid_namespace(),
-        "pid": os.getpid(),
-        "started": _start_time(os.getpid()),
-    }
-
-
-def _alive(process: "dict[str, Any]") -> "bool":
-    pid = process.get("pid")
-    if not isinstance(pid, int) or pid <= 0:
-        return False
-    started = _start_time(pid)
-    # The start time tells a reused process id from the owner.
-    return bool(started) and process.get("started", started) in (started, "")
-
-
-def _same_machine(process: "dict[str, Any]") -> "bool":
-    me = here()
-    same = all(process.get(key) == me[key] for key in ("host", "boot_id"))
-    return same and process.get("pidns", me["pidns"]) == me["pidns"]
-
-
 def is_abandoned(owner: "dict[str, Any]", age: "float") -> "bool":
     """True when nobody can be working under this lease any more; `age` is that of its heartbeat in seconds."""
     parties = [owner]
     if isinstance(owner.get("controller"), dict) and owner["controller"].get("pid"):
         parties.append(owner["controller"])
-    if all(_same_machine(party) for party in parties):
-        return not any(_alive(party) for party in parties)
-    if any(_same_machine(party) and _alive(party) for party in parties):
+    if all(identity.same_machine(party) for party in parties):
+        return not any(identity.is_alive(party) for party in parties)
+    if any(identity.same_machine(party) and identity.is_alive(party) for party in parties):
         return False
     return age > STALE_AFTER
 
@@ -214,7 +166,7 @@ def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait
     """
     path = os.path.join(prefix, "lease.json")
     deadline = time.monotonic() + wait
-    mine = dict(here(), run=run, controller=controller or {}, token=uuid.uuid4().hex)
+    mine = dict(identity.here(), run=run, controller=controller or {}, token=uuid.uuid4().hex)
     said = False
     while True:
         try:
@@ -261,6 +213,8 @@ def resume(prefix: "str", run: "str", controller: "dict[str, Any] | None" = None
     owner = read(prefix)
     if owner is None or owner.get("run") != run:
         raise lost(run, owner)
-    mine = dict(here(), run=run, controller=controller or owner.get("controller", {}), token=owner.get("token", ""))
+    mine = dict(
+        identity.here(), run=run, controller=controller or owner.get("controller", {}), token=owner.get("token", "")
+    )
     _create(os.path.join(prefix, "lease.json"), mine, replace=True)
     return Lease(prefix, mine)

@@ -11,6 +11,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
@@ -18,7 +19,7 @@ from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.look import look_and_plan, plan_of
 from envbuild.provision.payload import write_payload
 from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir, process_identity
+from envbuild.provision.rundir import RunDir
 from envbuild.provision.survey import Survey
 from envbuild.provision.work import Settings, Work
 
@@ -34,7 +35,7 @@ def provision(
     with run.open_journal() as journal:
         work = Work(prepared, settings, run, journal, progress)
         journal.append(
-            EventKind.RUN_STARTED, **process_identity(), stack=prepared.stack.name, profile=prepared.profile,
+            EventKind.RUN_STARTED, **identity.here(), stack=prepared.stack.name, profile=prepared.profile,
             target=prepared.target.name, command=list(settings.command),
         )  # fmt: skip
         try:

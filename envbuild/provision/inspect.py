@@ -9,6 +9,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
+from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.execute import Progress
@@ -16,7 +17,7 @@ from envbuild.provision.flow import write_evidence
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir, process_identity
+from envbuild.provision.rundir import RunDir
 from envbuild.provision.work import Settings, Work
 
 SMOKE_DEADLINE = 2 * 3600.0
@@ -80,7 +81,7 @@ def _inspect(
     run = RunDir.create(settings.runs_root)
     with run.open_journal() as journal:
         work = Work(prepared, settings, run, journal, progress)
-        journal.append(EventKind.RUN_STARTED, **process_identity(), verb=verb, command=list(settings.command))
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command))
         with work.phase("probe", "asking which environments are there"):
             current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
         requests: dict[str, dict[str, Any]] = {}

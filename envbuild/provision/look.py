@@ -9,13 +9,13 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
 from envbuild.model.resolution import Decision, Resolution
+from envbuild.node import identity
 from envbuild.provision import toolchain
 from envbuild.provision.bundle import node_pyz_digest
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
-from envbuild.provision.rundir import process_identity
 from envbuild.provision.survey import Survey, survey_nodes
 from envbuild.provision.work import Work
 
@@ -57,7 +57,6 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     kinds = {"simple": "index", "find-links": "find-links"}
     indexes = {name: {"url": e.url, "kind": kinds[e.kind]} for name, e in load_indexes().items() if e.url}
     prepared, survey = work.prepared, work.survey
-    identity = process_identity()
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
     return make_plan(
         prepared.stack.name,
@@ -67,7 +66,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         survey.facts,
         {node: item for node, item in survey.resolutions.items() if node in work.tools or item.refused},
         run=work.run.id,
-        controller={key: identity[key] for key in ("host", "boot_id", "pid")},
+        controller=identity.here(),
         pyz_digest=node_pyz_digest(),
         tools=work.tools,
         repair=tuple(work.tools) if work.settings.repair else (),

@@ -10,22 +10,14 @@ import signal
 import time
 from pathlib import Path
 
+from envbuild.node.identity import start_time
+
 _PROC = Path("/proc")
 
 
 def marker_value() -> str:
     """A value for a marker that names its owner, this process: pid, its start time, and what makes it unique."""
-    return f"{os.getpid()}.{started(os.getpid())}.{time.monotonic_ns()}"
-
-
-def started(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), field 22); None when it has ended."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return f"{os.getpid()}.{start_time(os.getpid())}.{time.monotonic_ns()}"
 
 
 def end_orphans(name: str, *, grace: float = 5.0) -> list[int]:
@@ -39,7 +31,7 @@ def _owner_lives(value: str) -> bool:
     start = rest.partition(".")[0]
     if not pid.isdigit() or not start.isdigit():
         return True
-    return started(int(pid)) == int(start)
+    return start_time(int(pid)) == start
 
 
 def find_marked(name: str, value: str) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import identity
 from envbuild.provision.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
-from envbuild.provision.processes import started
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
 
@@ -114,7 +113,7 @@ class RunDir:
         """What became of the run, from its journal.
 
         `died`: it neither ended nor said why, and its process is gone. A process is recognised by host, boot and pid
-        as `run-started` recorded them (see `process_identity`); a run of another host that did not end is `running`.
+        as `run-started` recorded them (see `node/identity.py`); a run of another host that did not end is `running`.
         """
         events = self.journal.events
         last = next((event for event in reversed(events) if event.kind in TERMINAL), None)
@@ -126,16 +125,6 @@ class RunDir:
         if last.kind == EventKind.FAILED or last.data.get("exit", 0) != 0:
             return "failed"
         return "finished"
-
-
-def process_identity() -> dict[str, Any]:
-    """Host, boot and process of the caller; belongs in the data of `run-started`."""
-    return {
-        "host": socket.gethostname(),
-        "boot_id": _boot_id(),
-        "pid": os.getpid(),
-        "pid_started": started(os.getpid()),
-    }
 
 
 def list_runs(runs: Path) -> list[RunDir]:
@@ -168,19 +157,11 @@ def open_run(runs: Path, run: str) -> RunDir:
     raise EnvbuildError("run-unknown", f"there is no run {run!r}", why=f"looked in {runs}", hint=hint)
 
 
-def _alive(identity: dict[str, Any]) -> bool:
+def _alive(process: dict[str, Any]) -> bool:
     """Whether the recorded process may still be running."""
-    if identity.get("host") != socket.gethostname():
-        return "host" in identity
-    pid = identity.get("pid")
-    if identity.get("boot_id") != _boot_id() or not isinstance(pid, int):
+    me = identity.here()
+    if process.get("host") != me["host"]:
+        return "host" in process
+    if process.get("boot_id") != me["boot_id"]:
         return False
-    since = started(pid)
-    return since is not None and since == identity.get("pid_started", since)
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return not identity.same_machine(process) or identity.is_alive(process)

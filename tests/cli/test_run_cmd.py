@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from envbuild.cli.run import run
+from envbuild.node import identity
 from envbuild.provision.journal import EventKind
-from envbuild.provision.rundir import RunDir, process_identity
+from envbuild.provision.rundir import RunDir
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _make(runs: Path, **last: Any) -> RunDir:
     made = RunDir.create(runs)
     with made.open_journal() as journal:
-        journal.append(EventKind.RUN_STARTED, **process_identity(), stack="torch-smoke", target="local")
+        journal.append(EventKind.RUN_STARTED, **identity.here(), stack="torch-smoke", target="local")
         journal.append(EventKind.STEP_FINISHED, node="localhost", step="install", status="changed", seconds=2.04)
         journal.append(EventKind.RUN_FINISHED, **last)
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease
+from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
 
 
@@ -24,7 +24,7 @@ def dead_pid() -> int:
 
 
 def write(prefix: Path, age: float = 0.0, **changes: Any) -> None:
-    owner = {**lease.here(), "run": "other", "controller": {}, "token": "t", **changes}
+    owner = {**identity.here(), "run": "other", "controller": {}, "token": "t", **changes}
     (prefix / "lease.json").write_text(json.dumps(owner))
     then = time.time() - age
     os.utime(prefix / "lease.json", (then, then))
@@ -72,7 +72,7 @@ def test_a_process_id_that_was_used_again_is_not_the_owner(tmp_path: Path) -> No
 
 
 def test_a_live_controller_keeps_the_lease_between_steps(tmp_path: Path) -> None:
-    me = lease.here()
+    me = identity.here()
     controller = {key: me[key] for key in ("host", "boot_id", "pid")}
     write(tmp_path, age=900, pid=dead_pid(), started="1", controller=controller)
     with pytest.raises(NodeError, match="another envbuild"):
@@ -135,3 +135,12 @@ def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path) -> None:
     ]
     said = sorted(each.communicate(timeout=60)[0].strip() for each in many)
     assert said == ["NodeError"] * 5 + ["won"]
+
+
+def test_a_controller_in_another_container_of_this_machine_is_not_taken_for_dead() -> None:
+    me = identity.here()
+    dead = {**me, "pid": 2**22 + 1}
+    assert lease.is_abandoned({**dead, "controller": dead}, age=0)
+    elsewhere = {**dead, "pidns": "pid:[1]"}
+    assert not lease.is_abandoned({**dead, "controller": elsewhere}, age=0)
+    assert lease.is_abandoned({**dead, "controller": elsewhere}, age=lease.STALE_AFTER + 1)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.node import identity
 from envbuild.provision.journal import EventKind
-from envbuild.provision.rundir import RunDir, list_runs, open_run, process_identity
+from envbuild.provision.rundir import RunDir, list_runs, open_run
 
 
 def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
 def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, data: dict[str, Any], status: str) -> None:
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        journal.append(EventKind.RUN_STARTED, **process_identity())
+        journal.append(EventKind.RUN_STARTED, **identity.here())
         journal.append(kind, **data)
     assert run.status == status
 
@@ -68,9 +69,10 @@ def test_status_follows_from_the_last_event(tmp_path: Path, kind: EventKind, dat
 def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from envbuild.provision.rundir import RunDir, process_identity\n"
+        "from envbuild.node import identity\n"
+        "from envbuild.provision.rundir import RunDir\n"
         "from envbuild.provision.journal import EventKind\n"
-        "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **process_identity())\n"
+        "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **identity.here())\n"
         "print('ready', flush=True); time.sleep(60)\n"
     )
     run = RunDir.create(tmp_path / "runs")
@@ -81,6 +83,13 @@ def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(
         process.kill()
         process.wait()
         assert RunDir(run.path).status == "died"
+
+
+def test_a_run_of_another_container_is_not_taken_for_dead(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "runs")
+    with run.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **identity.here() | {"pid": 2**22 + 1, "pidns": "pid:[1]"})
+    assert run.status == "running"
 
 
 def test_a_run_that_never_wrote_a_journal_died(tmp_path: Path) -> None:
