@@ -108,3 +108,33 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     assert Path(old).exists()
     world.good("env", "remove", Path(new).name)
     assert not Path(new).exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "verify --stack ./tiny.yaml",
+        "verify --deep --stack ./tiny.yaml",
+        "smoke --stack ./tiny.yaml",
+        "probe",
+        "plan --stack ./tiny.yaml",
+        "env list",
+        "env path tiny",
+        "env activate tiny",
+        "env use tiny-exact",
+        "run list",
+        "run show last",
+        "report show last",
+    ],
+)
+def test_every_verb_about_what_is_built_gives_one_json_document(built: World, line: str) -> None:
+    before = snapshot(built.prefix)
+    done = built.good(*line.split(), "--json")
+    assert done.json["schema"] == 1
+    assert snapshot(built.prefix) == before
+
+
+def test_the_environment_is_beside_a_modulefile_that_names_it(built: World) -> None:
+    text = (built.prefix / "modulefiles" / "envbuild" / "tiny").read_text()
+    assert text.startswith("#%Module")
+    assert str(built.current) in text

@@ -61,10 +61,11 @@ def _take_interrupts() -> None:
 
 
 class World:
-    """Everything lies under `top`; commands run in `top/work` through `python -m envbuild` of this interpreter."""
+    """Everything lies under `top`; `command` (envbuild of this interpreter) runs in `top/work`."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
+        self.command = [sys.executable, "-m", "envbuild"]
         self.home = top / "home"
         self.work = top / "work"
         self.wheels = top / "wheels"
@@ -95,9 +96,9 @@ class World:
     def run(
         self, *args: str, env: Mapping[str, str] | None = None, timeout: float = DEADLINE, code: Sequence[str] = ()
     ) -> Done:
-        """`envbuild ARGS`; `code` are Python's own arguments instead of `-m envbuild`."""
+        """`envbuild ARGS`; `code` are arguments of this interpreter instead of envbuild's command."""
         done = subprocess.run(
-            [sys.executable, *(code or ("-m", "envbuild")), *args],
+            [*([sys.executable, *code] if code else self.command), *args],
             env={**self.env, **(env or {})}, cwd=self.work, capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -114,7 +115,7 @@ class World:
     ) -> subprocess.Popen[str]:
         """The same in the background, leader of an own session."""
         return subprocess.Popen(
-            [sys.executable, *(code or ("-m", "envbuild")), *args],
+            [*([sys.executable, *code] if code else self.command), *args],
             env={**self.env, **(env or {})}, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_take_interrupts,
         )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Installed from a wheel, or editable, into an empty environment outside the checkout, envbuild does its main job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World, drift
+from tests.node.env_support import uv_path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def call(*argv: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run with this user's own configuration: packages come from where they come from here."""
+    return subprocess.run([str(each) for each in argv], cwd=cwd, capture_output=True, text=True, timeout=280)
+
+
+def synced(folder: Path) -> Path:
+    """The interpreter of a new environment with the locked dependencies and nothing else."""
+    uv, venv = uv_path(), folder / "venv"
+    made = call(uv, "venv", "--no-project", "--python", sys.executable, venv, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    listing = REPOSITORY / "lockfiles" / "development.txt"
+    done = call(uv, "pip", "sync", "--python", venv / "bin" / "python", "--require-hashes", listing, cwd=folder)
+    if done.returncode and any(word in done.stderr for word in ("Failed to fetch", "error sending request", "dns")):
+        pytest.skip(f"the locked dependencies are not to be had here: {done.stderr[-400:]}")
+    assert done.returncode == 0, done.stderr
+    return venv / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`pip wheel .` of the checkout, with the locked build backend."""
+    folder = tmp_path_factory.mktemp("wheel")
+    python = synced(folder)
+    words = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    made = call(python, "-m", *words, REPOSITORY, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    (file,) = folder.glob("envbuild-*.whl")
+    return file
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """An environment outside the checkout, without envbuild."""
+    return synced(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["wheel", "editable"])
+def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empty: Path, how: str) -> None:
+    what = [str(wheel)] if how == "wheel" else ["--no-build-isolation", "-e", str(REPOSITORY)]
+    done = call(uv_path(), "pip", "install", "--python", empty, "--no-deps", *what, cwd=world.top)
+    assert done.returncode == 0, done.stderr
+    where = call(empty, "-I", "-c", "import envbuild; print(envbuild.__file__)", cwd=world.top).stdout.strip()
+    assert where.startswith(str(empty.parents[1]) if how == "wheel" else str(REPOSITORY))
+    world.command = [str(empty.with_name("envbuild"))]
+    world.env["PATH"] = os.pathsep.join(part for part in world.env["PATH"].split(os.pathsep) if "venv" not in part)
+    assert "torch-smoke" in world.good("stack", "list").out
+    assert world.good("lock", "check", "torch-smoke", "--offline", "--json").json["ok"]
+    assert world.good("target", "show", "local", "--json").json["shipped"]
+    world.tiny()
+    assert world.built()["status"] == "ok"
+    assert world.provision().json["ansible_tasks"] == 0
+    assert drift(world, "--deep") == (0, {})
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_playbooks_locks_and_catalog_and_no_tests(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "envbuild/_data/playbooks/provision.yml" in names
+    assert any(name.startswith("envbuild/_data/lockfiles/torch-smoke") for name in names)
+    assert "envbuild/catalog/targets/local.yaml" in names
+    assert "envbuild/py.typed" in names
+    assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]

@@ -1,0 +1,43 @@
+"""The default stack for real: hundreds of megabytes, so only among the slow tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World
+from tests.node.torch_env import find_links
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    # Wheels come from where they come from on this machine.
+    (world.home / ".config" / "uv" / "uv.toml").unlink()
+    world.env |= {"PIP_FIND_LINKS": " ".join(find_links())}
+    world.env |= {key: value for key, value in os.environ.items() if key.startswith("UV_") or key == "PIP_CERT"}
+    first = world.run("provision", "--target", "local", "--json", timeout=900)
+    if first.rc and first.json.get("nodes", [{}])[0].get("error", {}).get("code") in (
+        "network-unreachable", "unreachable-index",
+    ):  # fmt: skip
+        pytest.skip(f"torch is not to be had here: {first.err[-400:]}")
+    assert first.rc == 0, first.err
+    checks = {check["name"]: check["status"] for check in first.node["checks"]}
+    assert set(checks.values()) <= {"passed", "skipped"}, checks
+    assert any("gemm" in name or "machine" in name for name in checks), checks
+    assert any("training" in name for name in checks), checks
+    run = world.runs / first.json["run"]
+    page = (run / "report.html").read_text()
+    assert "torch-smoke" in page
+    assert "http://" not in page.replace("http://www.w3.org", ""), "self-contained"
+    second = world.good("provision", "--target", "local", "--json")
+    assert (second.json["ansible_tasks"], second.node["root"]) == (0, first.node["root"])
+    assert "nothing to do" in second.err
+    deep = world.good("verify", "--deep", "--json", timeout=600)
+    assert deep.node["drift"] == []
+    said = world.python("import torch; print(torch.__version__)", world.prefix / "current" / "torch-smoke")
+    assert said.startswith("2.13.0")
