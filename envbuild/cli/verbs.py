@@ -31,6 +31,7 @@ VERBS: dict[str, Verb] = {
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
+    "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),

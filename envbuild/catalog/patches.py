@@ -1,0 +1,117 @@
+"""The patches of the catalog (`patches/*.yaml`), and what the documents' own recipes would do to a file."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from pydantic import ValidationError
+
+from envbuild import resources
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.catalog.validation import manifest_error
+from envbuild.catalog.yaml_load import read_yaml
+from envbuild.errors import EnvbuildError
+from envbuild.model.patch import Patch, Recipe
+
+_SED_TIMEOUT = 30.0
+
+
+@cache
+def load_patches() -> MappingProxyType[str, Patch]:
+    """Every patch by name, sorted. Raises EnvbuildError `manifest-*` when a shipped file is damaged."""
+    found: dict[str, Patch] = {}
+    for path in sorted((resources.catalog() / "patches").glob("*.yaml")):
+        document = read_yaml(path)
+        try:
+            patch = Patch.from_plain(document.data)
+        except ValidationError as error:
+            raise manifest_error(error, Patch, document.data, [document]) from None
+        found[patch.name] = patch
+    return MappingProxyType(found)
+
+
+def load_patch(name: str) -> Patch:
+    """One patch by its name or an alias. Raises EnvbuildError `patch-unknown`, exit 2, with the nearest name."""
+    patches = load_patches()
+    by_alias = {alias: patch for patch in patches.values() for alias in patch.aliases}
+    patch = patches.get(name) or by_alias.get(name)
+    if patch is None:
+        raise EnvbuildError(
+            "patch-unknown",
+            f"there is no patch {name}",
+            hint=did_you_mean(name, [*patches, *by_alias]) or "`envbuild patch list` names them",
+        )
+    return patch
+
+
+def digest_of(name: str) -> str:
+    """sha256 of a patch: its parts and the program that carries them out; for locks and build keys."""
+    from envbuild.node.patch import digest
+
+    return digest(load_patch(name).spec())
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeEffect:
+    """What a document's recipe does to one file: lines it changes (None: nobody can say), whether it still compiles.
+
+    `compiles` is None for a file that is not Python.
+    """
+
+    hits: int | None
+    compiles: bool | None
+
+
+def recipe_effect(recipe: Recipe, data: bytes) -> RecipeEffect:
+    """Carry out a recipe on the contents of its file, as the document says it, with the real `sed`.
+
+    Raises EnvbuildError `sed-failed` (exit 2) when sed is missing or refuses the script.
+    """
+    if recipe.kind == "by-hand" or recipe.file is None:
+        return RecipeEffect(None, None)
+    after = _sed(recipe.script or "", data) if recipe.kind == "sed" else _without_raise(data)
+    hits = sum(one != two for one, two in zip(data.splitlines(), after.splitlines(), strict=False))
+    return RecipeEffect(hits, _compiles(after) if recipe.file.endswith(".py") else None)
+
+
+def _sed(script: str, data: bytes) -> bytes:
+    try:
+        done = subprocess.run(
+            ["sed", "-e", script],
+            input=data,
+            capture_output=True,
+            timeout=_SED_TIMEOUT,
+            env={**os.environ, "LC_ALL": "C"},
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EnvbuildError("sed-failed", "sed could not carry out a document's recipe", why=str(error)) from None
+    return done.stdout
+
+
+def _without_raise(data: bytes) -> bytes:
+    """Every line of `raise RuntimeError(…)` in the CUDA check commented out, as a reader of the document would."""
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError):
+        return data
+    lines = data.splitlines(keepends=True)
+    checks = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("check_cuda_torch")]
+    for node in (each for check in checks for each in ast.walk(check)):
+        if isinstance(node, ast.Raise) and node.end_lineno:
+            for number in range(node.lineno - 1, node.end_lineno):
+                lines[number] = b"# " + lines[number]
+    return b"".join(lines)
+
+
+def _compiles(data: bytes) -> bool:
+    try:
+        compile(data, "recipe", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""`envbuild patch`: list, apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from envbuild.model.patch import Patch
+
+
+@click.group("patch")
+def patch() -> None:
+    """Patches: edits of pinned sources, placed by syntax, counted and checked."""
+
+
+@patch.command("list")
+@common_options
+def list_(ui: Ui) -> int:
+    """Name every patch, the files it edits and the commits it was tried at."""
+    from envbuild.catalog.patches import digest_of, load_patches
+
+    patches = load_patches()
+    data = {"patches": [{**one.to_json_dict(), "digest": digest_of(name)} for name, one in patches.items()]}
+    ui.result(data, lambda: _table(list(patches.values())))
+    return ExitCode.OK
+
+
+def _table(patches: list[Patch]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("patch", "commits", "what it does"):
+        table.add_column(heading, no_wrap=heading != "what it does")
+    for one in patches:
+        table.add_row(one.name, str(len(one.tried)), one.summary)
+    return table
+
+
+@patch.command("apply")
+@click.argument("name")
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 when the patch is not applied yet.")
+@click.option("--diff", is_flag=True, help="Print the unified diff.")
+@click.option(
+    "--commit", metavar="HASH", help="The commit of DIRECTORY: the expected hits are exact where it was tried."
+)
+@common_options
+def apply_(ui: Ui, name: str, directory: Path, check: bool, diff: bool, commit: str | None) -> int:
+    """Apply the patch NAME to the checkout DIRECTORY, or say what it would do.
+
+    All files are changed or none. A patch that is applied already changes nothing and says so.
+    """
+    from envbuild.catalog.patches import load_patch
+    from envbuild.node.patch import apply
+    from envbuild.node.protocol import NodeError
+
+    spec = load_patch(name).spec(commit)
+    try:
+        result = apply(str(directory), spec, {}, check=check)
+    except NodeError as error:
+        raise EnvbuildError.from_dict(error.as_dict()) from None
+    ui.result({"ok": True, **result}, lambda: _said(result, diff=diff))
+    return ExitCode.CHECK_FAILED if check and not result["already"] else ExitCode.OK
+
+
+def _said(result: dict[str, Any], *, diff: bool) -> str:
+    done = "already applied" if result["already"] else "would be applied" if result["check"] else "applied"
+    lines = [f"{result['name']}: {done}, {result['hits']} places"]
+    for each in result["files"]:
+        before, after = each["sha256_before"][:12], each["sha256_after"][:12]
+        lines.append(f"  {each['path']}: {each['hits']}, {before if before == after else f'{before} -> {after}'}")
+    lines += [f"  {note}" for note in result["notes"]]
+    return "\n".join(lines) + "\n" + (result["diff"] if diff else "")

@@ -1,0 +1,251 @@
+"""Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets."""
+
+import ast
+import re
+
+from envbuild.node.patch_lines import lines
+from envbuild.node.patch_text import Change, UnfitError, constant, dotted, mask_c
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from envbuild.node.patch_text import Source
+
+_GPUS = re.compile(r"^constexpr int NUM_GPUS = ([0-9]+);", re.M)
+_IPS = re.compile(r"^std::string ips\[\] = \{[^{};]*\};", re.M)
+_GPUS_NEW = """\
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+static int envbuild_gpus_per_node() {
+  const char *set = std::getenv("MEGATRONAPP_GPUS_PER_NODE");
+  const int count = set ? std::atoi(set) : %s;
+  if (count < 1) {
+    std::cerr << "MEGATRONAPP_GPUS_PER_NODE is not a positive number: " << set << std::endl;
+    std::exit(2);
+  }
+  return count;
+}
+
+const int NUM_GPUS = envbuild_gpus_per_node();"""
+_IPS_NEW = """\
+// One address a node, in the order of the node ranks: MEGATRONAPP_NODE_ADDRESSES=192.0.2.1,192.0.2.2
+struct EnvbuildAddresses {
+  std::vector<std::string> nodes;
+  EnvbuildAddresses() {
+    const char *set = std::getenv("MEGATRONAPP_NODE_ADDRESSES");
+    std::stringstream list(set ? set : "");
+    for (std::string one; std::getline(list, one, ',');)
+      nodes.push_back(one);
+    if (nodes.empty())
+      nodes.push_back("127.0.0.1");
+  }
+  const std::string &operator[](int rank) const {
+    const size_t node = static_cast<size_t>(rank / NUM_GPUS);
+    if (rank < 0 || node >= nodes.size())
+      throw std::runtime_error("MEGATRONAPP_NODE_ADDRESSES has no address for rank " + std::to_string(rank));
+    return nodes[node];
+  }
+};
+const EnvbuildAddresses ips;"""
+_OURS = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "GPUS_PER_NODE")
+_SIZES = ("PIPELINE_MP_SIZE", "VIRTUAL_STAGE_LAYER")
+_LAUNCHER = "pretrain_gpt_distributed_small.sh"
+_SED = re.compile(r'sed -i "s/\^([A-Z_]+)=[^/"]*/\1=([^/"]*)/" \S*/' + re.escape(_LAUNCHER) + r"\s*")
+_OWN_ADDRESS = re.compile(r"POD_IP=\$\(hostname -i\)\s*")
+
+
+def _find_addresses(source: "Source") -> "list[Change]":
+    if source.suffix == "cpp":
+        return _addresses_in_cpp(source)
+    return _addresses_in_launcher(source) if source.path.endswith(_LAUNCHER) else _addresses_in_run(source)
+
+
+def _addresses_in_cpp(source: "Source") -> "list[Change]":
+    masked = mask_c(source.text)
+    out = [Change(m.start(), m.end(), _GPUS_NEW % m.group(1)) for m in _GPUS.finditer(masked)]
+    # Function-like order: the addresses need the number of GPUs, so that must be known above them.
+    for match in _IPS.finditer(masked):
+        if out and match.start() < out[0].start:
+            raise UnfitError("NUM_GPUS is defined below the addresses", match.start())
+        out.append(Change(match.start(), match.end(), _IPS_NEW))
+    return out
+
+
+def _addresses_in_launcher(source: "Source") -> "list[Change]":
+    out = []
+    for start, line in lines(source):
+        match = re.fullmatch(r"([A-Z_]+)=([A-Za-z0-9.]+)\s*", line)
+        if not match or match.group(1) not in _OURS + _SIZES:
+            continue
+        name, old = match.groups()
+        # Somebody's own address is no default for anyone else.
+        value = ":?set MASTER_ADDR to the address of the first node" if name == "MASTER_ADDR" else ":-" + old
+        out.append(Change(start, start + len(line), '%s="${%s%s}"' % (name, name, value)))
+    return out
+
+
+def _addresses_in_run(source: "Source") -> "list[Change]":
+    out = []
+    for start, line in lines(source):
+        match = _SED.fullmatch(line)
+        if match:
+            name, value = match.groups()
+            new = "${%s:-%s}" % (name, value) if name in _OURS else value
+            out.append(Change(start, start + len(line), 'export %s="%s"' % (name, new)))
+        elif _OWN_ADDRESS.fullmatch(line):
+            # A host with several addresses prints them all.
+            out.append(Change(start, start + len(line), "POD_IP=$(hostname -i | awk '{print $1; exit}')"))
+    return out
+
+
+def _check_addresses(source: "Source") -> "None":
+    left = _find_addresses(source)
+    if left:
+        raise UnfitError("a fixed address or rank is still there", left[0].start)
+
+
+_SHARED = re.compile(r'"/((?:forward|backward)_(?:tensor|write_sem|read_sem)_rank_)"')
+_SHARED_HELPER = """\
+#include <cctype>
+#include <cstdlib>
+#include <string>
+#include <unistd.h>
+
+// /envbuild_<user>_<job>_<what>: no other job's, and training.py removes only these.
+static std::string envbuild_shared_name(const char *what) {
+  std::string job;
+  for (const char *name : {"MEGATRONAPP_JOB", "SLURM_JOB_ID", "PBS_JOBID", "MASTER_PORT"}) {
+    const char *set = std::getenv(name);
+    if (set && *set) {
+      job = set;
+      break;
+    }
+  }
+  job = job.substr(0, 64);
+  for (char &letter : job)
+    if (!std::isalnum(static_cast<unsigned char>(letter)))
+      letter = '-';
+  return "/envbuild_" + std::to_string(getuid()) + "_" + job + "_" + what;
+}
+
+"""
+_REMOVE = "_envbuild_remove_shared"
+_REMOVE_HELPER = '''\
+def _envbuild_remove_shared():
+    """Remove this job's shared memory and semaphores, and nobody else's; the names are the extension's."""
+    import glob
+    import re
+
+    names = ("MEGATRONAPP_JOB", "SLURM_JOB_ID", "PBS_JOBID", "MASTER_PORT")
+    job = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    ours = "envbuild_%d_%s_" % (os.getuid(), re.sub("[^A-Za-z0-9]", "-", job[:64]))
+    for path in glob.glob("/dev/shm/" + ours + "*") + glob.glob("/dev/shm/sem." + ours + "*"):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # the other ranks of this node do the same
+
+
+'''
+
+
+def _find_shared(source: "Source") -> "list[Change]":
+    if source.suffix == "py":
+        return _removals(source)
+    masked = mask_c(source.text, strings=False)
+    out = [Change(m.start(), m.end(), 'envbuild_shared_name("%s")' % m.group(1)) for m in _SHARED.finditer(masked)]
+    if not out:
+        return []
+    after = re.search(r"^namespace py = pybind11;", masked, re.M)
+    if not after:
+        raise UnfitError("there is no `namespace py = pybind11;` to put the helper before")
+    return out + [Change(after.start(), after.start(), _SHARED_HELPER, hit=False)]
+
+
+def _removals(source: "Source") -> "list[Change]":
+    calls = [
+        node
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.Call)
+        and dotted(node.func) == "os.system"
+        and node.args
+        and re.match(r"rm -rf /dev/shm/[a-z._]+\*\Z", str(constant(node.args[0])))
+    ]
+    if not calls:
+        return []
+    if not any(isinstance(n, ast.Import) and any(a.name == "os" for a in n.names) for n in source.tree().body):
+        raise UnfitError("does not import os at its top")
+    out = [Change(source.span(call)[0], source.span(call)[1], _REMOVE + "()") for call in calls]
+    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef)]
+    if not functions or functions[0].decorator_list:
+        raise UnfitError("has no plain function at its top to put the helper before")
+    at = source.line_start(source.span(functions[0])[0])
+    return out + [Change(at, at, _REMOVE_HELPER, hit=False)]
+
+
+def _check_shared(source: "Source") -> "None":
+    left = _find_shared(source)
+    if left:
+        raise UnfitError("a name that every job shares is still there", left[0].start)
+
+
+_MEASURE = "_envbuild_sizes"
+_MEASURE_HELPER = '''\
+def _envbuild_sizes(events, pipeline_parallel, num_model_chunks):
+    """GPUs, data parallelism, microbatches and the last whole iteration (from 0), as the trace itself has them."""
+    begun = [e for e in events if e["ph"] == "B" and e["name"].startswith("forward ")]
+    if not begun:
+        raise SystemExit("the trace has no forward steps")
+    gpus = 1 + max(e["pid"] for e in begun)
+    if gpus % pipeline_parallel:
+        raise SystemExit("the trace has %d GPUs, which %d stages do not divide" % (gpus, pipeline_parallel))
+    data_parallel = gpus // pipeline_parallel
+    microbatches = 1 + max(int(e["name"].split("-")[1]) for e in begun)
+    per_stage = [sum(e["pid"] == stage * data_parallel for e in begun) for stage in range(pipeline_parallel)]
+    iterations = min(per_stage) // (microbatches * num_model_chunks)
+    if not iterations:
+        raise SystemExit("the trace has no whole iteration")
+    return gpus, data_parallel, microbatches, iterations - 1
+
+
+'''
+_SET = (
+    "num_gpus, data_parallel, num_microbatches, sample = %s(events, pipeline_parallel, num_model_chunks)\n" % _MEASURE
+)
+
+
+def _find_sample(source: "Source") -> "list[Change]":
+    body = source.tree().body
+    out, loaded = [], None
+    for node in body:
+        name = dotted(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if name == "sample" and isinstance(node.value, ast.Call) and dotted(node.value.func).startswith("random."):  # type: ignore[attr-defined]
+            out.append(Change(source.span(node.value)[0], source.span(node.value)[1], "None"))  # type: ignore[attr-defined]
+        elif name == "num_microbatches" and isinstance(constant(node.value), int):  # type: ignore[attr-defined]
+            out.append(Change(source.span(node.value)[0], source.span(node.value)[1], "None"))  # type: ignore[attr-defined]
+        elif isinstance(node, ast.With) and "json.load" in source.code(node):
+            loaded = node
+    if not out:
+        return []
+    if loaded is None:
+        raise UnfitError("the events are not loaded in a `with` at the top of the file")
+    end = source.span(loaded)[1]
+    at = end + len(source.newline) if source.text.startswith(source.newline, end) else end
+    return out + [Change(at, at, "\n" + _MEASURE_HELPER + _SET, hit=False)]
+
+
+def _check_sample(source: "Source") -> "None":
+    left = _find_sample(source)
+    if left or source.text.count("= %s(" % _MEASURE) != 1:
+        raise UnfitError("the sizes are not taken from the trace exactly once", left[0].start if left else None)
+
+
+EDITS = {
+    "megatronapp-addresses": (_find_addresses, _check_addresses),
+    "megatronapp-semaphores": (_find_shared, _check_shared),
+    "megatronapp-trace-sample": (_find_sample, _check_sample),
+}

@@ -1,0 +1,197 @@
+"""Edits of Megatron-LM and its forks: the tied embedding's all-reduce, and the fused kernels."""
+
+import ast
+import re
+
+from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from envbuild.node.patch_text import Source
+
+_ARCH = re.compile(r"arch=compute_[0-9]+[a-z]?,code=(?:sm|compute)_[0-9]+[a-z]?\Z")
+_GENCODE = "_envbuild_gencode"
+_GENCODE_HELPER = '''\
+_ENVBUILD_ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+
+
+def _envbuild_gencode():
+    """nvcc's architecture flags: from TORCH_CUDA_ARCH_LIST as it was at import, else from the GPUs that are here."""
+    wanted = _ENVBUILD_ARCHITECTURES.replace(";", " ").split()
+    if not wanted:
+        import torch
+
+        here = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        wanted = ["%d.%d" % capability for capability in sorted(here)]
+    if not wanted:
+        raise RuntimeError("no GPU is visible: set TORCH_CUDA_ARCH_LIST to the architectures of the target, as in 9.0")
+    flags = []
+    for name in wanted:
+        digits = name.replace("+PTX", "").replace(".", "")
+        if not digits.rstrip("abcdefghijklmnopqrstuvwxyz").isdigit():
+            raise RuntimeError("TORCH_CUDA_ARCH_LIST: %r is not an architecture like 9.0 or 9.0+PTX" % name)
+        flags += ["-gencode", "arch=compute_%s,code=sm_%s" % (digits, digits)]
+        if name.endswith("+PTX"):
+            flags += ["-gencode", "arch=compute_%s,code=compute_%s" % (digits, digits)]
+    return flags
+
+
+'''
+_LOAD = "_envbuild_load"
+_LOAD_HELPER = '''\
+def _envbuild_load(name, **options):
+    """The kernel that was installed ahead of time, else one built now; either way `import name` finds it."""
+    import importlib
+    import importlib.util
+    import sys
+
+    if name in sys.modules:
+        return sys.modules[name]
+    if importlib.util.find_spec(name) is not None:
+        return importlib.import_module(name)
+    return sys.modules.setdefault(name, cpp_extension.load(name=name, **options))
+
+
+'''
+
+
+def _tied(source: "Source") -> "list[ast.If]":
+    """In `train_step`: the `if` about shared word embeddings around the embedding group's all-reduce."""
+    found = []
+    for function in ast.walk(source.tree()):
+        if not isinstance(function, ast.FunctionDef) or function.name != "train_step":
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.If) and _names(node.test, "share_word_embeddings") and _reduces(node):
+                found.append(node)
+    return found
+
+
+def _names(node: "ast.AST", attribute: "str") -> "bool":
+    return any(isinstance(each, ast.Attribute) and each.attr == attribute for each in ast.walk(node))
+
+
+def _reduces(node: "ast.If") -> "bool":
+    calls = [dotted(each.func) for line in node.body for each in ast.walk(line) if isinstance(each, ast.Call)]
+    ends = {name.rsplit(".", 1)[-1] for name in calls}
+    return {"all_reduce", "get_embedding_group"} <= ends
+
+
+def _is_off(node: "ast.If") -> "bool":
+    test = node.test
+    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and constant(test.values[-1]) is False
+
+
+def _find_tied(source: "Source") -> "list[Change]":
+    changes = []
+    for node in _tied(source):
+        start, end = source.span(node.test)
+        if _is_off(node):
+            continue
+        if not isinstance(node.test, ast.Attribute) or node.orelse:
+            raise UnfitError("the condition on share_word_embeddings is not a plain one", start)
+        changes.append(Change(end, end, " and False"))
+    return changes
+
+
+def _check_tied(source: "Source") -> "None":
+    found = _tied(source)
+    if len(found) != 1 or not _is_off(found[0]):
+        raise UnfitError("the gradient all-reduce of the embedding is not switched off exactly once")
+
+
+def _gencode_pairs(source: "Source") -> "Iterator[tuple[ast.expr, ast.expr]]":
+    """Neighbours `-gencode`, `arch=…` in list literals."""
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.List):
+            for number, one in enumerate(node.elts[:-1]):
+                if constant(one) == "-gencode" and _ARCH.match(str(constant(node.elts[number + 1]))):
+                    yield one, node.elts[number + 1]
+
+
+def _gencode_appends(source: "Source") -> "Iterator[ast.Expr]":
+    """Statements `x.append('-gencode')` and `x.append('arch=…')`."""
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) == 1:
+            value = str(constant(node.value.args[0]))
+            if dotted(node.value.func).endswith(".append") and (value == "-gencode" or _ARCH.match(value)):
+                yield node
+
+
+def _blanked(source: "Source") -> "list[ast.stmt]":
+    """`os.environ["TORCH_CUDA_ARCH_LIST"] = …` at the top of the file."""
+    found = []  # type: list[ast.stmt]
+    for node in source.tree().body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Subscript) and source.code(target.value) == "os.environ":
+            if "TORCH_CUDA_ARCH_LIST" in source.code(target):
+                found.append(node)
+    return found
+
+
+def _find_arch(source: "Source") -> "list[Change]":
+    pairs = list(_gencode_pairs(source))
+    appends = list(_gencode_appends(source))
+    if not pairs and not appends:
+        return []
+    if len(pairs) != 1 or len(appends) % 2:
+        raise UnfitError("expected one fixed -gencode pair in a list and appended pairs, found %d and %d halves"
+                    % (len(pairs), len(appends)))  # fmt: skip
+    blanked = _blanked(source)
+    if len(blanked) != 1:
+        raise UnfitError("TORCH_CUDA_ARCH_LIST is set %d times at the top of the file, not once" % len(blanked))
+    changes = [Change(source.span(pairs[0][0])[0], source.span(pairs[0][1])[1], "*%s()" % _GENCODE)]
+    for statement in appends:
+        arch = constant(statement.value.args[0]) != "-gencode"  # type: ignore[attr-defined]
+        changes.append(Change(source.span(statement)[0], source.span(statement)[1], "pass", hit=arch))
+    at = source.line_start(source.span(blanked[0])[0])
+    return changes + [Change(at, at, _GENCODE_HELPER, hit=False)]
+
+
+def _check_arch(source: "Source") -> "None":
+    if list(_gencode_pairs(source)) or list(_gencode_appends(source)):
+        raise UnfitError("a fixed -gencode flag is still there")
+    starred = [n for n in ast.walk(source.tree()) if isinstance(n, ast.Starred) and isinstance(n.value, ast.Call)]
+    if len([node for node in starred if dotted(node.value.func) == _GENCODE]) != 1:  # type: ignore[attr-defined]
+        raise UnfitError("the flags are not taken from %s exactly once" % _GENCODE)
+
+
+def _loads(source: "Source") -> "list[ast.Call]":
+    """Calls of `cpp_extension.load`, ours left out."""
+    ours = [n for n in source.tree().body if isinstance(n, ast.FunctionDef) and n.name == _LOAD]
+    inside = {node for function in ours for node in ast.walk(function)}
+    return [
+        node
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.Call) and dotted(node.func) == "cpp_extension.load" and node not in inside
+    ]
+
+
+def _find_load(source: "Source") -> "list[Change]":
+    changes = []
+    for call in _loads(source):
+        start, end = source.span(call.func)
+        if call.args or "name" not in [keyword.arg for keyword in call.keywords]:
+            raise UnfitError("cpp_extension.load is not called with name=…", start)
+        changes.append(Change(start, end, _LOAD))
+    if not changes:
+        return []
+    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef)]
+    if not functions:
+        raise UnfitError("cpp_extension.load is called outside any function")
+    at = source.line_start(source.span(functions[0])[0])
+    return changes + [Change(at, at, _LOAD_HELPER, hit=False)]
+
+
+def _check_load(source: "Source") -> "None":
+    if _loads(source):
+        raise UnfitError("cpp_extension.load is still called directly")
+
+
+EDITS = {
+    "megatron-no-tie": (_find_tied, _check_tied),
+    "megatron-fused-arch": (_find_arch, _check_arch),
+    "megatron-fused-import": (_find_load, _check_load),
+}

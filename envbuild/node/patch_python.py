@@ -1,0 +1,125 @@
+"""Edits of any Python file: names that newer numpy and torch no longer have."""
+
+import ast
+import re
+
+from envbuild.node.patch_text import Change, UnfitError, above, dotted, parents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from envbuild.node.patch_text import Source
+
+# What numpy before 1.24 made of these names (its release notes of 1.20): plain Python types.
+_ALIASES = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "complex": "complex",
+    "object": "object",
+    "str": "str",
+    "long": "int",
+    "unicode": "str",
+}
+_IMPORT = re.compile(r"\bimport\s+numpy\b(?:\s+as\s+(\w+))?")
+# The names of torch._six that are plain numbers.
+_SIX = ("inf", "nan")
+
+
+def _numpy_names(tree: "ast.Module") -> "set[str]":
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "numpy"
+    }
+
+
+def _bound(tree: "ast.Module") -> "set[str]":
+    """Every name that the file gives a meaning of its own, anywhere in it."""
+    out = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            out.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            out.add(node.name)
+        elif isinstance(node, ast.arg):
+            out.add(node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            out |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return out
+
+
+def _aliases(source: "Source") -> "list[ast.Attribute]":
+    # Most files of a tree have none: parsing those would cost seconds, and some trees hold files that do not parse.
+    called = {match.group(1) or "numpy" for match in _IMPORT.finditer(source.text)}
+    if not any(re.search(r"\b%s\s*\.\s*(%s)\b" % (name, "|".join(_ALIASES)), source.text) for name in called):
+        return []
+    tree = source.tree()
+    numpy = _numpy_names(tree)
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in _ALIASES
+        and isinstance(node.value, ast.Name)
+        and node.value.id in numpy
+    ]
+
+
+def _find_aliases(source: "Source") -> "list[Change]":
+    found = _aliases(source)
+    if not found:
+        return []
+    bound = _bound(source.tree())
+    changes = []
+    for node in found:
+        start, end = source.span(node)
+        if _ALIASES[node.attr] in bound:
+            raise UnfitError("gives the name %s a meaning of its own" % _ALIASES[node.attr], start)
+        if not isinstance(node.ctx, ast.Load):
+            raise UnfitError("assigns to %s" % dotted(node), start)
+        changes.append(Change(start, end, _ALIASES[node.attr]))
+    return changes
+
+
+def _check_aliases(source: "Source") -> "None":
+    left = _aliases(source)
+    if left:
+        raise UnfitError("%s is still there" % dotted(left[0]), source.span(left[0])[0])
+
+
+def _six(source: "Source") -> "list[ast.ImportFrom]":
+    """Unguarded imports; one inside a `try` has its own way out."""
+    known = parents(source.tree())
+    return [
+        node
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "torch._six"
+        and not any(isinstance(each, ast.Try) for each in above(node, known))
+    ]
+
+
+def _find_six(source: "Source") -> "list[Change]":
+    changes = []
+    for node in _six(source):
+        start, end = source.span(node)
+        other = [alias.name for alias in node.names if alias.name not in _SIX]
+        if other:
+            raise UnfitError("takes %s from torch._six, which has no plain replacement" % ", ".join(other), start)
+        where = source.text.index("torch._six", start, end)
+        # math, not torch: every torch of every year gives the same float from there.
+        changes.append(Change(where, where + len("torch._six"), "math"))
+    return changes
+
+
+def _check_six(source: "Source") -> "None":
+    if _six(source):
+        raise UnfitError("torch._six is still imported", source.span(_six(source)[0])[0])
+
+
+EDITS = {
+    "numpy-aliases": (_find_aliases, _check_aliases),
+    "megatron-torch-six": (_find_six, _check_six),
+}
