@@ -16,7 +16,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
-PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find")
+PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find", "ls")
 
 
 def _shell(name: str) -> list[str]:
@@ -110,7 +110,7 @@ def test_a_missing_program_is_named(tmp_path: Path, tools: list[Tool], missing: 
     write_payload(payload, tools, prefix=str(tmp_path / "p"), packed=True)
     path = _bin(tmp_path / "bin", *(program for program in PROGRAMS if program != missing))
     code, said, noise = _run(_shell("dash"), payload, path)
-    assert code == ExitCode.USAGE
+    assert code == ExitCode.REFUSED
     assert said["error"]["code"] == f"{missing}-missing"  # type: ignore[index]
     assert f"no {missing}" in noise
     assert not (tmp_path / "p").exists()
@@ -158,7 +158,21 @@ def test_a_prefix_that_cannot_be_made_is_a_coded_error(tmp_path: Path, tools: li
     (tmp_path / "file").write_text("")
     write_payload(tmp_path / "payload.sh", tools, prefix=str(tmp_path / "file"), packed=False)
     code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
-    assert (code, said["error"]["code"]) == (2, "prefix-not-writable")  # type: ignore[index]
+    assert (code, said["error"]["code"]) == (7, "prefix-not-writable")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_tools_folder_that_everybody_can_write_is_refused(tmp_path: Path, tools: list[Tool], shell: str) -> None:
+    folder = tmp_path / "prefix" / "tools"
+    folder.mkdir(parents=True)
+    folder.chmod(0o1777)
+    payload = tmp_path / "payload"
+    write_payload(payload, tools, prefix=str(tmp_path / "prefix"), packed=False)
+    rc, answer, _ = _run(_shell(shell), payload)
+    error = answer["error"]
+    assert isinstance(error, dict)
+    assert (rc, error["code"]) == (ExitCode.REFUSED, "prefix-open-to-all")
+    assert not list(folder.iterdir())
 
 
 def test_equal_tools_give_equal_payloads(tmp_path: Path, tools: list[Tool]) -> None:
