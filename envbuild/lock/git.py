@@ -73,8 +73,8 @@ class Repository:
         return done.stdout
 
     def tree(self) -> str:
-        """Tree hash of the commit, read from the commit itself."""
-        return self.git("show", "-s", "--format=%T", self.commit).strip()
+        """Tree hash of the commit, read from the commit itself (`git show` would want the tree's contents)."""
+        return self.git("cat-file", "commit", self.commit).split("\n", 1)[0].removeprefix("tree ")
 
     def contains(self, ancestor: str) -> bool:
         """Whether a commit is an ancestor of (or is) the commit; an unknown commit is not."""

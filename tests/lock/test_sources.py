@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git import resolve_ref
+from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.sources import absolute_url, lock_source
 from envbuild.model.stack import Source
 from tests.lock.conftest import Repos
@@ -79,6 +79,17 @@ def test_contained_commits_are_proven_and_refuted(repos: Repos) -> None:
     assert (error.code, error.exit_code) == ("ancestor-missing", ExitCode.INTEGRITY)
     assert third in error.what
     assert refusal(source("a", second, contains=["1" * 40])).code == "ancestor-missing"
+
+
+def test_a_server_that_sends_only_what_is_asked_for_is_enough(repos: Repos) -> None:
+    commit = repos.create("a")
+    repos.git("a", "config", "uploadpack.allowFilter", "true")
+    repos.git("a", "config", "uploadpack.allowAnySHA1InWant", "true")
+    later = repos.commit("a", "x", "2")
+    assert lock_source(source("a", later)).tree == repos.tree("a", later)
+    assert lock_source(source("a", later, contains=[commit])).tree == repos.tree("a", later)
+    with fetched(Repos.url("a"), later) as repository:
+        assert "tree" not in repository.git("cat-file", "--batch-all-objects", "--batch-check").split()
 
 
 def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
