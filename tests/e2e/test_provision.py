@@ -34,8 +34,7 @@ def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -
     kinds = [event["kind"] for event in built.events(first["id"])]
     assert kinds[:5] == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
     assert kinds[-3:] == ["node-finished", "evidence-written", "run-finished"]
-    shown = built.good("report", "show", first["id"])
-    assert "tiny" in shown.out
+    assert "tiny" in built.good("report", "show", first["id"]).out
 
 
 def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -> None:
@@ -54,7 +53,7 @@ def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -
 
 def test_without_json_the_summary_is_on_stdout_and_the_rest_on_stderr(built: World) -> None:
     done = built.good("provision", "--stack", "./tiny.yaml")
-    assert "report.html" in done.out
+    assert "tiny (exact)" in done.out
     assert len(done.out.splitlines()) <= 24, "the summary fits one screen"
     assert "asking 1 node" not in done.out
     assert "\x1b" not in done.out + done.err

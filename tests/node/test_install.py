@@ -445,3 +445,12 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
     node.build(variant)
     assert node.verify(deep=True)["ok"]
     assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
+
+
+def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node) -> None:
+    left = node.prefix / "tmp" / "install-of-a-killed-run"
+    (left / "deep").mkdir(parents=True)
+    other = node.prefix / "tmp" / "not-ours"
+    other.mkdir()
+    node.install(make_variant([make_wheel(node.wheels)]), tmp=str(node.prefix / "tmp"))
+    assert list((node.prefix / "tmp").iterdir()) == [other]
