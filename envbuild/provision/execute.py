@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,8 @@ class Outcome:
 class NodeFiles:
     """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go.
 
-    `tmp` is a folder on the node that may be written to once the toolchain is there.
+    `tmp` is where temporary files go on the node: the folder that the target names, None when it names none.
+    `prefix` is the node's, absolute.
     """
 
     python: str
@@ -52,6 +54,15 @@ class NodeFiles:
     artifacts: Path | None = None
     store: str | None = None
     tmp: str | None = None
+    prefix: str | None = None
+
+
+def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
+    """The `tmp` of a target on a node; None when the target names none, or by what only the node knows (`{data}`)."""
+    text = (template or "").replace("{user}", user)
+    if home:
+        text = text.replace("{home}", home)
+    return text if text and "{" not in text else None
 
 
 def execute(
@@ -129,7 +140,8 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
         payload=files.payload,
         artifacts=files.artifacts,
         store=files.store,
-        tmp=files.tmp,
+        tmp=files.tmp or (posixpath.join(files.prefix, "tmp") if files.prefix else None),
+        first_tmp=files.tmp,
     )
 
 
@@ -188,6 +200,14 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             exit_code=ExitCode.UNREACHABLE,
         )
     last = (event.stderr or event.stdout or event.message).strip()[-1500:]
+    if any(text in last for text in ("No space left on device", "Disk quota exceeded")):
+        return EnvbuildError(
+            "disk-full",
+            f"{event.node}: no room for the step `{event.role}`",
+            why=last[-500:],
+            hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
     return EnvbuildError(
         "step-failed",
         f"{event.node}: the step `{event.role}` ended without an answer (exit {event.rc})",

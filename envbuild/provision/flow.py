@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from envbuild import __version__
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
+from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute, tmp_folder
 from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.look import look_and_plan, plan_of
 from envbuild.provision.payload import write_payload
@@ -109,18 +107,10 @@ def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
             payload,
             staged.artifacts if staged else None,
             staged.store if staged else None,
-            tmp=_tmp_folder(work.prepared.target.tmp, facts),
+            tmp=tmp_folder(work.prepared.target.tmp, facts.user, facts.home),
+            prefix=facts.prefix.path,
         )
     return plan, files
-
-
-def _tmp_folder(template: str | None, facts: NodeFacts) -> str:
-    """Where temporary files go on a node: what the target says, else `<prefix>/tmp`.
-
-    Only the node knows `{data}`; for that the prefix is used as well.
-    """
-    given = (template or "").replace("{user}", facts.user).replace("{home}", facts.home)
-    return given if given and "{" not in given else posixpath.join(facts.prefix.path, "tmp")
 
 
 def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any]]]:

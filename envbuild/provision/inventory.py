@@ -32,8 +32,8 @@ class NodeHost:
     `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
     verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
     controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node. `tmp`: where
-    Ansible keeps temporary files on the node once the toolchain is there; `/tmp` (private folders in it) before that,
-    and when there is none or it is not plain.
+    Ansible keeps temporary files on the node, `first_tmp` the same before the toolchain made the prefix; `/tmp`
+    (private folders in it) when there is none or it is not plain.
     """
 
     name: str
@@ -44,6 +44,7 @@ class NodeHost:
     artifacts: Path | None = None
     store: str | None = None
     tmp: str | None = None
+    first_tmp: str | None = None
 
     def steps(self) -> frozenset[str]:
         """The roles that will do something on this node; all others are skipped."""
@@ -69,7 +70,9 @@ class NodeHost:
                 raise ValueError("artifacts need a store")
             out["envbuild_artifacts"] = str(self.artifacts.absolute())
             out["envbuild_store"] = self.store
-        # And this one it gives to the node's shell as it is, so only a plain path can be used.
+        # And these it gives to the node's shell as they are, so only plain paths can be used.
+        if self.first_tmp is not None and is_plain_path(self.first_tmp):
+            out["envbuild_first_tmp"] = self.first_tmp
         if self.tmp is not None and is_plain_path(self.tmp):
             out["ansible_remote_tmp"] = self.tmp
         return out

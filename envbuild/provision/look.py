@@ -12,7 +12,8 @@ from envbuild.model.resolution import Decision, Resolution
 from envbuild.node import identity
 from envbuild.provision import toolchain
 from envbuild.provision.bundle import node_pyz_digest
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.collect import first_error
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
@@ -28,7 +29,7 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     """
     nodes = expand_hosts(work.prepared.target.hosts)
     with work.phase("probe", f"asking {len(nodes)} node{'s' * (len(nodes) != 1)}"):
-        work.survey = survey_nodes(nodes, work.prepared, work.run.id)
+        work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):
             _bring_python(work)
@@ -58,7 +59,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     indexes = {name: {"url": e.url, "kind": kinds[e.kind]} for name, e in load_indexes().items() if e.url}
     prepared, survey = work.prepared, work.survey
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
-    return make_plan(
+    made = make_plan(
         prepared.stack.name,
         prepared.profile,
         prepared.target,
@@ -75,6 +76,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         tool_bytes=tools,
         wait=work.settings.wait,
     )
+    return made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
 
 
 def _find_tools(work: Work) -> None:
@@ -137,14 +139,28 @@ def _bring_python(work: Work) -> None:
         prefix = answer.findings["prefix"]
         payload = work.run.path / f"python-{node}.sh"
         write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
-        files[node] = NodeFiles(tools[0].path(prefix), "", payload)
+        tmp = tmp_folder(target.tmp, answer.findings.get("user", ""))
+        files[node] = NodeFiles(tools[0].path(prefix), "", payload, tmp=tmp)
     outcome = Outcome()
     run_hosts(
         {node: {} for node in files}, target, files, outcome=outcome, run=work.run, journal=work.journal,
         progress=work.progress, deadline=work.settings.deadline, cancel=work.settings.cancel,
     )  # fmt: skip
     work.tasks += outcome.tasks
-    work.survey.errors.update(outcome.errors)
-    again = survey_nodes([node for node in files if node not in outcome.errors], work.prepared, work.run.id)
+    told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
+    failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
+    again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)
+    again.errors.update({node: _python_broken(node, files[node].python) for node in again.without_python}, **failed)
     for part in fields(Survey):
         getattr(work.survey, part.name).update(getattr(again, part.name))
+
+
+def _python_broken(node: str, path: str) -> EnvbuildError:
+    return EnvbuildError(
+        "toolchain-python-broken",
+        f"{node}: the Python that was brought does not run there",
+        why=f"{path} is in place and is no usable Python; it may be built for another processor or libc",
+        hint=f"try `{path} --version` on {node}; name a toolchain file with a fitting build (config key `toolchain`)",
+        exit_code=ExitCode.REFUSED,
+        details={"node": node},
+    )

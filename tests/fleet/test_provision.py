@@ -81,3 +81,42 @@ def test_a_node_without_any_python_gets_one_first(fleet: StartNodes, nodes_world
         "toolchain", "toolchain", "deliver", "deliver", "install", "smoke", "activate",
     ]  # fmt: skip
     _assert_nothing_to_do(nodes_world, [node])
+
+
+def _refused(world: FleetWorld, node: Node) -> tuple[int, dict[str, Any]]:
+    done = world.fleet("provision")
+    error = by_node(done)[node.address]["error"]
+    assert f"error[{error['code']}]" in done.err
+    return done.rc, error
+
+
+def test_what_keeps_the_toolchain_from_a_node_is_told_with_its_own_code(
+    fleet: StartNodes, nodes_world: FleetWorld
+) -> None:
+    (node,) = fleet(1, kind="bare")
+    nodes_world.target([node])
+
+    node.run(["mkdir", PREFIX])
+    node.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", PREFIX])
+    code, error = _refused(nodes_world, node)
+    assert (code, error["code"], error["exit"]) == (75, "toolchain-unpack", 75)
+    assert "disk full" in error["what"]
+    assert node.run(["ls", "-A", f"{PREFIX}/tools"]).stdout == "", "nothing half-done stays"
+    node.run(["umount", PREFIX])
+    node.run(["rmdir", PREFIX])
+
+    node.run(["touch", PREFIX])
+    code, error = _refused(nodes_world, node)
+    assert (code, error["code"]) == (7, "prefix-not-writable")
+    node.run(["rm", PREFIX])
+
+    node.run(["mv", "/bin/gzip", "/bin/gzip-away"])
+    code, error = _refused(nodes_world, node)
+    assert (code, error["code"]) == (7, "gzip-missing")
+    node.run(["mv", "/bin/gzip-away", "/bin/gzip"])
+
+    nodes_world.target([node], tmp="/opt/my-tmp")
+    done = nodes_world.fleet("provision")
+    assert done.rc == 0, done.err
+    assert node.run(["ls", "-A", "/opt/my-tmp"]).stdout == "", "temporary files went there and are gone"
+    assert node.run(["stat", "-c", "%a", PREFIX]).stdout == "755\n"
