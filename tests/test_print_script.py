@@ -20,11 +20,11 @@ from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
+from tests.support.repositories import make_repository
 from tests.test_plan import CONTROLLER, FakeTools
 
 HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
 
 
 def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
@@ -62,21 +62,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def repository(folder: Path, files: dict[str, str]) -> tuple[str, str]:
-    """A git repository with one commit; returns commit and tree."""
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    for args in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*GIT, "-C", str(folder), *args], check=True)
-    out = [
-        subprocess.run([*GIT, "-C", str(folder), "rev-parse", what], check=True, capture_output=True, text=True)
-        for what in ("HEAD", "HEAD^{tree}")
-    ]
-    return out[0].stdout.strip(), out[1].stdout.strip()
-
-
 def wheel_package(folder: Path, name: str, version: str) -> dict[str, Any]:
     wheel = make_wheel(folder, name, version)
     row = {"file": wheel.name, "sha256": sha256(wheel), "size": wheel.stat().st_size}
@@ -94,7 +79,7 @@ def run(script: str, cwd: Path, *args: str, **env: str) -> subprocess.CompletedP
 def real_lock(tmp_path: Path, home: Path, **changed: str) -> tuple[Lock, Path]:
     """Two wheels and one source as a path entry, reachable through find-links and insteadOf only."""
     wheels = tmp_path / "wheels"
-    commit, tree = repository(tmp_path / "upstream", {"lib/inside.py": "value = 41\n", "setup.py": ""})
+    commit, tree = make_repository(tmp_path / "upstream", {"lib/inside.py": "value = 41\n", "setup.py": ""})
     subprocess.run(
         ["git", "config", "--global", f"url.file://{tmp_path}/upstream.insteadOf", "https://example.org/lib"],
         check=True,

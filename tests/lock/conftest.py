@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index
 from envbuild.lock.torch_wheels import Supply, TorchRecords
 from envbuild.model.lock import ArtifactFile
+from tests.support.repositories import git
 
 
 @pytest.fixture
@@ -59,13 +59,9 @@ class Repos:
             stream.write('[protocol "file"]\nallow = always\n')
 
     def git(self, name: str, *arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=self.folder / name, check=True, capture_output=True, text=True, timeout=60
-        )
-        return done.stdout.strip()
+        return git(self.folder / name, *arguments)
 
     def create(self, name: str) -> str:
-        (self.folder / name).mkdir(parents=True)
         self.git(name, "init", "-q")
         return self.commit(name, "README", name)
 

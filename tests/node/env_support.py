@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.node import activate, install, verify
+from tests.support.repositories import git, make_repository
+from tests.support.wheels import sha256, write_wheel
 
+__all__ = [
+    "MINOR",
+    "PYTHON",
+    "Node",
+    "git",
+    "locked",
+    "make_repository",
+    "make_variant",
+    "make_wheel",
+    "node",
+    "redirect_git",
+    "site",
+    "uv_path",
+]
 PYTHON = os.path.realpath(sys.executable)
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -38,31 +52,12 @@ def make_wheel(
     date: tuple[int, int, int, int, int, int] = (2020, 1, 1, 0, 0, 0),
 ) -> dict[str, Any]:
     """Write a wheel into `folder`; returns it as a locked package. `scripts`: console script -> `module:function`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    contents = dict(files or {f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    print(1)\n".encode()})
-    contents[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\n".encode()
-    contents[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    if scripts:
-        lines = "".join(f"{key} = {value}\n" for key, value in scripts.items())
-        contents[f"{info}/entry_points.txt"] = f"[console_scripts]\n{lines}".encode()
-    rows = []
-    for path, data in contents.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(data)}\n")
-    contents[f"{info}/RECORD"] = ("".join(rows) + f"{info}/RECORD,,\n").encode()
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in contents.items():
-            entry = zipfile.ZipInfo(path, date)
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
-    return locked(wheel, name, version)
+    files = files or {f"{name}/__init__.py": f"VERSION = {version!r}\n\ndef main():\n    print(1)\n".encode()}
+    return locked(write_wheel(folder, name, version, files, scripts=scripts, date=date), name, version)
 
 
 def locked(wheel: Path, name: str, version: str) -> dict[str, Any]:
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    file = {"file": wheel.name, "sha256": digest, "size": wheel.stat().st_size}
+    file = {"file": wheel.name, "sha256": sha256(wheel), "size": wheel.stat().st_size}
     return {"name": name, "version": version, "index": "pypi", "files": [file]}
 
 
@@ -132,25 +127,6 @@ def site(environment: Path) -> Path:
     return environment / "lib" / f"python{MINOR}" / "site-packages"
 
 
-def git(folder: Path, *args: str) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    identity = ["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
-    done = subprocess.run(["git", *identity, "-C", str(folder), *args], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def make_repository(folder: Path, files: dict[str, str]) -> tuple[str, str]:
-    """Create or extend a repository by one commit; returns (commit, tree)."""
-    if not (folder / ".git").exists():
-        git(folder, "init", "-q", "-b", "main")
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "x")
-    return git(folder, "rev-parse", "HEAD"), git(folder, "rev-parse", "HEAD^{tree}")
-
-
 def redirect_git(monkeypatch: pytest.MonkeyPatch, top: Path) -> None:
     """https://git.example.org/ is the folder `top`, through git's own insteadOf."""
     config = top / "gitconfig"
@@ -160,7 +136,7 @@ def redirect_git(monkeypatch: pytest.MonkeyPatch, top: Path) -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A node whose HOME and pip configuration are the test's own."""
     home = tmp_path / "home"
     home.mkdir()
@@ -169,8 +145,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     old = os.umask(0o022)
     os.umask(old)
-    request_umask = old
     try:
-        yield Node(tmp_path)  # type: ignore[misc]
+        yield Node(tmp_path)
     finally:
-        os.umask(request_umask)
+        os.umask(old)

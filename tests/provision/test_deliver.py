@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import os
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,25 +18,12 @@ from envbuild.model.target import Connection
 from envbuild.provision.ansible import run_playbook
 from envbuild.provision.deliver import Delivery, fetch_delivery, store_folder
 from envbuild.provision.inventory import Inventory, NodeHost
+from tests.support.wheels import sha256, write_wheel
 
 
 def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 1\n") -> ArtifactFile:
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-1.0-{tag}.whl"
-    info = f"{name}-1.0.dist-info"
-    entries = {
-        f"{name}.py": text,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    record = ""
-    with zipfile.ZipFile(path, "w") as archive:
-        for entry, content in entries.items():
-            archive.writestr(entry, content)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
-            record += f"{entry},sha256={digest},{len(content)}\n"
-        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
-    return ArtifactFile(file=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    path = write_wheel(folder, name, "1.0", {f"{name}.py": text}, tag=tag)
+    return ArtifactFile(file=path.name, sha256=sha256(path))
 
 
 def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:

@@ -1,0 +1,29 @@
+"""Real git repositories, made with an identity of their own whatever the user's configuration says."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+_SETTINGS = ("user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main")
+
+
+def git(folder: Path, *args: str) -> str:
+    """Run git in `folder`, which is made where it is missing; returns what it printed, stripped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = [word for setting in _SETTINGS for word in ("-c", setting)]
+    command = ["git", *options, "-C", str(folder), *args]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:
+    """Create or extend a repository by one commit; returns (commit, tree)."""
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "x")
+    return git(folder, "rev-parse", "HEAD"), git(folder, "rev-parse", "HEAD^{tree}")
