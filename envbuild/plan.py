@@ -11,7 +11,6 @@ from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.model.stack import EnvironmentValue, EnvPath
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
@@ -323,7 +322,11 @@ class _Node:
                 variables=self._variables(),
                 controller=dict(self.inputs.controller),
                 wait=self.inputs.wait,
-                evidence={"target": self.target.name, "not_plain": self._not_plain()},
+                evidence={
+                    "target": self.target.name,
+                    "not_plain": self._not_plain(),
+                    "hardware": self.facts.hardware(),
+                },
             ),
             seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
         )
@@ -332,8 +335,7 @@ class _Node:
         return sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")})
 
     def _variables(self) -> dict[str, Any]:
-        merged: dict[str, EnvironmentValue] = {**self.variant.environment, **self.target.environment}
-        return {k: v.to_json_dict() if isinstance(v, EnvPath) else v for k, v in merged.items()}
+        return self.variant.variables(self.target.environment)
 
     def _place(self, template: str | None) -> str | None:
         """A path of the target with `{user}` and `{home}` filled in from the facts."""

@@ -139,10 +139,12 @@ class NodeFacts(_Fact):
 
     `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: index
     name -> a TCP connection to it (or to the proxy) succeeded. `busy`: the lease of who is changing the prefix.
+    `brief`: the probe was asked for little, so what is missing says nothing.
     """
 
     protocol: int
     node: str
+    brief: bool = False
     hostname: str
     user: str
     home: str = ""
@@ -172,6 +174,10 @@ class NodeFacts(_Fact):
     reachable: dict[str, bool] = {}
     busy: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
+
+    def hardware(self) -> dict[str, Any]:
+        """Driver and GPU names: what an environment was chosen for, kept in its stamp."""
+        return {"driver": self.driver.version, "gpus": [gpu.name for gpu in self.gpus]}
 
     def class_key(self) -> dict[str, Any]:
         """The part that makes two nodes one node class: everything but names, times, free space and stamps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -23,7 +24,7 @@ from envbuild.model.common import (
     Text,
     TreeHash,
 )
-from envbuild.model.stack import Base, Build, EnvironmentValue, SmokeItem
+from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem
 
 LOCK_VERSION = 1
 
@@ -48,11 +49,15 @@ class ArtifactFile(StrictModel):
 
 
 class LockedPackage(StrictModel):
-    """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.yaml)."""
+    """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.yaml).
+
+    `metadata_from` names the build whose metadata said what this one needs, where its own could not be read.
+    """
 
     name: PackageName
     version: Text
     index: Name = "pypi"
+    metadata_from: Text | None = None
     files: Annotated[tuple[ArtifactFile, ...], Field(min_length=1)]
 
 
@@ -65,8 +70,28 @@ class LockedSubmodule(StrictModel):
     tree: TreeHash
 
 
+class LockedPatch(StrictModel):
+    """A patch of the catalog when locked: sha256 of what it does, least and most places that it must find."""
+
+    name: Name
+    digest: Sha256
+    least: Annotated[int, Field(ge=1)]
+    most: Annotated[int, Field(ge=1)]
+
+
+class LockedImage(StrictModel):
+    """The image of a base by its reference; `digest` is `unrecorded` until a registry has been asked (see `reason`)."""
+
+    name: Text
+    digest: Sha256 | Literal["unrecorded"]
+    reason: Text | None = None
+
+
 class LockedSource(StrictModel):
-    """A git source, pinned by commit and tree, with how it is installed."""
+    """A git source, pinned by commit and tree, with how it is installed.
+
+    `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked.
+    """
 
     name: Name
     git: GitUrl
@@ -78,7 +103,14 @@ class LockedSource(StrictModel):
     path: RelPath | None = None
     build: Build | None = None
     patches: tuple[Name, ...] = ()
+    patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
+
+    @model_validator(mode="after")
+    def _pins_are_of_the_patches(self) -> LockedSource:
+        if self.patch_pins and tuple(pin.name for pin in self.patch_pins) != self.patches:
+            raise ValueError("`patch_pins` must pin each of `patches`, in their order")
+        return self
 
 
 class LockedInterpreter(StrictModel):
@@ -110,6 +142,7 @@ class Variant(StrictModel):
     torch: Text | None = None
     flavour: Flavour | None = None
     base: Base = Base(kind="none")
+    image: LockedImage | None = None
     provided: dict[str, str] = {}
     interpreter: LockedInterpreter = LockedInterpreter()
     packages: tuple[LockedPackage, ...] = ()
@@ -121,17 +154,22 @@ class Variant(StrictModel):
     def contents(self) -> dict[str, Any]:
         """What the digest covers: everything that decides which files and variables the environment has.
 
-        Left out: the label, the smoke list (it checks an environment, it does not change one), where a record was
-        witnessed, and sizes.
+        Left out: the label, the smoke list (it checks an environment, it does not change one), where a record or
+        metadata came from, and sizes.
         """
         data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"id", "digest", "smoke"})
         for package in data["packages"]:
+            package.pop("metadata_from", None)
             package["files"] = sorted(
                 ({"file": f["file"], "sha256": f["sha256"]} for f in package["files"]),
                 key=lambda f: f["file"],
             )
         for source in data["sources"]:
             source.pop("ref", None)
+            # Nothing pinned counts as not said, so that a lock outlives this field.
+            if not source["patch_pins"]:
+                del source["patch_pins"]
+        data.get("image", {}).pop("reason", None)
         return data
 
     def compute_digest(self, stack: str, profile: str) -> str:
@@ -139,6 +177,11 @@ class Variant(StrictModel):
         return hashlib.sha256(
             canonical_json({"stack": stack, "profile": profile, "lock": LOCK_VERSION, **self.contents()})
         ).hexdigest()
+
+    def variables(self, more: Mapping[str, EnvironmentValue]) -> dict[str, Any]:
+        """The environment variables as plain data; `more` are the target's, which stand above the stack's."""
+        merged = {**self.environment, **more}
+        return {key: value.to_json_dict() if isinstance(value, EnvPath) else value for key, value in merged.items()}
 
     def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Variant:
         """The same variant on a known base: what the base provides becomes part of the digest."""

@@ -43,6 +43,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     args = request["args"]
     prefix = request["prefix"]
     folders = search_path()
+    if args.get("brief"):
+        return False, _brief(args, prefix, folders)
     reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
     interpreters = _texts(args, "interpreters")
     modules = probe_system.modules_system()
@@ -69,6 +71,16 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         facts["tmp"] = probe_disk.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
     facts["warnings"] = warnings + _observations(facts)
     return False, facts
+
+
+def _brief(args: "dict[str, Any]", prefix: "str", folders: "list[str]") -> "dict[str, Any]":
+    """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
+    facts = _quick(args, prefix, [], None, folders)
+    facts.update(probe_gpu.gpu_facts(folders))
+    facts["libc"] = probe_system.libc_facts(folders)
+    facts["prefix"] = probe_disk.disk_facts(prefix, {})
+    facts["brief"] = True
+    return facts
 
 
 def _quick(

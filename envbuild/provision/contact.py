@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class ContactResult:
                 "node-without-python",
                 f"{self.node} has no Python 3.6 or newer",
                 why="none on PATH, in the usual folders or under the prefix",
-                hint="`envbuild provision` brings one into the prefix",
+                hint="`envbuild provision` brings one into the prefix; what fits this node is known only then",
                 exit_code=ExitCode.REFUSED,
                 details={"node": self.node},
             )
@@ -194,13 +195,23 @@ class Raw:
     timed_out: bool = False
 
 
-def _local(script: str, deadline: float) -> Raw:
+# This machine has the controller's own Python and the package itself: nothing has to be looked for or sent.
+_HERE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from envbuild.node.__main__ import main; sys.exit(main())"
+
+
+def _local(request: dict[str, Any], nonce: str, deadline: float) -> Raw:
+    """The same answer as a first contact gives, from the node program of this installation."""
+    package = str(Path(__file__).resolve().parents[2])
+    argv = [sys.executable, "-I", "-c", _HERE, package, str(request["verb"])]
     done = proc.run(
-        ["/bin/sh", "-s"], timeout=deadline, env=dict(os.environ), stdin=script.encode(), limit=OUTPUT_LIMIT
+        argv,
+        timeout=deadline,
+        env=dict(os.environ),
+        stdin=json.dumps(request, allow_nan=False).encode(),
+        limit=OUTPUT_LIMIT,
     )
-    if done.missing:
-        raise _garbled("localhost", "contact-no-answer", "/bin/sh could not be started", done.err, "")
-    return Raw(done.out.encode(), done.err, done.truncated, done.timed_out)
+    lines = [_marker("begin", nonce), f"python={sys.executable}", f"response={done.out.rstrip()}", f"exit={done.rc}"]
+    return Raw("\n".join([*lines, _marker("end", nonce), ""]).encode(), done.err, done.truncated, done.timed_out)
 
 
 def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:
@@ -210,12 +221,12 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     that the node program itself reports is in the result (`ContactResult.result()` raises it).
     """
     nonce = secrets.token_hex(16)
-    script = build_script(request, node_pyz(), nonce)
     if connection.kind == "local":
-        raw = _local(script, deadline)
+        raw = _local(request, nonce, deadline)
     else:
         from envbuild.provision import ssh
 
+        script = build_script(request, node_pyz(), nonce)
         out, err, truncated, timed_out = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)
         raw = Raw(out, err, truncated, timed_out)
     log = raw.err[-LOG_LIMIT:]

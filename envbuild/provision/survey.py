@@ -1,7 +1,7 @@
 """Ask the nodes, then decide: facts and resolutions of one run.
 
-A node is asked once when its environment is already there. Only where something has to be chosen is it asked again,
-with the questions that cost time: which indexes it reaches and what its interpreters provide.
+A node is asked briefly first: often its environment is there and nothing has to be done. Only where something has to
+be chosen is it asked again, with the questions that cost time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.keep import can_keep, kept
 from envbuild.provision.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -27,12 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Survey:
-    """Per node: facts, resolution, the variant as it will be built, or the error that ended it."""
+    """Per node: facts, resolution, the variant as it will be built, or the error that ended it.
+
+    `kept` are nodes whose environment in use needs nothing; they have no resolution of their own.
+    """
 
     facts: dict[str, NodeFacts] = field(default_factory=dict)
     resolutions: dict[str, Resolution] = field(default_factory=dict)
     variants: dict[str, Variant] = field(default_factory=dict)
     contacts: dict[str, ContactResult] = field(default_factory=dict)
+    kept: dict[str, NodePlan] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
 
     @property
@@ -61,11 +67,25 @@ def ask(nodes: Iterable[str], prepared: Prepared, run: str, args: Mapping[str, A
             survey.errors[node] = error
 
 
-def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
-    """Facts and resolutions of all nodes. Errors are kept per node, nothing is raised for one node."""
+def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool = False) -> Survey:
+    """Facts and resolutions of all nodes. Errors are kept per node, nothing is raised for one node.
+
+    `keep`: ask briefly first, and decide only for nodes whose environment in use does not show that all is done.
+    """
+    survey = Survey()
+    if keep and can_keep(prepared.choice, prepared.target.base):
+        ask(nodes, prepared, run, {"stack": prepared.stack.name, "verify": True, "brief": True}, survey)
+        plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
+        survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
+    rest = [node for node in nodes if node not in survey.kept and node not in survey.errors]
+    if rest:
+        _survey_fully(rest, prepared, run, survey)
+    return survey
+
+
+def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey) -> None:
     from envbuild.resolve.supply import wanted_files
 
-    survey = Survey()
     args: dict[str, Any] = {
         "stack": prepared.stack.name,
         "verify": True,
@@ -81,11 +101,11 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str) -> Survey:
         rules = pool.submit(_rules)
         ask(nodes, prepared, run, args, survey)
         rules.result()
-    decide(prepared, survey, survey.facts)
-    open_questions = [node for node in survey.facts if not _settled(survey, node)]
+    there = [node for node in nodes if node in survey.facts and node not in survey.errors]
+    decide(prepared, survey, there)
+    open_questions = [node for node in there if not _settled(survey, node)]
     if open_questions:
         _ask_again(open_questions, prepared, run, args, survey)
-    return survey
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

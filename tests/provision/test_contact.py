@@ -85,7 +85,9 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", "relative/and/so/ignored")
-    found = contact.run_node("localhost", request("{data}/{user}/e"), Connection())
+    script = contact.build_script(request("{data}/{user}/e"), node_pyz(), NONCE)
+    done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
+    found = contact.parse_output(done.stdout, NONCE)
     assert found.findings["prefix"] == found.result()["prefix"]["path"]
     assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
 
@@ -250,14 +252,14 @@ def test_script_refuses_what_it_would_paste_unquoted() -> None:
 
 
 def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "build_script", lambda *_: "sleep 30\n")
+    monkeypatch.setattr(contact, "_HERE", "import time; time.sleep(30)")
     with pytest.raises(EnvbuildError) as caught:
         contact.run_node("localhost", request(), Connection(), deadline=0.2)
     assert caught.value.code == "contact-timeout"
 
 
 def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "build_script", lambda *_: "head -c 300000 /dev/zero\n")
+    monkeypatch.setattr(contact, "_HERE", "print('x' * 300000)")
     monkeypatch.setattr(contact, "OUTPUT_LIMIT", 100_000)
     with pytest.raises(EnvbuildError) as caught:
         contact.run_node("localhost", request(), Connection())

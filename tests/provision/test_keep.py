@@ -1,0 +1,106 @@
+"""What may be kept without asking more: every difference between stamp, lock, target and hardware asks again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.model.stack import Stack
+from envbuild.model.target import Target
+from envbuild.provision.keep import can_keep, kept
+from envbuild.provision.prepare import Choice, Prepared
+from tests.lock.build import lock as lock_of
+from tests.lock.build import variant
+
+
+def prepared(**target: Any) -> Prepared:
+    stack = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": {"python": ["3.11"]}}})
+    where = Target.from_plain({"name": "here", "prefix": "/p", **target})
+    return Prepared(stack, "exact", where, lock(), Path("demo.lock.toml"), "0" * 64, Choice(target="here"))
+
+
+def lock() -> Lock:
+    return lock_of(variant(environment={"A": "1"}))
+
+
+def facts(**changes: Any) -> NodeFacts:
+    digest = lock().variants[0].digest
+    stamp = {
+        "variables": {"A": "1"},
+        "evidence": {"hardware": {"driver": "535.1", "gpus": ["NVIDIA A100"]}},
+        "interpreter": "/usr/bin/python3.11",
+    }
+    stamp.update(changes.pop("stamp", {}))
+    environment = {
+        "path": "/p/envs/demo",
+        "stack": "demo",
+        "variant_digest": digest,
+        "current": True,
+        "stamp": stamp,
+        "checks": [{"name": "stamp", "status": "passed", "says": "there"}],
+    }
+    environment.update(changes.pop("environment", {}))
+    plain: dict[str, Any] = {
+        "protocol": 1,
+        "node": "n1",
+        "hostname": "n1",
+        "user": "u",
+        "probed_at": "2026-01-01T00:00:00Z",
+        "os": {},
+        "libc": {},
+        "prefix": {"path": "/p"},
+        "driver": {"version": "535.1"},
+        "gpus": [{"index": 0, "name": "NVIDIA A100"}],
+        "environments": [environment],
+    }
+    return NodeFacts.from_plain({**plain, **changes})
+
+
+def test_an_environment_in_use_of_this_lock_is_kept_with_its_reason() -> None:
+    plan = kept(facts(), prepared())
+    assert plan is not None
+    assert plan.nothing_to_do
+    assert plan.environment == "/p/envs/demo"
+    assert plan.resolution.variant_digest == lock().variants[0].digest
+    assert [decision.rule for decision in plan.resolution.decisions] == ["in-use"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"current": False}},
+        {"environment": {"checks": []}},
+        {"environment": {"stack": "other"}},
+        {"environment": {"variant_digest": "f" * 64}},
+        {"environment": {"stamp": None}},
+        {"stamp": {"variables": {"A": "2"}}},
+        {"stamp": {"evidence": {}}},
+        {"driver": {"version": "550.1"}},
+        {"gpus": []},
+        {"environments": []},
+    ],
+)
+def test_any_difference_asks_again(changes: dict[str, Any]) -> None:
+    assert kept(facts(**changes), prepared()) is None
+
+
+def test_a_variable_of_the_target_asks_again() -> None:
+    assert kept(facts(), prepared(environment={"A": "2"})) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "base", "may"),
+    [
+        ({}, None, True),
+        ({}, "none", True),
+        ({}, "system", False),
+        ({"variant": "v"}, None, False),
+        ({"interpreter": "/usr/bin/python3"}, None, False),
+    ],
+)
+def test_only_a_plain_wish_is_answered_by_what_is_there(choice: dict[str, str], base: str | None, may: bool) -> None:
+    assert can_keep(Choice(target="here", **choice), base) is may
