@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIZE_LIMIT = 8 * 1024 * 1024
 _SEEN = 3
 _COMMENT = {"cpp": "//", "cc": "//", "cu": "//", "h": "//", "hpp": "//"}
-_MARKER = re.compile(r"^(?:#|//) envbuild patch ([a-z0-9._-]+): ([0-9]+) hits?[ \t\r]*$", re.M)
+_MARKER = re.compile(r"(?:\A|(?<=[\r\n]))(?:#|//) envbuild patch ([a-z0-9._-]+): ([0-9]+) hits?[ \t]*(?=[\r\n]|\Z)")
 
 
 class _File:
@@ -65,6 +65,8 @@ def apply(
     for part in patch_spec["parts"]:
         found = [_work(directory, path, part["edit"], patch_spec["name"]) for path in _paths(directory, part)]
         _count(patch_spec["name"], part, sum(each.hits for each in found), found, directory)
+        for each in found:
+            _prove(part["edit"], each, patch_spec["name"])
         files += [each for each in found if each.hits]
     total = sum(each.hits for each in files)
     _count(patch_spec["name"], patch_spec.get("hits") or {}, total, files, directory)
@@ -157,10 +159,6 @@ def _work(directory: "str", path: "str", edit: "str", name: "str") -> "_File":
         after = source.encoded(_with_marker(source, text, name, hits))
     except UnfitError as error:
         raise _failed("patch-precondition", name, path, source, error) from None
-    try:
-        _check_outcome(edit, Source(path, after))
-    except UnfitError as error:
-        raise _failed("patch-postcondition", name, path, source, error) from None
     seen = "\n--\n".join(source.around(change.start) for change in changes[:_SEEN] if change.hit)
     return _File(path, data, after, hits, seen)
 
@@ -205,6 +203,18 @@ def _with_marker(source: "Source", text: "str", name: "str", hits: "int") -> "st
         "" if hits == 1 else "s",
         source.newline,
     )
+
+
+def _prove(edit: "str", each: "_File", name: "str") -> "None":
+    """Raises NodeError `patch-postcondition` when the new contents of a file are not what they should be."""
+    if each.after is None:
+        return
+    source = None  # type: Source | None
+    try:
+        source = Source(each.path, each.after)
+        _check_outcome(edit, source)
+    except UnfitError as error:
+        raise _failed("patch-postcondition", name, each.path, source, error) from None
 
 
 def _check_outcome(edit: "str", source: "Source") -> "None":

@@ -151,7 +151,7 @@ def _find_arch(source: "Source") -> "list[Change]":
 
 
 def _check_arch(source: "Source") -> "None":
-    if list(_gencode_pairs(source)) or list(_gencode_appends(source)):
+    if any(True for _ in _gencode_pairs(source)) or any(True for _ in _gencode_appends(source)):
         raise UnfitError("a fixed -gencode flag is still there")
     starred = [n for n in ast.walk(source.tree()) if isinstance(n, ast.Starred) and isinstance(n.value, ast.Call)]
     if len([node for node in starred if dotted(node.value.func) == _GENCODE]) != 1:  # type: ignore[attr-defined]

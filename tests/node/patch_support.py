@@ -1,0 +1,74 @@
+"""Stand-ins with which an Apex-shaped setup.py really runs: an empty torch, an nvcc that only says its version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from envbuild.catalog.patches import load_patch
+from envbuild.node import patch
+
+_TORCH = """
+import os, sys, types
+__version__ = os.environ["TORCH_VERSION"]
+version = types.SimpleNamespace(cuda=os.environ.get("TORCH_CUDA") or None)
+cuda = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
+backends = types.SimpleNamespace(cudnn=types.SimpleNamespace(is_available=lambda: False))
+"""
+_EXTENSION = """
+import os
+CUDA_HOME = os.environ.get("CUDA_HOME")
+class BuildExtension:
+    with_options = classmethod(lambda cls, **options: cls)
+CppExtension = CUDAExtension = lambda *args, **options: (args, options)
+def load(**options):
+    raise AssertionError("not called while setup.py is read")
+"""
+_SETUPTOOLS = """
+def find_packages(**options):
+    return []
+def setup(**options):
+    print("REACHED SETUP", len(options["ext_modules"]))
+"""
+_NVCC = """#!/bin/sh
+echo 'nvcc: NVIDIA (R) Cuda compiler driver'
+echo 'Cuda compilation tools, release {version}, V{version}.48'
+"""
+
+
+def run_setup(
+    folder: Path,
+    *flags: str,
+    torch_cuda: str | None,
+    nvcc: str | None,
+    torch: str = "1.10.0",
+    python: str = sys.executable,
+) -> subprocess.CompletedProcess[str]:
+    """Run `folder/setup.py` among the stand-ins; `nvcc` None: no CUDA toolkit is there."""
+    stubs = folder.parent / f"{folder.name}-stubs"
+    for name, text in (
+        ("torch/__init__.py", _TORCH),
+        ("torch/utils/__init__.py", ""),
+        ("torch/utils/cpp_extension.py", _EXTENSION),
+        ("setuptools/__init__.py", _SETUPTOOLS),
+    ):
+        (stubs / name).parent.mkdir(parents=True, exist_ok=True)
+        (stubs / name).write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(stubs), "TORCH_CUDA": torch_cuda or "", "TORCH_VERSION": torch}
+    environment.pop("CUDA_HOME", None)
+    if nvcc is not None:
+        program = stubs / "cuda" / "bin" / "nvcc"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(_NVCC.format(version=nvcc))
+        program.chmod(0o755)
+        environment["CUDA_HOME"] = str(stubs / "cuda")
+    command = [python, "-W", "ignore", "setup.py", *flags]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict[str, Any]:
+    """Apply a patch of the catalog, whatever the commit."""
+    return patch.apply(str(folder), load_patch(name).spec(), facts, check=check)

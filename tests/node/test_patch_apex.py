@@ -1,0 +1,202 @@
+"""The Apex patches on every historical shape of setup.py; the edited file really runs, among stand-ins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.patches import load_patch
+from envbuild.node.protocol import NodeError
+from tests.node import patch_shapes
+from tests.node.patch_support import apply, run_setup
+from tests.node.pythons import require_python
+
+FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
+
+
+@pytest.fixture
+def apex(tmp_path: Path, form: str) -> Path:
+    return _checkout(tmp_path, patch_shapes.APEX[form][0])
+
+
+def _checkout(tmp_path: Path, text: str) -> Path:
+    folder = tmp_path / "apex"
+    folder.mkdir()
+    (folder / "setup.py").write_text(text)
+    return folder
+
+
+@FORMS
+def test_a_minor_difference_passes_and_the_build_log_says_so(apex: Path, form: str) -> None:
+    before = run_setup(apex, "--cuda_ext", torch_cuda="11.3", nvcc="11.6")
+    assert (before.returncode == 0) == form.startswith("1")
+    result = apply(apex, "apex-cuda-check")
+    assert (result["changed"], result["hits"]) == (True, 1)
+    after = run_setup(apex, "--cuda_ext", torch_cuda="11.3", nvcc="11.6")
+    assert "REACHED SETUP 1" in after.stdout, after.stderr
+    assert "envbuild: nvcc 11.6, torch built with CUDA 11.3: same major, the check is passed over" in after.stdout
+
+
+@FORMS
+def test_another_major_is_still_the_checks_to_judge(apex: Path, form: str) -> None:
+    apply(apex, "apex-cuda-check")
+    done = run_setup(apex, "--cuda_ext", torch_cuda="11.3", nvcc="12.1")
+    assert "nvcc 12.1, torch built with CUDA 11.3: the check runs" in done.stdout
+    assert ("different CUDA versions" in done.stderr and done.returncode == 1) != form.startswith("1")
+
+
+@FORMS
+def test_equal_versions_are_checked_as_before(apex: Path, form: str) -> None:
+    apply(apex, "apex-cuda-check")
+    done = run_setup(apex, "--cuda_ext", torch_cuda="11.3", nvcc="11.3")
+    assert "REACHED SETUP 1" in done.stdout, done.stderr
+    assert "the check runs" in done.stdout
+
+
+@FORMS
+def test_a_torch_without_cuda_is_never_let_through(apex: Path, form: str) -> None:
+    apply(apex, "apex-cuda-check")
+    done = run_setup(apex, "--cuda_ext", torch_cuda=None, nvcc="12.1")
+    assert done.returncode == 1
+    assert "torch was built with CUDA None" in done.stdout
+    assert "REACHED" not in done.stdout
+
+
+@FORMS
+def test_only_the_call_changes(apex: Path, form: str) -> None:
+    text = (apex / "setup.py").read_text()
+    result = apply(apex, "apex-cuda-check")
+    removed = [line for line in result["diff"].splitlines() if line.startswith("-") and not line.startswith("---")]
+    assert len(removed) == 1
+    assert "check_cuda_torch_binary_vs_bare_metal(" in removed[0]
+    assert all(line in (apex / "setup.py").read_text() for line in text.splitlines() if "bare_metal(" not in line)
+
+
+@FORMS
+def test_the_whole_minor_version_is_read(apex: Path, form: str) -> None:
+    wanted = patch_shapes.APEX[form][1]
+    if not wanted:
+        with pytest.raises(NodeError) as caught:
+            apply(apex, "apex-cuda-minor-parse")
+        assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
+        return
+    before = run_setup(apex, "--cuda_ext", torch_cuda="11.10", nvcc="11.10")
+    assert (before.returncode == 1) != form.startswith("1")
+    assert apply(apex, "apex-cuda-minor-parse")["hits"] == wanted
+    after = run_setup(apex, "--cuda_ext", torch_cuda="11.10", nvcc="11.10")
+    assert "REACHED SETUP 1" in after.stdout, after.stderr
+
+
+@FORMS
+def test_cpp_ext_needs_no_nvcc(apex: Path, form: str) -> None:
+    wanted = patch_shapes.APEX[form][2]
+    before = run_setup(apex, "--cpp_ext", torch_cuda=None, nvcc=None)
+    assert (before.returncode == 1) == bool(wanted)
+    if not wanted:
+        with pytest.raises(NodeError, match="found 0 places"):
+            apply(apex, "apex-cuda-home-none")
+        return
+    assert apply(apex, "apex-cuda-home-none")["hits"] == wanted
+    after = run_setup(apex, "--cpp_ext", torch_cuda=None, nvcc=None)
+    assert "REACHED SETUP 1" in after.stdout, after.stderr
+    cuda = run_setup(apex, "--cuda_ext", torch_cuda=None, nvcc=None)
+    assert "wants nvcc" in cuda.stderr
+
+
+@FORMS
+def test_all_three_go_together_in_any_order_and_once_only(apex: Path, form: str) -> None:
+    names = ["apex-cuda-home-none", "apex-cuda-check", "apex-cuda-minor-parse"]
+    wanted = dict(zip(names, (patch_shapes.APEX[form][2], 1, patch_shapes.APEX[form][1]), strict=True))
+    used = [name for name in names if wanted[name]]
+    for name in used:
+        assert apply(apex, name)["changed"]
+    text = (apex / "setup.py").read_text()
+    for name in reversed(used):
+        again = apply(apex, name)
+        assert (again["changed"], again["already"], again["hits"], again["diff"]) == (False, True, wanted[name], "")
+    assert (apex / "setup.py").read_text() == text
+    done = run_setup(apex, "--cpp_ext", "--cuda_ext", torch_cuda="11.3", nvcc="11.6")
+    assert "REACHED SETUP 2" in done.stdout, done.stderr
+
+
+def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
+    apex = _checkout(tmp_path, patch_shapes.NO_CHECK)
+    with pytest.raises(NodeError) as caught:
+        apply(apex, "apex-cuda-check")
+    assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
+    assert (apex / "setup.py").read_text() == patch_shapes.NO_CHECK
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "why"),
+    [
+        (("(CUDA_HOME)\n    ext", "(CUDA_HOME)\n    check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)\n    ext"),
+         "patch-too-many-hits", "check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)"),
+        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/usr/cuda')\n    ext"), "patch-precondition", "CUDA_HOME alone"),
+        (("def check_cuda_torch", "def check_other_torch"), "patch-precondition", "is defined 0 times"),
+        (("def raise_if", "def check_cuda_torch_binary_vs_bare_metal(d): pass\ndef raise_if"), "patch-precondition",
+         "is defined 2 times"),
+        (("ext_modules = []\n", "ext_modules = [\n"), "patch-precondition", "does not parse"),
+        (("ext_modules = []\n", "ext_modules = []\nreturn\n"), "patch-postcondition", "does not compile afterwards"),
+    ],
+)  # fmt: skip
+def test_another_shape_is_refused_and_left_alone(tmp_path: Path, change: tuple[str, str], code: str, why: str) -> None:
+    text = patch_shapes.RUFF.replace(*change)
+    assert text != patch_shapes.RUFF
+    apex = _checkout(tmp_path, text)
+    with pytest.raises(NodeError) as caught:
+        apply(apex, "apex-cuda-check")
+    assert (caught.value.code, caught.value.exit_code) == (code, 4)
+    assert why in caught.value.why
+    assert (apex / "setup.py").read_text() == text
+    assert sorted(path.name for path in apex.iterdir()) == ["setup.py"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({"torch_cuda": "11.3", "nvcc": "11.6.124"}, "nvcc 11.6.124, torch CUDA 11.3: same major, passed over"),
+        ({"torch_cuda": "11.3", "nvcc": "11.3"}, "nvcc 11.3, torch CUDA 11.3: equal, the check runs"),
+        ({"torch_cuda": "11.3", "nvcc": None}, "nvcc's version is not known here: decided when it is built"),
+        ({"torch_cuda": None, "nvcc": "12.1"}, "torch has no CUDA: the check stays in force"),
+    ],
+)
+def test_the_facts_tell_the_decision_beforehand(tmp_path: Path, facts: dict[str, str | None], note: str) -> None:
+    result = apply(_checkout(tmp_path, patch_shapes.RUFF), "apex-cuda-check", **facts)
+    assert result["notes"] == [note]
+
+
+def test_facts_of_two_majors_refuse_before_anything_is_built(tmp_path: Path) -> None:
+    apex = _checkout(tmp_path, patch_shapes.RUFF)
+    with pytest.raises(NodeError) as caught:
+        apply(apex, "apex-cuda-check", torch_cuda="11.3", nvcc="12.1")
+    assert (caught.value.code, caught.value.exit_code) == ("patch-refused", 7)
+    assert (apex / "setup.py").read_text() == patch_shapes.RUFF
+
+
+_PROGRAM = """
+import json, sys
+from envbuild.node import patch
+for spec in json.loads(sys.argv[2]):
+    patch.apply(sys.argv[1], spec)
+"""
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+@FORMS
+def test_the_edit_is_the_same_under_every_python(apex: Path, form: str, version: str) -> None:
+    python = require_python(version)
+    text, minor, _ = patch_shapes.APEX[form]
+    names = ["apex-cuda-check", *(["apex-cuda-minor-parse"] if minor else [])]
+    specs = json.dumps([load_patch(name).spec() for name in names])
+    command = [python, "-c", _PROGRAM, str(apex), specs]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    there = (apex / "setup.py").read_text()
+    (apex / "setup.py").write_text(text)
+    for name in names:
+        apply(apex, name)
+    assert (apex / "setup.py").read_text() == there
