@@ -80,6 +80,8 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     page = run.path / "report.html"
     named = str(page) if page.exists() else ""
     ui.lines(evidence.to_json_dict() if ui.json else {}, lambda width: summary_lines(evidence, named, width=width))
+    if not evidence.ansible_tasks and any(check.status == "failed" for node in evidence.nodes for check in node.checks):
+        ui.note("hint: `--repair` builds it again; `envbuild verify --deep` names every file")
     return evidence.exit
 
 
