@@ -254,6 +254,9 @@ class Fleet:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             _ip("netns", "del", namespace)
+            # The kernel takes a namespace apart when it has time for it; the name of the cable is needed again at once.
+            cable = namespace.replace("ebn", "ebv")
+            subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True, env={"PATH": _PATH})
         _ip("link", "del", f"ebr{self.number}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
