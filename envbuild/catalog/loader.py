@@ -20,10 +20,11 @@ from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack
-from envbuild.model.target import Target
+from envbuild.model.target import HostSource, Target
 
 MAX_EXTENDS = 8
 PLACEHOLDER_HOST = "<your-hosts>"
+_PLACEHOLDER = re.compile(r"<your-[a-z-]+>")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -45,7 +46,12 @@ class LoadedTarget:
     target: Target
     path: Path
     shipped: bool
-    files: tuple[Path, ...]
+    documents: tuple[YamlDocument, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of `documents`."""
+        return tuple(Path(document.name) for document in self.documents)
 
 
 def list_stacks() -> tuple[str, ...]:
@@ -90,6 +96,9 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     data: dict[str, Any] = {}
     for document in reversed(documents):
         data = _merged(data, document.data)
+        if isinstance(document.data.get("hosts"), Mapping):
+            # Who names the hosts is one choice: a partition does not add to another target's node file.
+            data["hosts"] = dict(document.data["hosts"])
     own = documents[0].data
     # A target is not its parent: what names it is never inherited.
     for key in ("name", "summary", "extends"):
@@ -101,15 +110,26 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
         target = Target.from_plain(data)
     except ValidationError as error:
         raise manifest_error(error, Target, data, documents) from None
+    loaded = LoadedTarget(ref, target, path, shipped=not is_path(ref), documents=tuple(documents))
     if not template:
-        _refuse_placeholder(target, documents)
-    files = tuple(Path(document.name) for document in documents)
-    return LoadedTarget(ref, target, path, shipped=not is_path(ref), files=files)
+        refuse_template(loaded)
+    return loaded
 
 
 def is_template(target: Target) -> bool:
     """Whether a target is there only to be extended."""
-    return PLACEHOLDER_HOST in target.hosts
+    return _placeholder(target) is not None
+
+
+def _placeholder(target: Target) -> tuple[tuple[str, ...], str] | None:
+    """The first field (as a path) that still holds a placeholder such as `<your-hosts>`, with that placeholder."""
+    hosts = target.hosts
+    texts: list[tuple[tuple[str, ...], str | None]] = [(("hosts",), host) for host in hosts if isinstance(host, str)]
+    if isinstance(hosts, HostSource):
+        texts = [(("hosts",), value) for value in hosts.given.values()]
+    scheduler = target.scheduler
+    texts += [(("scheduler", "queue"), scheduler.queue), (("scheduler", "account"), scheduler.account)]
+    return next(((path, text) for path, text in texts if text and _PLACEHOLDER.fullmatch(text)), None)
 
 
 def pick_profile(loaded: LoadedStack, profile: str | None) -> str:
@@ -132,6 +152,12 @@ def lock_path(loaded: LoadedStack, profile: str) -> Path:
     stem = loaded.path.stem
     middle = "" if profile == loaded.stack.default_profile else f".{profile}"
     return loaded.path.with_name(f"{stem}{middle}.lock.toml")
+
+
+def lock_command(loaded: LoadedStack, profile: str) -> str:
+    """The command that makes the lock of a stack and profile."""
+    more = "" if profile == loaded.stack.default_profile else f" --profile {profile}"
+    return f"`envbuild lock create {loaded.ref}{more}`"
 
 
 def manifest_digest(stack: Stack, profile: str) -> str:
@@ -223,18 +249,23 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
     return refuse("target-extends", document.name, line, column, problem, hint)
 
 
-def _refuse_placeholder(target: Target, documents: list[YamlDocument]) -> None:
-    """A template such as `ssh` leaves `hosts` to be said by the target that extends it."""
-    if not is_template(target):
+def refuse_template(loaded: LoadedTarget) -> None:
+    """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said."""
+    target, documents = loaded.target, loaded.documents
+    found = _placeholder(target)
+    if found is None:
         return
-    line, column = next((d.locate(("hosts",)) for d in documents if d.holds(("hosts",))), (1, 1))
+    path, placeholder = found
+    field = ".".join(path)
+    line, column = next((d.locate(path) for d in documents if d.holds(path)), (1, 1))
+    wanted = "`hosts: [...]`" if placeholder == PLACEHOLDER_HOST else f"your own `{field}`"
     raise refuse(
         "target-template",
         documents[0].name,
         line,
         column,
-        f"`hosts` still holds the placeholder {PLACEHOLDER_HOST}",
-        f"write your own target with `extends: {target.name}` and `hosts: [...]`",
+        f"`{field}` still holds the placeholder {placeholder}",
+        f"write your own target with `extends: {target.name}` and {wanted}",
     )
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @common_options
 def probe(ui: Ui, /, **flags: Any) -> int:
     """Read the facts of every node of a target."""
-    from envbuild.catalog.loader import load_target
+    from envbuild.catalog.loader import load_target, refuse_template
+    from envbuild.provision.supported import refuse_unsupported
     from envbuild.provision.survey import probe_nodes
     from envbuild.resolve.classes import group
 
@@ -29,7 +30,10 @@ def probe(ui: Ui, /, **flags: Any) -> int:
     overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
     if flags["hosts"]:
         overrides["hosts"] = list(flags["hosts"])
-    facts, errors = probe_nodes(load_target(flags["target"] or config.target, overrides).target)
+    loaded = load_target(flags["target"] or config.target, overrides, template=True)
+    refuse_unsupported(loaded.target, only_ask=True)
+    refuse_template(loaded)
+    facts, errors = probe_nodes(loaded.target)
     data = {
         "facts": {node: item.to_json_dict() for node, item in facts.items()},
         "errors": {node: error.as_dict() for node, error in errors.items()},

@@ -42,7 +42,7 @@ def show(ui: Ui, target: str | None) -> int:
     template = is_template(loaded.target)
     files = [str(path) for path in loaded.files]
     if template:
-        ui.note("this is a template: extend it and say `hosts`")
+        ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
     ui.result(result, lambda: "\n".join([*(f"# from {path}" for path in files), *_lines(data)]))
     return 0

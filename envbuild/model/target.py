@@ -41,16 +41,54 @@ def _host(value: str) -> str:
 PathTemplate = Annotated[Text, AfterValidator(_path_template)]
 FileText = Annotated[Text, AfterValidator(_not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
+Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
+
+
+class HostSource(StrictModel):
+    """Who names the hosts, where the target does not; exactly one of these.
+
+    `slurm`: all nodes of a partition. `pbs`: the node file of the job (`nodefile`), or the path of one. `inventory`: an
+    Ansible inventory. `command`: what prints host names, an argument list.
+    """
+
+    slurm: FileText | None = None
+    pbs: FileText | None = None
+    inventory: FileText | None = None
+    command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _only_one(self) -> HostSource:
+        if len(self.given) != 1:
+            raise ValueError("exactly one of slurm, pbs, inventory and command names the hosts")
+        return self
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What is said, as text: `{"slurm": "hpc"}`."""
+        told = {"slurm": self.slurm, "pbs": self.pbs, "inventory": self.inventory}
+        if self.command is not None:
+            told["command"] = " ".join(self.command)
+        return {key: value for key, value in told.items() if value is not None}
+
+
+class Login(StrictModel):
+    """The host from which jobs are submitted; without one, jobs are submitted where envbuild runs."""
+
+    host: Host
+    user: Name | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Connection(StrictModel):
     """How nodes are reached.
 
     `local`: this machine. `ssh`: OpenSSH for work and Fabric for questions, host keys always verified against the
-    user's and the system's known_hosts, or `known_hosts` where given.
+    user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs the node
+    program on every node, submitted from `login`.
     """
 
-    kind: Literal["local", "ssh"] = "local"
+    kind: Literal["local", "ssh", "job"] = "local"
+    login: Login | None = None
     user: Name | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     identity: FileText | None = None
@@ -59,19 +97,41 @@ class Connection(StrictModel):
     connect_timeout: Annotated[float, Field(gt=0, le=3600)] = 15.0
 
 
+class Scheduler(StrictModel):
+    """The scheduler of the nodes and how a job there is asked for.
+
+    `nodes` is how many (none: all that `hosts` names), `start_deadline` how long a job may wait for its nodes and
+    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name.
+    """
+
+    kind: Literal["none", "slurm", "pbs"] = "none"
+    nodes: Annotated[int, Field(ge=1, le=20000)] | None = None
+    exclusive: bool = False
+    account: FileText | None = None
+    queue: FileText | None = None
+    start_deadline: Duration | None = None
+    time_limit: Duration | None = None
+    filesystems: tuple[Name, ...] = ()
+
+
 class Expectation(StrictModel):
-    """The hardware a target is said to have; what differs is a warning in the plan and the report."""
+    """The hardware a target is said to have; what differs is a warning in the plan and the report.
+
+    `peer_access`: whether GPUs of one node reach each other's memory; false where that is missing and no fault.
+    """
 
     gpu: Text | None = None
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     driver: Text | None = None
+    peer_access: bool | None = None
 
 
 class Target(StrictModel):
     """One target file after its `extends:` has been resolved.
 
     `prefix` may hold `{user}`, `{home}` and `{data}` (XDG data directory), filled on the node. `delivery` says who
-    fetches packages and sources: the node itself, or the controller for nodes without a network.
+    fetches packages and sources: the node itself, or the controller for nodes without a network. What of this can be
+    planned but not provisioned yet is in `provision/supported.py`.
     """
 
     name: Name
@@ -79,14 +139,15 @@ class Target(StrictModel):
     extends: Text | None = None
     stack: Text | None = None
     profile: Name | None = None
-    hosts: tuple[Host, ...] = ("localhost",)
+    hosts: tuple[Host, ...] | HostSource = ("localhost",)
     connection: Connection = Connection()
-    engine: Literal["venv"] = "venv"
+    scheduler: Scheduler = Scheduler()
+    engine: Literal["venv", "conda", "container"] = "venv"
     base: BaseKind | None = None
     base_python: FileText | None = None
     interpreter: FileText | None = None
     prefix: PathTemplate
-    placement: Literal["shared", "node-local"] = "node-local"
+    placement: Literal["shared", "node-local", "image"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"
     delivery: Literal["node", "controller"] = "node"
     cache: PathTemplate | None = None
@@ -101,4 +162,19 @@ class Target(StrictModel):
             raise ValueError("connection: local has one host, localhost")
         if not self.hosts:
             raise ValueError("`hosts` is empty")
+        return self
+
+    @model_validator(mode="after")
+    def _the_scheduler_fits(self) -> Target:
+        kind, hosts = self.scheduler.kind, self.hosts
+        if self.connection.kind == "job" and kind == "none":
+            raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
+        if isinstance(hosts, HostSource) and (hosts.slurm or hosts.pbs) and kind not in hosts.given:
+            raise ValueError(f"hosts from {next(iter(hosts.given))} need a scheduler of that kind")
+        return self
+
+    @model_validator(mode="after")
+    def _placement_fits_the_engine(self) -> Target:
+        if self.placement == "image" and self.engine != "container":
+            raise ValueError("placement: image needs engine: container")
         return self

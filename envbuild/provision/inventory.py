@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import HostSource
 
 if TYPE_CHECKING:
     from envbuild.model.target import Connection
@@ -169,13 +170,19 @@ def check_host(name: str) -> str:
     return name
 
 
-def expand_hosts(hosts: Iterable[str]) -> list[str]:
+def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     """Host names from host lists as clusters write them (`nid[001-064]`, `gpu1,gpu2`), each once, in order.
 
     Groups (`@name`) are refused: resolving them runs programs of the site's ClusterShell configuration.
 
-    Raises EnvbuildError `hosts-invalid`, `hosts-too-many` or `host-invalid` (exit 2).
+    Raises EnvbuildError `hosts-invalid`, `hosts-too-many` or `host-invalid` (exit 2), `not-yet-supported` (exit 7).
     """
+    if isinstance(hosts, HostSource):
+        named = ", ".join(f"{key}: {value}" for key, value in hosts.given.items())
+        raise EnvbuildError(
+            "not-yet-supported", f"hosts named by {named} cannot be listed yet", hint="list them: `hosts: [...]`",
+            exit_code=ExitCode.REFUSED,
+        )  # fmt: skip
     texts = list(hosts)
     if all(_HOST.match(text) for text in texts):
         # Plain names need no parser, and importing it costs more than the rest of a short command.

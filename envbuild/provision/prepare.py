@@ -13,6 +13,7 @@ from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
+from envbuild.provision.supported import refuse_unsupported
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,18 @@ class Prepared:
     choice: Choice
 
 
-def prepare(choice: Choice, *, locked: bool = True) -> Prepared:
-    """Load and compare.
+def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False) -> Prepared:
+    """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones.
 
-    Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), and `lock-stale` (exit 2) when the stack
-    file has changed since the lock was made and `locked` is true.
+    Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), `lock-missing` (exit 2), `lock-stale` (exit
+    2) when the stack file has changed since the lock was made and `locked` is true, and `not-yet-supported` (exit 7)
+    for a target whose nodes cannot be reached yet, unless `recorded`.
     """
-    found = loader.load_target(choice.target, _overrides(choice))
+    found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
+    if not recorded:
+        refuse_unsupported(target)
+        loader.refuse_template(found)
     reference = choice.stack or _beside(found.path, target.stack)
     if reference is None:
         raise EnvbuildError(
@@ -61,6 +66,13 @@ def prepare(choice: Choice, *, locked: bool = True) -> Prepared:
     loaded = loader.load_stack(reference)
     profile = loader.pick_profile(loaded, choice.profile or (target.profile if choice.stack is None else None))
     path = loader.lock_path(loaded, profile)
+    if loaded.shipped and not path.exists():
+        raise EnvbuildError(
+            "lock-missing",
+            f"the stack {loaded.stack.name} has no lock for the profile {profile} yet",
+            why=f"there is no file {path}",
+            hint=f"create it: {loader.lock_command(loaded, profile)}; `envbuild explain {reference}` needs none",
+        )
     lock = read_lock(path)
     if locked and lock.manifest_digest != loader.manifest_digest(loaded.stack, profile):
         raise EnvbuildError(

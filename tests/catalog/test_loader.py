@@ -278,7 +278,7 @@ def test_a_template_says_that_it_must_be_extended(tmp_path: Path) -> None:
         ('prefix: "/a\\nb"', "control characters"),
         ("cache: ../x", "must be absolute"),
         ("interpreter: --help", "start with '-'"),
-        ("connection: {kind: telnet}", "must be 'local' or 'ssh'"),
+        ("connection: {kind: telnet}", "must be 'local', 'ssh' or 'job'"),
         ("connection: {kind: ssh, port: 99999}", "less than or equal to 65535"),
         ("connection: {kind: ssh}\nhosts: [-oProxyCommand=id]", "start with '-'"),
         ("connection: {kind: ssh}\nhosts: ['{{ x }}']", "a host holds no"),
