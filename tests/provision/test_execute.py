@@ -1,0 +1,97 @@
+"""Steps through the real Ansible on this machine; small scripts stand for the toolchain payload."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import ExitCode
+from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.target import Target
+from envbuild.provision.collect import first_error
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.journal import read_journal
+from envbuild.provision.look import refusal
+from envbuild.provision.rundir import RunDir
+
+REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
+FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
+
+
+class _Silent:
+    """Progress that nobody looks at."""
+
+    def stage(self, text: str) -> None:
+        """Say nothing."""
+
+    def step(self, node: str, step: str, state: str, text: str = "") -> None:
+        """Say nothing."""
+
+
+def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | None, object]]]:
+    """Run the toolchain step alone: the outcome, and (status, error) of the finished steps in the journal."""
+    payload = tmp_path / "payload.sh"
+    payload.write_text(f"#!/bin/sh\n{script}\n")
+    run = RunDir.create(tmp_path / "runs")
+    outcome = Outcome()
+    with run.open_journal() as journal:
+        run_hosts(
+            {"localhost": {}}, Target(name="here", prefix=str(tmp_path / "prefix")),
+            {"localhost": NodeFiles(sys.executable, "", payload, prefix=str(tmp_path / "prefix"))},
+            outcome=outcome, run=run, journal=journal, progress=_Silent(), deadline=60, cancel=lambda: False,
+        )  # fmt: skip
+    events = read_journal(run.path / "journal.jsonl").events
+    ended = [event.data for event in events if event.kind == "step-finished"]
+    return outcome, [(data["status"], data["error"]) for data in ended]
+
+
+def test_a_node_that_only_got_its_toolchain_has_answered(tmp_path: Path) -> None:
+    outcome, ended = _payload(tmp_path, """echo '{"ok": true, "changed": true, "placed": []}'""")
+    assert outcome.errors == {}
+    assert first_error(outcome.responses["localhost"].values()) is None
+    assert ended == [("changed", None)]
+    assert outcome.tasks == 1
+
+
+def test_what_a_payload_says_went_wrong_is_the_error_of_its_node(tmp_path: Path) -> None:
+    outcome, ended = _payload(tmp_path, f"echo warm-up; echo '{REFUSED}'; exit 5")
+    error = first_error(outcome.responses["localhost"].values())
+    assert error is not None
+    assert (error.code, error.exit_code) == ("toolchain-corrupt", ExitCode.INTEGRITY)
+    assert outcome.errors == {}
+    assert [(status, said["code"]) for status, said in ended if isinstance(said, dict)] == [
+        ("failed", "toolchain-corrupt")
+    ]
+
+
+@pytest.mark.parametrize(("script", "code", "number"), [(FULL, "disk-full", 75), ("exit 3", "step-failed", 4)])
+def test_a_step_that_says_nothing_is_told_by_how_it_ended(tmp_path: Path, script: str, code: str, number: int) -> None:
+    outcome, _ = _payload(tmp_path, script)
+    error = outcome.errors["localhost"]
+    assert (error.code, int(error.exit_code)) == (code, number)
+
+
+@pytest.mark.parametrize(
+    ("template", "home", "folder"),
+    [
+        (None, "/home/ada", None),
+        ("/scratch/{user}", "", "/scratch/ada"),
+        ("{home}/tmp", "/home/ada", "/home/ada/tmp"),
+        ("{home}/tmp", "", None),
+        ("{data}/tmp", "/home/ada", None),
+    ],
+)
+def test_a_tmp_that_only_the_node_can_know_is_not_guessed(template: str | None, home: str, folder: str | None) -> None:
+    assert tmp_folder(template, "ada", home) == folder
+
+
+@pytest.mark.parametrize(
+    ("rules", "number"), [(["hash-unrecorded"], 5), (["hash-unrecorded", "platform"], 7), (["platform"], 7), ([], 7)]
+)
+def test_only_unrecorded_hashes_are_a_matter_of_integrity(rules: list[str], number: int) -> None:
+    against = tuple(Decision(rule=rule, verdict="refuse", what=f"no {rule}") for rule in rules)
+    accepted = Decision(rule="gpu-unused", verdict="warn", what="a GPU is not used")
+    resolution = Resolution(node="n1", stack="s", profile="exact", decisions=(*against, accepted), candidates=())
+    assert int(refusal(resolution).exit_code) == number
