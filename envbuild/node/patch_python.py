@@ -20,7 +20,7 @@ _ALIASES = {
     "long": "int",
     "unicode": "str",
 }
-_IMPORT = re.compile(r"\bimport\s+numpy\b(?:\s+as\s+(\w+))?")
+_IMPORT = re.compile(r"\bnumpy\b(?:\s+as\s+(\w+))?")
 # The names of torch._six that are plain numbers.
 _SIX = ("inf", "nan")
 
@@ -53,7 +53,7 @@ def _bound(tree: "ast.Module") -> "set[str]":
 def _aliases(source: "Source") -> "list[ast.Attribute]":
     # Most files of a tree have none: parsing those would cost seconds, and some trees hold files that do not parse.
     called = {match.group(1) or "numpy" for match in _IMPORT.finditer(source.text)}
-    if not any(re.search(r"\b%s\s*\.\s*(%s)\b" % (name, "|".join(_ALIASES)), source.text) for name in called):
+    if not any(re.search(r"\b%s[\s\\]*\.[\s\\]*(%s)\b" % (name, "|".join(_ALIASES)), source.text) for name in called):
         return []
     tree = source.tree()
     numpy = _numpy_names(tree)

@@ -135,7 +135,7 @@ def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
     [
         (("(CUDA_HOME)\n    ext", "(CUDA_HOME)\n    check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)\n    ext"),
          "patch-too-many-hits", "check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)"),
-        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/usr/cuda')\n    ext"), "patch-precondition", "CUDA_HOME alone"),
+        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-precondition", "CUDA_HOME alone"),
         (("def check_cuda_torch", "def check_other_torch"), "patch-precondition", "is defined 0 times"),
         (("def raise_if", "def check_cuda_torch_binary_vs_bare_metal(d): pass\ndef raise_if"), "patch-precondition",
          "is defined 2 times"),

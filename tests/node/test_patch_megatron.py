@@ -1,0 +1,344 @@
+"""The patches of Megatron-LM and its forks, of Alpa's artifact, and of names that numpy and torch dropped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.protocol import NodeError
+from tests.node.patch_support import apply
+
+STEP = '''\
+from megatron import mpu
+
+
+def train_step(model, args):
+    """One step."""
+    mpu.done = []
+    if mpu.in_embedding_group() and mpu.stages > 1:
+        last = model[-1]
+        if last.share_word_embeddings:
+            weight = last.word_embeddings_weight()
+            torch.distributed.all_reduce(weight.grad, group=mpu.get_embedding_group())
+    return mpu.done
+
+
+def other(model):
+    if model.share_word_embeddings:
+        return 1
+'''
+
+
+def write(folder: Path, path: str, text: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_the_gradient_all_reduce_is_switched_off_and_nothing_else(tmp_path: Path) -> None:
+    file = write(tmp_path, "megatron/training.py", STEP)
+    result = apply(tmp_path, "megatron-no-tie")
+    assert result["hits"] == 1
+    wanted = STEP.replace("last.share_word_embeddings:", "last.share_word_embeddings and False:")
+    assert file.read_text() == wanted + "# envbuild patch megatron-no-tie: 1 hit\n"
+    assert apply(tmp_path, "megatron-no-tie")["already"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        (
+            "share_word_embeddings:\n            weight",
+            "share_word_embeddings and False:\n            weight",
+            "patch-no-hits",
+        ),
+        ("last.share_word_embeddings:", "not last.share_word_embeddings:", "patch-precondition"),
+        ("    return mpu.done", "        else:\n            pass\n    return mpu.done", "patch-precondition"),
+        ("get_embedding_group", "get_data_parallel_group", "patch-no-hits"),
+        ("def train_step", "def train_steps", "patch-no-hits"),
+    ],
+)
+def test_the_fork_and_other_shapes_are_refused(tmp_path: Path, old: str, new: str, code: str) -> None:
+    text = STEP.replace(old, new, 1)
+    assert text != STEP
+    file = write(tmp_path, "megatron/training.py", text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatron-no-tie")
+    assert (caught.value.code, caught.value.exit_code) == (code, 4)
+    assert file.read_text() == text
+
+
+FUSED = """\
+import os
+import pathlib
+import subprocess
+
+from torch.utils import cpp_extension
+
+os.environ["TORCH_CUDA_ARCH_LIST"] = ""
+
+
+def load(args):
+    flags = []
+    major, minor = _version()
+    if int(major) >= 11:
+        flags.append('-gencode')
+        flags.append('arch=compute_80,code=sm_80')
+        if int(minor) >= 8:
+            flags.append('-gencode')
+            flags.append('arch=compute_90,code=sm_90')
+
+    def helper(name, sources, extra):
+        return cpp_extension.load(
+            name=name,
+            sources=sources,
+            extra_cuda_cflags=['-O3',
+                               '-gencode', 'arch=compute_70,code=sm_70',
+                               '--use_fast_math'] + extra + flags,
+            verbose=True,
+        )
+
+    helper("made_cuda", ["made.cu"], ["-maxrregcount=50"])
+
+
+def _version():
+    return "12", "1"
+"""
+STUBS = {
+    "torch/__init__.py": """
+import os, types
+cuda = types.SimpleNamespace(
+    device_count=lambda: int(os.environ.get("GPUS", "0")), get_device_capability=lambda i: (8, 6) if i else (9, 0)
+)
+""",
+    "torch/utils/__init__.py": "",
+    "torch/utils/cpp_extension.py": """
+import types
+def load(**options):
+    print("built", options["name"], *options["extra_cuda_cflags"])
+    return types.ModuleType(options["name"])
+""",
+}
+
+
+def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    for name, text in STUBS.items():
+        write(folder / "stubs", name, text)
+    path = os.pathsep.join(map(str, (folder / "megatron", folder / "stubs", folder / "installed")))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("TORCH_", "CUDA_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+LOAD = "import fused_kernels as k; k.load(None); import made_cuda; print(made_cuda.__name__, 'by name')"
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({"TORCH_CUDA_ARCH_LIST": "9.0"}, "-gencode arch=compute_90,code=sm_90"),
+        (
+            {"TORCH_CUDA_ARCH_LIST": "8.0 9.0a+PTX", "GPUS": "2"},
+            "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a"
+            " -gencode arch=compute_90a,code=compute_90a",
+        ),
+        ({"GPUS": "2"}, "-gencode arch=compute_86,code=sm_86 -gencode arch=compute_90,code=sm_90"),
+    ],
+)
+def test_kernels_are_compiled_for_the_target(tmp_path: Path, environment: dict[str, str], flags: str) -> None:
+    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    assert apply(tmp_path, "megatron-fused-arch")["hits"] == 3
+    assert apply(tmp_path, "megatron-fused-import")["hits"] == 1
+    done = run(tmp_path, LOAD, **environment)
+    assert done.stdout.splitlines() == [
+        f"built made_cuda -O3 {flags} --use_fast_math -maxrregcount=50",
+        "made_cuda by name",
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "no GPU is visible: set TORCH_CUDA_ARCH_LIST"),
+        ({"TORCH_CUDA_ARCH_LIST": "Hopper"}, "'Hopper' is not an architecture"),
+    ],
+)
+def test_without_a_known_architecture_nothing_is_built(tmp_path: Path, environment: dict[str, str], said: str) -> None:
+    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    apply(tmp_path, "megatron-fused-arch")
+    done = run(tmp_path, LOAD, **environment)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "built" not in done.stdout
+
+
+def test_a_kernel_that_is_installed_is_used_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    assert "No module named 'made_cuda'" in run(tmp_path, LOAD).stderr
+    apply(tmp_path, "megatron-fused-import")
+    write(tmp_path, "installed/made_cuda.py", "print('ahead of time')\n")
+    done = run(tmp_path, LOAD)
+    assert done.stdout.splitlines() == ["ahead of time", "made_cuda by name"], done.stderr
+
+
+def test_an_installed_kernel_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp_path: Path) -> None:
+    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    apply(tmp_path, "megatron-fused-import")
+    write(tmp_path, "installed/made_cuda.py", "raise ImportError('undefined symbol')\n")
+    done = run(tmp_path, LOAD)
+    assert "undefined symbol" in done.stderr
+    assert "built" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "why"),
+    [
+        ("megatron-fused-arch", 'os.environ["TORCH_CUDA_ARCH_LIST"] = ""', "pass", "is set 0 times"),
+        ("megatron-fused-arch", "'-gencode', 'arch=compute_70,code=sm_70',", "", "expected one fixed -gencode pair"),
+        ("megatron-fused-arch", "flags.append('arch=compute_80,code=sm_80')", "pass", "3 halves"),
+        ("megatron-fused-import", "name=name,", "", "is not called with name="),
+    ],
+)
+def test_another_shape_of_the_kernels_is_refused(tmp_path: Path, name: str, old: str, new: str, why: str) -> None:
+    text = FUSED.replace(old, new)
+    assert text != FUSED
+    file = write(tmp_path, "megatron/fused_kernels/__init__.py", text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, name)
+    assert (caught.value.code, caught.value.exit_code) == ("patch-precondition", 4)
+    assert why in caught.value.why
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "hits"),
+    [
+        ("import numpy as np\nx = np.float\n", "import numpy as np\nx = float\n", 1),
+        ("import numpy\nx = [numpy.int, numpy.bool, numpy.object]\n", "import numpy\nx = [int, bool, object]\n", 3),
+        ("import os, numpy as np\nx = np.float\n", "import os, numpy as np\nx = float\n", 1),
+        ("import numpy as n\nx = n.str\ny = n.long\n", "import numpy as n\nx = str\ny = int\n", 2),
+        ("def f():\n    import numpy as np\n    return np.complex\n",
+         "def f():\n    import numpy as np\n    return complex\n", 1),
+        ("import numpy as np\nx = np . \\\n  float\n", "import numpy as np\nx = float\n", 1),
+    ],
+)  # fmt: skip
+def test_numpy_aliases_become_what_they_were(tmp_path: Path, text: str, after: str, hits: int) -> None:
+    file = write(tmp_path, "a/b.py", text)
+    assert apply(tmp_path, "numpy-aliases")["hits"] == hits
+    assert file.read_text().startswith(after + "# envbuild")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\nx = np.float32, np.int_, np.bool_, np.floating\n",
+        "import jax.numpy as np\nx = np.float\n",
+        "import numpy as np\nx = 'np.float'  # np.int\n",
+        "import numpy as np\nx = torch.float, self.np.int\n",
+        "print 'import numpy as np, for python 2'\n",
+    ],
+)
+def test_what_only_looks_like_an_alias_is_left(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path, "a.py", text)
+    with pytest.raises(NodeError, match="found 0 places"):
+        apply(tmp_path, "numpy-aliases")
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\ndef f(float):\n    return np.float\n",
+        "import numpy as np\nfrom mine import int\nx = np.int\n",
+        "import numpy as np\nnp.bool = 3\n",
+    ],
+)
+def test_a_name_with_another_meaning_is_refused(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "a.py", text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "numpy-aliases")
+    assert caught.value.code == "patch-precondition"
+
+
+CLIP = "megatron/optimizer/clip_grads.py"
+
+
+@pytest.mark.parametrize("names", ["inf", "inf, nan", "(\n    inf,\n)", "inf as inf"])
+def test_inf_comes_from_math(tmp_path: Path, names: str) -> None:
+    file = write(tmp_path, CLIP, f"import torch\nfrom torch._six import {names}\n\nlimit = inf\n")
+    assert apply(tmp_path, "megatron-torch-six")["hits"] == 1
+    assert f"from math import {names}\n" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("try:\n    from torch._six import inf\nexcept ImportError:\n    from torch import inf\n", "patch-no-hits"),
+        ("from torch._six import inf, string_classes\n", "patch-precondition"),
+    ],
+)
+def test_guarded_and_other_imports_of_torch_six(tmp_path: Path, text: str, code: str) -> None:
+    write(tmp_path, CLIP, text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatron-torch-six")
+    assert caught.value.code == code
+
+
+LAUNCH = """\
+def one(args):
+    run('python3 -m torch.distributed.launch '
+        f'--nproc_per_node {args.n} case.py')
+
+
+def many(args):
+    run("python3 -m torch.distributed.launch "
+        f"--nnodes {args.m} case.py")
+"""
+
+
+def test_ranks_start_with_torch_distributed_run(tmp_path: Path) -> None:
+    file = write(tmp_path, "osdi22_artifact/megatron/benchmark_gpt.py", LAUNCH)
+    assert apply(tmp_path, "alpa-launch-torchrun")["hits"] == 2
+    assert file.read_text().startswith(LAUNCH.replace(".launch", ".run"))
+
+
+def test_a_launcher_named_outside_a_string_is_no_success(tmp_path: Path) -> None:
+    write(tmp_path, "osdi22_artifact/megatron/benchmark_gpt.py", LAUNCH + "# torch.distributed.launch\n")
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "alpa-launch-torchrun")
+    assert caught.value.code == "patch-postcondition"
+
+
+ROW = """\
+class Fake(float):
+    def __repr__(self):
+        return "np.float64(1.0)"
+
+
+def row(n, tflops):
+    num_devices_per_host = n % 8 if n <= 8 else 8
+    return num_devices_per_host, str({"tflops": tflops, "count": 2})
+"""
+
+
+@pytest.mark.parametrize(("gpus", "count"), [(1, 1), (4, 4), (8, 8), (16, 8), (32, 8)])
+def test_the_result_row_is_right_and_can_be_read(tmp_path: Path, gpus: int, count: int) -> None:
+    import ast
+
+    file = write(tmp_path, "osdi22_artifact/megatron/benchmark_gpt_one_case.py", ROW)
+    assert apply(tmp_path, "alpa-result-row")["hits"] == 2
+    space: dict[str, object] = {}
+    exec(file.read_text(), space)
+    devices, value = space["row"](gpus, space["Fake"](1.0))  # type: ignore[operator]
+    assert devices == count
+    assert ast.literal_eval(value) == {"tflops": 1.0, "count": 2}

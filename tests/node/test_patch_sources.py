@@ -1,0 +1,468 @@
+"""The patches of MegatronAPP, of ALCF's scripts, of ezpz and of metaseq; scripts and C++ really run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.protocol import NodeError
+from tests.node.patch_support import apply
+
+
+def write(folder: Path, path: str, text: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def bash(folder: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    if not shutil.which("bash"):
+        pytest.skip("no bash here: the edited scripts are not run")
+    clean = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR")}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=60
+    )
+
+
+CPP = """\
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <unistd.h>
+namespace pybind11 {}
+namespace py = pybind11;
+
+constexpr int NUM_GPUS = 4; // a node
+
+// std::string ips[] = {"not", "this"};
+std::string ips[] = {"192.0.2.1", "192.0.2.1",
+                     "192.0.2.2"}; // one a rank
+
+int main() {
+  try {
+    for (int rank = 0; rank < 6 && std::getenv("RANKS"); rank++) {
+      std::string port = std::to_string(rank % NUM_GPUS);
+      std::cout << (ips[rank] != ips[0]) << ips[rank].c_str() << ":" << port << " ";
+    }
+  } catch (const std::exception &error) {
+    std::cout << error.what();
+  }
+  const char *what[] = {NAMES};
+  for (int i = 0; i < 12; i++)
+    std::cout << std::endl << std::string("") + what_is(i);
+}
+"""
+NAMES = [
+    f"/{way}_{kind}_rank_" for way in ("forward", "backward") for kind in ("tensor", "write_sem", "read_sem")
+] * 2  # fmt: skip
+LAUNCHER = "examples/megatron4.0/pretrain_gpt_distributed_small.sh"
+SMALL = """\
+#!/bin/bash
+GPUS_PER_NODE=4
+# MASTER_ADDR=comment
+MASTER_ADDR=192.0.2.9
+MASTER_PORT=6000
+NNODES=1
+NODE_RANK=0
+WORLD_SIZE=$(($GPUS_PER_NODE * $NNODES))
+PIPELINE_MP_SIZE=4
+VIRTUAL_STAGE_LAYER=4
+echo $MASTER_ADDR $MASTER_PORT $NNODES $NODE_RANK $WORLD_SIZE $PIPELINE_MP_SIZE $VIRTUAL_STAGE_LAYER
+"""
+
+
+def sed(name: str, value: str, old: str = r"[0-9]\+") -> str:
+    return f'sed -i "s/^{name}={old}/{name}={value}/" {LAUNCHER}\n'
+
+
+ADDRESS = "POD_IP=$(hostname -i)\n" + sed("MASTER_ADDR", "$POD_IP", ".*")
+RUN = f"bash {LAUNCHER}\n"
+SINGLE = (
+    "#!/bin/bash\nPIPELINE_PARALLEL=2\nLAYERS=8\n" + sed("NODE_RANK", "0") + sed("NNODES", "1") + ADDRESS
+    + sed("PIPELINE_MP_SIZE", "$PIPELINE_PARALLEL") + sed("VIRTUAL_STAGE_LAYER", "$LAYERS") + RUN
+)  # fmt: skip
+MASTER = sed("NODE_RANK", "0") + sed("NNODES", "2") + ADDRESS + RUN
+WORKER = sed("NODE_RANK", "1") + sed("NNODES", "2") + RUN
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    folder = tmp_path / "app"
+    text = CPP.replace("const char *what[] = {NAMES};", "std::string what[] = {NAMES};").replace(
+        "what_is(i)", "what[i]"
+    )
+    write(folder, "shm_tensor_new_rdma.cpp", text.replace("NAMES", ",\n ".join(f'"{name}"' for name in NAMES)))
+    write(folder, LAUNCHER, SMALL)
+    for name, text in (("single", SINGLE), ("master", MASTER), ("worker", WORKER)):
+        write(folder, f"run_{name}.sh", text)
+    calls = "".join(f'    os.system("rm -rf /dev/shm/{name}")\n' for name in ("sem.*", "forward_*", "backward_*"))
+    write(folder, "Megatron/megatron/training.py", f"import os\n\n\ndef pretrain():\n{calls}    print('run')\n{calls}")
+    fake = write(folder.parent, "bin/hostname", "#!/bin/sh\necho 10.0.0.5 fe80::1\n")
+    fake.chmod(0o755)
+    return folder
+
+
+def compiled(app: Path, **environment: str) -> list[str]:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if not compiler:
+        pytest.skip("no C++ compiler here: the edited C++ is not run")
+    program = app.parent / "program"
+    source = app / "shm_tensor_new_rdma.cpp"
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-Wall", "-Werror", source, "-o", program], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
+
+
+def test_addresses_come_from_the_environment(app: Path) -> None:
+    assert apply(app, "megatronapp-addresses")["hits"] == 21
+    two = {"RANKS": "1", "MEGATRONAPP_NODE_ADDRESSES": "10.1.0.1,10.1.0.2", "MEGATRONAPP_GPUS_PER_NODE": "3"}
+    assert compiled(app, **two)[0] == "010.1.0.1:0 010.1.0.1:1 010.1.0.1:2 110.1.0.2:0 110.1.0.2:1 110.1.0.2:2 "
+    assert compiled(app, RANKS="1")[0] == (
+        "0127.0.0.1:0 0127.0.0.1:1 0127.0.0.1:2 0127.0.0.1:3 MEGATRONAPP_NODE_ADDRESSES has no address for rank 4"
+    )
+    assert compiled(app, MEGATRONAPP_GPUS_PER_NODE="many") == []
+
+
+@pytest.mark.parametrize(
+    ("script", "environment", "said"),
+    [
+        ("single", {}, "10.0.0.5 6000 1 0 4 2 8"),
+        ("single", {"MASTER_ADDR": "10.9.9.9", "PIPELINE_MP_SIZE": "7"}, "10.9.9.9 6000 1 0 4 2 8"),
+        ("master", {}, "10.0.0.5 6000 2 0 8 4 4"),
+        ("master", {"NNODES": "3", "MASTER_PORT": "7000", "GPUS_PER_NODE": "8"}, "10.0.0.5 7000 3 0 24 4 4"),
+        ("worker", {"MASTER_ADDR": "10.0.0.5"}, "10.0.0.5 6000 2 1 8 4 4"),
+        ("worker", {"MASTER_ADDR": "10.0.0.5", "NODE_RANK": "2", "NNODES": "3"}, "10.0.0.5 6000 3 2 12 4 4"),
+    ],
+)
+def test_ranks_and_addresses_of_the_run_scripts(app: Path, script: str, environment: dict[str, str], said: str) -> None:
+    apply(app, "megatronapp-addresses")
+    before = (app / LAUNCHER).read_text()
+    path = {"PATH": f"{app.parent / 'bin'}:{os.environ['PATH']}"}
+    done = bash(app, f"bash run_{script}.sh", **{**path, **environment})
+    assert done.stdout.strip() == said, done.stderr
+    assert (app / LAUNCHER).read_text() == before
+
+
+def test_a_worker_without_a_master_address_stops_and_says_so(app: Path) -> None:
+    apply(app, "megatronapp-addresses")
+    done = bash(app, "bash run_worker.sh")
+    assert done.returncode != 0
+    assert "set MASTER_ADDR to the address of the first node" in done.stderr
+
+
+def test_a_script_with_fewer_places_stops_the_whole_patch(app: Path) -> None:
+    (app / "run_worker.sh").write_text(sed("NODE_RANK", "1"))
+    before = (app / "shm_tensor_new_rdma.cpp").read_bytes()
+    with pytest.raises(NodeError) as caught:
+        apply(app, "megatronapp-addresses")
+    assert (caught.value.code, caught.value.exit_code) == ("patch-too-few-hits", 4)
+    assert (app / "shm_tensor_new_rdma.cpp").read_bytes() == before
+
+
+def test_names_in_shared_memory_are_the_jobs_own(app: Path) -> None:
+    assert apply(app, "megatronapp-semaphores")["hits"] == 18
+    names = compiled(app, MEGATRONAPP_JOB="12.a/b", SLURM_JOB_ID="7")[1:]
+    assert names == [f"/envbuild_{os.getuid()}_12-a-b_{name[1:]}" for name in NAMES]
+    assert compiled(app, SLURM_JOB_ID="7", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_7_forward")
+    assert compiled(app, PBS_JOBID="", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_6000_forward")
+
+
+def test_both_patches_of_the_extension_compile_together(app: Path) -> None:
+    apply(app, "megatronapp-semaphores")
+    apply(app, "megatronapp-addresses")
+    lines = compiled(app, RANKS="1", MEGATRONAPP_NODE_ADDRESSES="10.1.0.1,10.1.0.2", MASTER_PORT="1")
+    assert "110.1.0.2:0" in lines[0]
+    assert len(lines) == 13
+    assert apply(app, "megatronapp-semaphores")["already"]
+    assert apply(app, "megatronapp-addresses")["already"]
+
+
+def test_only_this_jobs_shared_memory_is_removed(app: Path) -> None:
+    apply(app, "megatronapp-semaphores")
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        pytest.skip("/dev/shm cannot be written here: the removal is not tried")
+    mine = f"envbuild_{os.getuid()}_{os.getpid()}-x_"
+    ours = [shared / f"{mine}forward_tensor_rank_0", shared / f"sem.{mine}backward_read_sem_rank_0"]
+    others = [
+        shared / f"envbuild_{os.getuid()}_{os.getpid()}-y_forward_tensor_rank_0",
+        shared / f"sem.{os.getpid()}-other",
+    ]
+    try:
+        for path in ours + others:
+            path.touch()
+        file = app / "Megatron/megatron/training.py"
+        code = f"import runpy; runpy.run_path({str(file)!r})['pretrain']()"
+        environment = {**os.environ, "MEGATRONAPP_JOB": f"{os.getpid()}.x"}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60, capture_output=True)
+        assert [path.exists() for path in ours + others] == [False, False, True, True]
+    finally:
+        for path in ours + others:
+            path.unlink(missing_ok=True)
+
+
+TRACE = """\
+import json
+import random
+import sys
+
+num_gpus = 4
+pipeline_parallel = int(sys.argv[1])
+data_parallel = num_gpus // pipeline_parallel
+num_microbatches = 16
+num_model_chunks = 2
+sample = random.randint(0, 19)
+
+with open("trace.json") as file:
+    events = json.load(file)
+print(num_gpus, data_parallel, num_microbatches, sample)
+"""
+
+
+def trace(gpus: int, microbatches: int, iterations: int, chunks: int = 2) -> str:
+    steps = [
+        (i, g, c, m) for i in range(iterations) for g in range(gpus) for c in range(chunks) for m in range(microbatches)
+    ]
+    events = [{"name": f"forward {c}-{m}", "ph": ph, "pid": g} for _, g, c, m in steps for ph in ("B", "E")]
+    return json.dumps([*events, {"name": "gpu 0 iter starts", "ph": "I", "pid": 0}])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "microbatches", "iterations", "stages", "said"),
+    [(8, 6, 3, 4, "8 2 6 2"), (4, 16, 20, 4, "4 1 16 19"), (2, 1, 1, 1, "2 2 1 0")],
+)
+def test_the_last_iteration_with_the_sizes_of_the_trace(
+    tmp_path: Path, gpus: int, microbatches: int, iterations: int, stages: int, said: str
+) -> None:
+    write(tmp_path, "visualize_trace.py", TRACE)
+    write(tmp_path, "trace.json", trace(gpus, microbatches, iterations))
+    assert apply(tmp_path, "megatronapp-trace-sample")["hits"] == 2
+    command = [sys.executable, "visualize_trace.py", str(stages)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == said, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "stages", "why"),
+    [
+        ("[]", "1", "no forward steps"),
+        (trace(3, 1, 1), "2", "which 2 stages do not divide"),
+        (json.dumps([{"name": "forward 0-3", "ph": "B", "pid": 0}]), "1", "no whole iteration"),
+    ],
+)
+def test_a_trace_that_cannot_be_drawn_says_why(tmp_path: Path, text: str, stages: str, why: str) -> None:
+    write(tmp_path, "visualize_trace.py", TRACE)
+    write(tmp_path, "trace.json", text)
+    apply(tmp_path, "megatronapp-trace-sample")
+    command = [sys.executable, "visualize_trace.py", stages]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert why in done.stderr
+
+
+HOSTFILE = """\
+#!/bin/bash
+elastic() {
+    # HOSTFILE="${HOSFILE:-${PBS_NODEFILE}}"
+    HOSTFILE="${HOSFILE:-${PBS_NODEFILE}}"
+    echo "$HOSTFILE"
+}
+elastic
+"""
+
+
+def test_a_host_file_of_the_user_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "ALCF/launch.sh", HOSTFILE)
+    assert apply(tmp_path, "alcf-hosfile")["hits"] == 1
+    assert bash(tmp_path, "bash ALCF/launch.sh", HOSTFILE="mine", PBS_NODEFILE="site").stdout == "mine\n"
+    assert bash(tmp_path, "bash ALCF/launch.sh", PBS_NODEFILE="site").stdout == "site\n"
+
+
+TRAIN = """\
+#!/bin/bash
+elasticDistributed() { sleep 0.2; echo trained; return 3; }
+# elasticDistributed "$@" 2>&1 &
+elasticDistributed "$@" 2>&1 &
+"""
+
+
+def test_the_training_is_waited_for_and_its_exit_code_kept(tmp_path: Path) -> None:
+    write(tmp_path, "ALCF/train-gpt3.sh", TRAIN)
+    assert bash(tmp_path, "bash ALCF/train-gpt3.sh").returncode == 0
+    assert apply(tmp_path, "alcf-wait")["hits"] == 1
+    done = bash(tmp_path, "bash ALCF/train-gpt3.sh")
+    assert (done.returncode, done.stdout) == (3, "trained\n")
+
+
+def test_a_training_that_is_not_the_last_command_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "ALCF/train-gpt3.sh", TRAIN + "echo more\n")
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "alcf-wait")
+    assert caught.value.code == "patch-precondition"
+
+
+DATA = """\
+if [[ $(hostname) == nid* || $(hostname) == login* ]]; then
+    echo other
+fi
+if [[ $(hostname) == nid* || $(hostname) == login* ]]; then
+    DATA_PARENT="/theirs"
+    DATA_TYPE="books"
+elif [[ $(hostname) == theta* || $(hostname) == x3* ]]; then
+    DATA_PARENT="/ours"
+    DATA_TYPE="genes"
+else
+    echo "unknown"
+    exit 1
+fi
+echo "$DATA_PARENT/dataset/$DATA_TYPE"
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "environment", "code", "said"),
+    [
+        ("x3001", {}, 0, "/ours/dataset/genes"),
+        ("nid1", {}, 0, "/theirs/dataset/books"),
+        ("other", {}, 1, "unknown"),
+        ("other", {"DATA_PARENT": "/my data", "DATA_TYPE": "d"}, 0, "/my data/dataset/d"),
+        ("x3001", {"DATA_PARENT": "/mine", "DATA_TYPE": "d"}, 0, "/mine/dataset/d"),
+    ],
+)
+def test_the_data_folder_can_be_given(
+    tmp_path: Path, host: str, environment: dict[str, str], code: int, said: str
+) -> None:
+    write(tmp_path, "ALCF/args.sh", DATA)
+    assert apply(tmp_path, "alcf-data-path")["hits"] == 1
+    done = bash(tmp_path, f"hostname() {{ echo {host}; }}; source ALCF/args.sh", **environment)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, said)
+
+
+def test_a_data_folder_without_a_name_stops(tmp_path: Path) -> None:
+    write(tmp_path, "ALCF/args.sh", DATA)
+    apply(tmp_path, "alcf-data-path")
+    done = bash(tmp_path, "source ALCF/args.sh", DATA_PARENT="/mine")
+    assert done.returncode != 0
+    assert "set DATA_TYPE too" in done.stderr
+
+
+BASE = """\
+function loadCondaEnv() { echo "module conda/$1"; }
+function setupVenv() { echo "venv $1"; }
+function condaOther() {
+    DATE_STR="2023-09-29"
+    [ "${CONDA_EXE}" ] || loadCondaEnv "${DATE_STR}-unstable"
+}
+function setupPolaris() {
+    if true; then
+        DATE_STR="2023-09-29"
+        [ "${CONDA_EXE}" ] && echo "caught" || loadCondaEnv "${DATE_STR}-unstable"
+        [ "${VIRTUAL_ENV}" ] || setupVenv "${DATE_STR}"
+    fi
+}
+"""
+
+
+def test_the_base_of_the_guide_is_loaded_on_polaris_only(tmp_path: Path) -> None:
+    write(tmp_path, "ALCF/setup.sh", BASE)
+    assert apply(tmp_path, "alcf-base-environment")["hits"] == 2
+    polaris, other = "source ALCF/setup.sh; setupPolaris", "source ALCF/setup.sh; condaOther"
+    assert bash(tmp_path, polaris).stdout == "module conda/2023-10-04\nvenv 2023-10-04\n"
+    assert bash(tmp_path, polaris, ALCF_BASE="2025-09-25").stdout == "module conda/2025-09-25\nvenv 2025-09-25\n"
+    assert bash(tmp_path, polaris, CONDA_EXE="x", VIRTUAL_ENV="y").stdout == "caught\n"
+    assert bash(tmp_path, other).stdout == "module conda/2023-09-29-unstable\n"
+
+
+TRANSFORMER = """\
+class Attention:
+    def forward(self, mixed_x_layer):
+        if True:
+            (query_layer
+             key_layer,
+             value_layer) = self.split_tensor(mixed_x_layer)
+        return query_layer, key_layer, value_layer
+"""
+
+
+def test_the_missing_comma_is_put_in(tmp_path: Path) -> None:
+    file = write(tmp_path, "megatron/model/transformer.py", TRANSFORMER)
+    with pytest.raises(SyntaxError):
+        compile(TRANSFORMER, "x", "exec")
+    assert apply(tmp_path, "alcf-transformer-comma")["hits"] == 1
+    compile(file.read_text(), "x", "exec")
+    assert apply(tmp_path, "alcf-transformer-comma")["already"]
+
+
+def test_a_module_that_stays_broken_is_left_as_it_was(tmp_path: Path) -> None:
+    text = TRANSFORMER + "def (:\n"
+    file = write(tmp_path, "megatron/model/transformer.py", text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "alcf-transformer-comma")
+    assert caught.value.code == "patch-postcondition"
+    assert file.read_text() == text
+
+
+EZPZ = """\
+[build-system]
+requires = ["hatchling"]
+
+[project]
+name = "ezpz"
+license = ""
+keywords = []
+
+[tool.other]
+license = ""
+"""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_empty_licence_goes_from_the_project_table_only(tmp_path: Path, newline: str) -> None:
+    import tomllib
+
+    file = write(tmp_path, "pyproject.toml", "")
+    file.write_bytes(EZPZ.replace("\n", newline).encode())
+    assert apply(tmp_path, "ezpz-licence")["hits"] == 1
+    read = tomllib.loads(file.read_text())
+    assert read["project"] == {"name": "ezpz", "keywords": []}
+    assert read["tool"] == {"other": {"license": ""}}
+    assert file.read_bytes().count(b"\n") == file.read_bytes().count(newline.encode())
+    assert apply(tmp_path, "ezpz-licence")["already"]
+
+
+def test_a_licence_that_says_something_is_left(tmp_path: Path) -> None:
+    write(tmp_path, "pyproject.toml", EZPZ.replace('license = ""\nkey', 'license = "MIT"\nkey'))
+    with pytest.raises(NodeError, match="found 0 places"):
+        apply(tmp_path, "ezpz-licence")
+
+
+METASEQ = """\
+from setuptools import setup
+
+setup(
+    name="metaseq",
+    setup_requires=["cython", 'numpy; python_version>="3.7"'],
+    install_requires=["black==22.3.0", "cython", "cython-lint"],
+    extras_require={"dev": ["cython"]},
+)
+"""
+
+
+def test_cython_is_bounded_wherever_it_is_asked_for(tmp_path: Path) -> None:
+    project = write(tmp_path, "pyproject.toml", '[build-system]\nrequires = ["setuptools", "wheel", "cython"]\n')
+    setup = write(tmp_path, "setup.py", METASEQ)
+    assert apply(tmp_path, "metaseq-cython-bound")["hits"] == 3
+    assert 'requires = ["setuptools", "wheel", "cython<3"]' in project.read_text()
+    assert 'setup_requires=["cython<3", ' in setup.read_text()
+    assert 'install_requires=["black==22.3.0", "cython<3", "cython-lint"]' in setup.read_text()
+    assert '{"dev": ["cython"]}' in setup.read_text()
+    assert apply(tmp_path, "metaseq-cython-bound")["already"]
