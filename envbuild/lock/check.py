@@ -183,7 +183,13 @@ def _shown(value: Any) -> str:
 
 
 def _unrecorded(lock: Lock) -> list[LockFinding]:
-    return [
+    images = [(variant.id, variant.image) for variant in lock.variants if variant.image]
+    notes = [
+        LockFinding("unrecorded-image", "note", name, f"{image.name} has no recorded digest: {image.reason or ''}")
+        for name, image in images
+        if image.digest == "unrecorded"
+    ]
+    return notes + [
         LockFinding("unrecorded-hash", "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
         for variant in lock.variants
         for package in variant.packages

@@ -25,12 +25,11 @@ from envbuild.lock.torch_wheels import (
     can_reach,
     check_against_records,
     choose_torch,
-    is_cuda_only,
     load_records,
     named,
 )
 from envbuild.lock.uvtool import uv_version
-from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedImage, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Base, Profile, Stack
 from envbuild.node import pipconf
 
@@ -200,6 +199,7 @@ class _Maker:
             torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
             flavour=plan.flavour,
             base=plan.base,
+            image=_image(plan.base),
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
             packages=packages,
@@ -222,7 +222,7 @@ class _Maker:
         # A base that is known is asked through its interpreter; it answers for its packages itself.
         if self.base and self.base.python == plan.python:
             excludes = ()
-        if choice and choice.package and not choice.without_cuda:
+        if choice and choice.package and not choice.sibling:
             excludes += ("torch",)
         keep = not self.upgrade and self.as_of is None
         return Request(
@@ -241,14 +241,25 @@ class _Maker:
         self, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
     ) -> tuple[LockedPackage, ...]:
         offers = resolve(request)
-        if choice and choice.without_cuda:
-            offers = [offer for offer in offers if offer.name != "torch" and not is_cuda_only(offer.name)]
+        if choice and choice.sibling:
+            offers = [item for item in offers if item.name != "torch" and not item.name.startswith(choice.left_out)]
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)
         origin = choice.origin if choice else PYPI
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
         return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))
+
+
+def _image(base: Base) -> LockedImage | None:
+    """The image of a base; pinned where its reference holds the digest."""
+    if base.image is None:
+        return None
+    _, _, digest = base.image.partition("@sha256:")
+    if digest:
+        return LockedImage(name=base.image, digest=digest)
+    reason = "its registry was not asked; whoever runs the image decides which contents the tag names"
+    return LockedImage(name=base.image, digest="unrecorded", reason=reason)
 
 
 def _names_torch(text: str) -> bool:

@@ -92,7 +92,12 @@ class Repository:
 
     def submodule_urls(self) -> dict[str, str]:
         """Submodule path to URL, from `.gitmodules`; empty when there is no such file."""
-        done = run_git(["config", "--blob", f"{self.commit}:.gitmodules", "--null", "--list"], cwd=self.folder)
+        blob = self.git("ls-tree", "--format=%(objectname)", self.commit, ".gitmodules").strip()
+        if not blob:
+            return {}
+        if run_git(["cat-file", "-e", blob], cwd=self.folder).returncode:
+            self.git("fetch", "--quiet", "--no-tags", "--no-filter", "origin", blob)
+        done = run_git(["config", "--blob", blob, "--null", "--list"], cwd=self.folder)
         paths: dict[str, str] = {}
         urls: dict[str, str] = {}
         for entry in done.stdout.split("\0") if done.returncode == 0 else []:
@@ -105,8 +110,10 @@ class Repository:
 
 
 @contextmanager
-def fetched(url: str, commit: str, *, history: bool = False, files: bool = False) -> Iterator[Repository]:
-    """Fetch one commit into a temporary bare repository; with its `history`, with its `files`.
+def fetched(
+    url: str, commit: str, *, history: bool = False, trees: bool = False, files: bool = False
+) -> Iterator[Repository]:
+    """Fetch one commit into a temporary bare repository; with its `history`, with its `trees`, with all its `files`.
 
     Raises EnvbuildError `source-unreachable` (exit 75), `commit-missing` (exit 5).
     """
@@ -116,7 +123,7 @@ def fetched(url: str, commit: str, *, history: bool = False, files: bool = False
         repository.git("init", "--quiet", "--bare", ".")
         repository.git("remote", "add", "origin", url)
         # Only what the questions need: for a tree hash the commit object is enough.
-        options = ([] if history else ["--depth=1"]) + ([] if files else ["--filter=tree:0"])
+        options = ([] if history else ["--depth=1"]) + _filter(trees=trees, files=files)
         done = run_git(["fetch", "--quiet", "--no-tags", *options, "origin", commit], cwd=place)
         if done.returncode:
             _fetch_everything(repository, done.stderr)
@@ -124,6 +131,12 @@ def fetched(url: str, commit: str, *, history: bool = False, files: bool = False
         if kind != "commit":
             raise _no_commit(repository, f"{commit} is a {kind}")
         yield repository
+
+
+def _filter(*, trees: bool, files: bool) -> list[str]:
+    if files:
+        return []
+    return ["--filter=blob:none" if trees else "--filter=tree:0"]
 
 
 def _fetch_everything(repository: Repository, why: str) -> None:

@@ -21,7 +21,7 @@ def lock_source(source: Source) -> LockedSource:
     `tree-mismatch`, `commit-missing`, `ancestor-missing` (exit 5), `source-unreachable` (exit 75),
     `submodule-invalid` (exit 2).
     """
-    with fetched(source.git, source.commit, history=bool(source.contains), files=source.submodules) as repository:
+    with fetched(source.git, source.commit, history=bool(source.contains), trees=source.submodules) as repository:
         tree = repository.tree()
         if source.tree is not None and source.tree != tree:
             raise EnvbuildError(
@@ -65,7 +65,7 @@ def _submodules(repository: Repository, prefix: str, depth: int) -> list[LockedS
         if path not in urls:
             raise EnvbuildError("submodule-invalid", f"{repository.url}: .gitmodules has no URL for {path}")
         url = absolute_url(repository.url, urls[path])
-        with fetched(_checked_url(url, path, commit), commit, files=True) as inner:
+        with fetched(_checked_url(url, path, commit), commit, trees=True) as inner:
             out.append(LockedSubmodule(path=prefix + path, git=url, commit=commit, tree=inner.tree()))
             out += _submodules(inner, f"{prefix}{path}/", depth + 1)
     return out

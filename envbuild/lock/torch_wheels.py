@@ -29,8 +29,12 @@ from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pipconf
 from envbuild.resolve.artifacts import rank
 
-# Packages that only CUDA builds of torch need, by name or prefix (wheel metadata of torch 1.13 to 2.13).
-_CUDA_ONLY = ("nvidia-", "cuda-", "triton", "pytorch-triton")
+# Packages that hold CUDA's libraries, and those that only a CUDA build of torch needs besides; by prefix (wheel
+# metadata of torch 1.13 to 2.13).
+_LIBRARIES = ("nvidia-", "cuda-")
+_CUDA_ONLY = (*_LIBRARIES, "triton", "pytorch-triton")
+# Builds on PyTorch's own indexes carry CUDA inside up to 2.1 (2.0.1+cu118 has 2267 MB, 2.1.0+cu118 2620 MB).
+_CUDA_INSIDE_BEFORE = Version("2.2")
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class TorchChoice:
     """How torch enters a resolution.
 
     `requirements` go to uv; `origin` is the name of the index that has this build, and `index` is set when uv shall ask
-    it; `package` is set when torch itself is not resolved
-    but taken from a record, `without_cuda` when the CUDA build's needs must be left out of the answer.
+    it; `package` is set when torch itself is not resolved but taken from a record. `sibling`: the build on PyPI is
+    resolved in its place, and packages whose name begins with one of `left_out` are needed by that one alone.
     """
 
     version: str
@@ -69,7 +73,8 @@ class TorchChoice:
     origin: str = PYPI
     index: Index | None = None
     package: LockedPackage | None = None
-    without_cuda: bool = False
+    sibling: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @cache
@@ -96,11 +101,6 @@ def can_reach(index: Index) -> bool:
             return int(answer.status) < 400
     except (URLError, OSError, ValueError):
         return False
-
-
-def is_cuda_only(name: str) -> bool:
-    """True for packages that only a CUDA build of torch pulls in."""
-    return name.startswith(_CUDA_ONLY)
 
 
 def choose_torch(
@@ -146,16 +146,27 @@ def _from_records(
     if requires:
         return TorchChoice(full, tuple(requires), index.name, package=package)
     version, _, flavour = full.partition("+")
-    if flavour == "cpu" or Version(version) < Version("2.0"):
-        # Builds before 2.0 carry CUDA inside; what else they need is what the PyPI build needs.
-        return TorchChoice(full, (_plain(version),), index.name, package=package, without_cuda=True)
+    sibling = _sibling(version, supply.pypi_flavours)
+    if sibling and (flavour == "cpu" or Version(version) < _CUDA_INSIDE_BEFORE):
+        # What such a build needs besides CUDA is what the build on PyPI needs.
+        package = package.model_copy(update={"metadata_from": f"torch {sibling} on {PYPI}"})
+        left_out = _CUDA_ONLY if flavour == "cpu" else _LIBRARIES
+        return TorchChoice(full, (_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
     raise EnvbuildError(
         "index-unreachable",
         f"what torch {full} needs is not known while `{index.name}` is out of reach",
-        why="CUDA builds since 2.0 need packages of their own flavour, which only that index states",
+        why="CUDA builds since 2.2 need packages of their own flavour, which only that index states",
         hint="lock where the index can be reached, or put the wheel into a find-links folder",
         exit_code=ExitCode.TRY_AGAIN,
     )
+
+
+def _sibling(version: str, pypi_flavours: Mapping[str, str | None]) -> str | None:
+    """The release itself where PyPI has it, else the newest older one of the same minor (1.8.1 for 1.8.2)."""
+    asked = Version(version)
+    there = [Version(text) for text, flavour in pypi_flavours.items() if flavour]
+    near = [other for other in there if other.release[:2] == asked.release[:2] and other <= asked]
+    return str(max(near)) if near else None
 
 
 def _recorded_package(

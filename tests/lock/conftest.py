@@ -34,14 +34,14 @@ def supply(home: Path) -> Callable[..., Supply]:
     def make(*links: Path, records: tuple[ArtifactFile, ...] = (), requires: dict[str, tuple[str, ...]] | None = None,
              url: str = "", reachable: bool = False) -> Supply:  # fmt: skip
         def torch_index(version: str, flavour: str) -> Index:
-            if flavour not in ("cpu", "cu118"):
+            if flavour not in ("cpu", "cu111", "cu118"):
                 raise EnvbuildError("index-unknown", f"no index is named for torch {version}+{flavour}")
             return Index(f"pytorch-{flavour}", url or f"https://example.org/whl/{flavour}")
 
         return Supply(
             find_links=tuple(str(link) for link in links),
             torch_index=torch_index,
-            pypi_flavours={"1.0.0": "cu130", "2.5.0": "cu124"},
+            pypi_flavours={"1.0.0": "cu130", "1.8.1": "cu102", "1.8.2": None, "2.0.1": "cu117", "2.5.0": "cu124"},
             records=TorchRecords({record.file: record for record in records}, requires or {}),
             reachable=lambda _: reachable,
         )

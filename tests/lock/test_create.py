@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, render_lock
 from envbuild.lock.packages import Index
@@ -171,6 +172,41 @@ def test_the_needs_of_an_unreachable_cpu_build_come_from_the_pypi_build_without_
     with pytest.raises(EnvbuildError) as caught:
         make(stack(torch={"version": "2.5.0", "flavours": ["cu99"]}), supply(house))
     assert caught.value.code == "index-unknown"
+
+
+@pytest.mark.parametrize(("version", "flavour", "sibling"), [("2.0.1", "cu118", "2.0.1"), ("1.8.2", "cu111", "1.8.1")])
+def test_the_needs_of_a_cuda_build_with_cuda_inside_come_from_the_nearest_pypi_build_and_are_named(
+    tmp_path: Path, supply: MakeSupply, version: str, flavour: str, sibling: str
+) -> None:
+    house = tmp_path / "house"
+    for name in ("alpha", "nvidia-cublas-cu11", "triton"):
+        make_wheel(house, name, "1.0")
+    make_wheel(house, "torch", sibling, requires=["alpha", "nvidia-cublas-cu11", "triton"])
+    wanted = stack(torch={"version": version, "flavours": [flavour]})
+    lock = make(wanted, supply(house))
+    assert versions(lock) == {"alpha": "1.0", "torch": f"{version}+{flavour}", "triton": "1.0"}
+    torch = lock.variants[0].packages[1]
+    assert torch.metadata_from == f"torch {sibling} on pypi"
+    assert torch.files[0].file == f"torch-{version}+{flavour}-cp311-cp311-linux_x86_64.whl"
+    assert parse_lock(render_lock(lock), "again") == lock
+    assert make(wanted, supply(house), previous=lock) == lock
+
+
+@pytest.mark.parametrize(("tag", "digest"), [(":23.04", "unrecorded"), ("@sha256:" + "a" * 64, "a" * 64)])
+def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
+    tmp_path: Path, supply: MakeSupply, tag: str, digest: str
+) -> None:
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    base = {"kind": "image", "image": f"registry.example.org/base{tag}", "provides": ["torch"]}
+    wanted = stack(packages=["alpha"], bases=[base])
+    lock = make(wanted, supply(tmp_path / "house"))
+    image = lock.variants[0].image
+    assert image is not None
+    assert (image.name, image.digest) == (f"registry.example.org/base{tag}", digest)
+    assert bool(image.reason) == (digest == "unrecorded")
+    assert parse_lock(render_lock(lock), "again") == lock
+    notes = [finding.code for finding in check_lock(lock, wanted, online=False)]
+    assert notes == (["unrecorded-image"] if digest == "unrecorded" else [])
 
 
 class Quiet(SimpleHTTPRequestHandler):

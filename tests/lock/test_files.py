@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock, render_lock, write_lock
@@ -171,3 +172,15 @@ def test_an_unwritable_place_is_a_coded_error_and_leaves_the_old_lock(tmp_path: 
         write_lock(tmp_path / "no" / "x.lock.toml", small())
     assert caught.value.code == "lock-unwritable"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_patch_pins_are_part_of_the_digest_and_must_name_the_patches() -> None:
+    plain = {"name": "a", "git": "https://example.org/a.git", "commit": "0" * 40, "tree": "1" * 40, "patches": ["fix"]}
+    pin = {"name": "fix", "digest": "a" * 64, "least": 1, "most": 2}
+    named, pinned = LockedSource.from_plain(plain), LockedSource.from_plain(plain | {"patch_pins": [pin]})
+    with_names, with_pins = lock(variant(sources=(named,))), lock(variant(sources=(pinned,)))
+    assert with_names.variants[0].digest != with_pins.variants[0].digest
+    assert parse_lock(render_lock(with_pins), "again") == with_pins
+    assert "patch_pins" not in with_names.variants[0].contents()["sources"][0]
+    with pytest.raises(ValidationError, match="patch_pins"):
+        LockedSource.from_plain(plain | {"patch_pins": [pin | {"name": "other"}]})
