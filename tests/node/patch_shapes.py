@@ -30,6 +30,7 @@ _VERSION = (
 
 
 def _flag(call: str, guard: str) -> str:
+    indent = " " * (len(guard.rsplit("\n", 1)[-1]) or 4)
     return f"""
 ext_modules = []
 if "--cpp_ext" in sys.argv:
@@ -39,7 +40,7 @@ if "--cpp_ext" in sys.argv:
 if "--cuda_ext" in sys.argv:
     sys.argv.remove("--cuda_ext")
 {guard}{call}
-    ext_modules.append("cuda")
+{indent}ext_modules.append("cuda")
 """
 
 

@@ -1,0 +1,212 @@
+"""The patches of the catalog, what the documents' recipes do, and `envbuild patch`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.patches import RecipeEffect, digest_of, load_patch, load_patches, recipe_effect
+from envbuild.cli.run import run
+from envbuild.errors import EnvbuildError
+from envbuild.model.patch import Patch, Recipe
+from envbuild.node import patch_edits
+from tests.node import patch_shapes
+
+PATCHES = load_patches()
+
+
+def test_every_edit_belongs_to_a_patch_and_every_patch_to_edits() -> None:
+    used = {part.edit for patch in PATCHES.values() for part in patch.parts}
+    assert used == set(patch_edits.names())
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_was_really_tried_and_says_what_it_expects(name: str) -> None:
+    patch = PATCHES[name]
+    assert patch.tried
+    least, most = patch.expected()
+    assert all(least <= tried.hits <= most for tried in patch.tried)
+    assert len({tried.commit for tried in patch.tried}) == len(patch.tried)
+
+
+def test_names_and_aliases_are_unique() -> None:
+    names = [*PATCHES, *(alias for patch in PATCHES.values() for alias in patch.aliases)]
+    assert len(set(names)) == len(names)
+
+
+def _used() -> list[tuple[str, str, str]]:
+    out = []
+    for name in list_stacks():
+        for profile in load_stack(name).stack.profiles.values():
+            out += [(name, patch, source.commit) for source in profile.sources for patch in source.patches]
+    return sorted(set(out))
+
+
+@pytest.mark.parametrize(("stack", "name", "commit"), _used())
+def test_every_patch_of_a_shipped_stack_exists_and_was_tried_at_its_commit(stack: str, name: str, commit: str) -> None:
+    patch = load_patch(name)
+    assert commit in {tried.commit for tried in patch.tried}
+    least, most = patch.expected(commit)
+    assert least == most
+
+
+def test_a_spec_is_exact_at_a_commit_that_was_tried_and_a_range_at_others() -> None:
+    patch = load_patch("numpy-aliases")
+    assert patch.spec()["hits"] == {"least": 1, "most": 40}
+    assert patch.spec("c28bbd208d16ffea61fa3c545e66b3a9d87f9d84")["hits"] == {"least": 3, "most": 3}
+    assert patch.spec("0" * 40)["hits"] == {"least": 1, "most": 40}
+    assert json.loads(json.dumps(patch.spec())) == patch.spec()
+
+
+def test_the_sum_of_the_parts_bounds_the_whole() -> None:
+    assert load_patch("megatronapp-addresses").expected() == (21, 21)
+
+
+def test_an_alias_is_the_same_patch() -> None:
+    assert load_patch("alpa-untie-embedding-gradients") is load_patch("megatron-no-tie")
+    assert digest_of("alpa-untie-embedding-gradients") == digest_of("megatron-no-tie")
+    assert re.fullmatch("[0-9a-f]{64}", digest_of("megatron-no-tie"))
+
+
+def test_an_unknown_patch_is_a_coded_error_with_the_nearest_name() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        load_patch("apex-cuda-chek")
+    assert (caught.value.code, caught.value.exit_code) == ("patch-unknown", 2)
+    assert "apex-cuda-check" in caught.value.hint
+
+
+GOOD: dict[str, Any] = {
+    "name": "x",
+    "summary": "s",
+    "why": "w",
+    "precondition": "a",
+    "postcondition": "b",
+    "parts": [{"edit": "numpy-aliases", "files": ["**/*.py"], "least": 1, "most": 2}],
+}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"parts": []},
+        {"parts": [{"edit": "e", "files": ["../a.py"]}]},
+        {"parts": [{"edit": "e", "files": ["/a.py"]}]},
+        {"parts": [{"edit": "e", "files": ["a[b].py"]}]},
+        {"parts": [{"edit": "e", "files": ["a.py"], "least": 0}]},
+        {"parts": [{"edit": "e", "files": ["a.py"], "least": 3, "most": 2}]},
+        {"name": "A B"},
+        {"unknown": 1},
+        {"replaces": [{"stack": "s", "says": "x", "kind": "sed", "file": "a"}]},
+        {"replaces": [{"stack": "s", "says": "x", "kind": "comment-raise"}]},
+        {"replaces": [{"stack": "s", "says": "x", "kind": "by-hand", "file": "a"}]},
+        {"tried": [{"git": "https://example.org/a", "commit": "abc", "hits": 1}]},
+    ],
+)
+def test_a_damaged_description_is_refused(bad: dict[str, Any]) -> None:
+    assert Patch.from_plain(GOOD).name == "x"
+    with pytest.raises(ValidationError):
+        Patch.from_plain({**GOOD, **bad})
+
+
+def _recipe(kind: str) -> Recipe:
+    return next(recipe for recipe in PATCHES["apex-cuda-check"].replaces if recipe.kind == kind)
+
+
+@pytest.mark.parametrize(
+    ("form", "hits"),
+    [("0", 0), ("1", 0), ("2", 0), ("3", 0), ("4", 0), ("5", 1), ("6", 1), ("7", 1), ("8", 1)],
+)
+def test_what_the_documents_sed_does_to_each_form(form: str, hits: int) -> None:
+    texts = {name[0]: text for name, (text, _, _) in patch_shapes.APEX.items()} | {"0": patch_shapes.NO_CHECK}
+    assert recipe_effect(_recipe("sed"), texts[form].encode()) == RecipeEffect(hits, compiles=True)
+
+
+@pytest.mark.parametrize(
+    ("form", "effect"),
+    [
+        ("0", RecipeEffect(0, compiles=True)),
+        ("2", RecipeEffect(1, compiles=False)),
+        ("3", RecipeEffect(2, compiles=False)),
+        ("6", RecipeEffect(5, compiles=False)),
+        ("8", RecipeEffect(1, compiles=False)),
+    ],
+)
+def test_commenting_out_the_raise_leaves_a_file_that_does_not_compile(form: str, effect: RecipeEffect) -> None:
+    texts = {name[0]: text for name, (text, _, _) in patch_shapes.APEX.items()} | {"0": patch_shapes.NO_CHECK}
+    assert recipe_effect(_recipe("comment-raise"), texts[form].encode()) == effect
+
+
+def test_an_edit_in_words_has_no_measurable_effect() -> None:
+    by_hand = load_patch("megatron-no-tie").replaces[0]
+    assert recipe_effect(by_hand, b"x") == RecipeEffect(None, None)
+
+
+def test_a_recipe_that_sed_refuses_is_a_coded_error() -> None:
+    recipe = Recipe(stack="s", says="x", kind="sed", file="a.sh", script="s/(/")
+    with pytest.raises(EnvbuildError) as caught:
+        recipe_effect(recipe, b"x")
+    assert caught.value.code == "sed-failed"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "setup.py").write_text(patch_shapes.RUFF)
+    return tmp_path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run(["patch", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_list_names_every_patch(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "list")
+    assert code == 0
+    assert all(name in out for name in PATCHES)
+    code, out, _ = call(capsys, "list", "--json")
+    listed = json.loads(out)["patches"]
+    assert {one["name"]: one["digest"] for one in listed} == {name: digest_of(name) for name in PATCHES}
+
+
+def test_apply_check_then_apply_then_apply_again(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout, "--check", "--diff")
+    assert code == 1
+    assert "would be applied, 1 places" in out
+    assert "+++ b/setup.py" in out
+    assert (checkout / "setup.py").read_text() == patch_shapes.RUFF
+    code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout)
+    assert (code, "applied, 1 places" in out, "+++" in out) == (0, True, False)
+    code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout, "--check", "--json")
+    result = json.loads(out)
+    assert (code, result["ok"], result["already"], result["changed"], result["hits"]) == (0, True, True, False, 1)
+
+
+def test_a_patch_that_does_not_fit_exits_4_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "setup.py").write_text(patch_shapes.NO_CHECK)
+    code, out, err = call(capsys, "apply", "apex-cuda-check", tmp_path)
+    assert (code, out) == (4, "")
+    assert "error[patch-no-hits]" in err
+    code, out, _ = call(capsys, "apply", "apex-cuda-check", tmp_path, "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (4, "patch-no-hits")
+
+
+def test_a_known_commit_makes_the_expected_places_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.py").write_text("import numpy as np\nx = np.float\n")
+    commit = "c28bbd208d16ffea61fa3c545e66b3a9d87f9d84"
+    code, _, err = call(capsys, "apply", "numpy-aliases", tmp_path, "--commit", commit)
+    assert code == 4
+    assert "found 1 places, expected 3" in err
+    assert call(capsys, "apply", "numpy-aliases", tmp_path)[0] == 0
+
+
+def test_an_unknown_patch_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "apply", "numpy-alias", tmp_path)
+    assert code == 2
+    assert "numpy-aliases" in err
