@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -14,8 +14,9 @@ from envbuild.model.resolution import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, size
+from envbuild.resolve.image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules_packages import meets, traits_of
 from envbuild.resolve.versions import minor, numbers, split_local
@@ -67,6 +68,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat) ->
             s.name for s in variant.sources if s.build and any(w in f for f in s.build.flags for w in NVCC_WORDS)
         ),
         arch_list_set="TORCH_CUDA_ARCH_LIST" in variant.environment,
+        image=image_tag(variant, compat),
         packages=packages,
         traits=traits_of(packages, sources, compat),
     )
@@ -111,7 +113,17 @@ def recorded_rule(variant: Variant, facts: NodeFacts) -> Decisions:
 
 
 def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
-    """The interpreter to build with: `python-not-there`, and for a base `base-asked` and `base-lacks-package`."""
+    """The interpreter to build with: `engine-fits`, `python-not-there`, and for a base `base-asked` and others."""
+    engine = engine_rule(variant, target)
+    if refused(engine):
+        return Interpreter(None, engine)
+    if in_image(variant, target):
+        return Interpreter(None, engine + image_python(variant))
+    found = _outside_images(variant, facts, target, asked)
+    return replace(found, decisions=engine + found.decisions)
+
+
+def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
     kind = variant.base.kind
     if target.base is not None and kind != target.base:
         what = f"the target asks for base {target.base} and this variant stands on {kind}"
@@ -134,10 +146,7 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
     fits = _fits_base(variant)
     wanted = [p for p in facts.pythons if p.implementation == "cpython" and minor(p.version) == numbers(variant.python)]
     usable = [
-        p
-        for p in wanted
-        if fits(p)
-        and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
+        p for p in wanted if fits(p) and (asked is None or asked in (p.path, *p.also, p.version, dotted_minor(p)))
     ]
     if not usable:
         return Interpreter(None, (_no_python(variant, facts, asked),))

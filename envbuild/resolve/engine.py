@@ -27,12 +27,14 @@ from envbuild.resolve.classes import signature
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, size
+from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.request import visible_gpus
 from envbuild.resolve.rules import evaluate
 from envbuild.resolve.supply import Supply, out_of_reach
 
 # What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
 NODE_RULES = (
+    "engine-fits",
     "python-not-there",
     "base-asked",
     "base-module",
@@ -207,7 +209,12 @@ class Resolver:
         if known is None:
             self.evaluations += 1
             request = request_for(variant, python, self.compat)
-            known = platform_rules(variant, facts) + evaluate(facts, request, self.compat)
+            if in_image(variant, self.target):
+                seen = seen_inside(facts)
+                rules = platform_rules(variant, seen) + evaluate(seen, request, self.compat)
+                known = tuple(d for d in rules if d.rule not in OUTSIDE)
+            else:
+                known = platform_rules(variant, facts) + evaluate(facts, request, self.compat)
             self._known[key] = known
         return known
 
@@ -308,5 +315,5 @@ def _refusals(judged: _Judged, skip: str = "") -> Decisions:
 
 def _distance(judged: _Judged) -> tuple[int, int, tuple[int, ...]]:
     refusals = _refusals(judged)
-    early = any(d.rule in ("base-asked", "platform", "python-not-there") for d in refusals)
+    early = any(d.rule in ("engine-fits", "base-asked", "platform", "python-not-there") for d in refusals)
     return int(early), len(refusals), judged.rank

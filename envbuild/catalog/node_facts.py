@@ -1,0 +1,80 @@
+"""Recorded facts of nodes: JSON files of the user's, or the examples shipped in `catalog/facts`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envbuild import resources
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+
+_LARGEST = 64_000_000
+
+
+def list_facts() -> tuple[str, ...]:
+    """Names of the shipped examples."""
+    return tuple(sorted(path.stem for path in (resources.catalog() / "facts").glob("*.json")))
+
+
+def load_facts(ref: str) -> dict[str, NodeFacts]:
+    """Facts by node name, from a file (`./facts.json`) or a shipped example (`azure-nd96`).
+
+    A file holds the facts of one node, a list of nodes, `{node: facts}`, or what `probe --json` prints (`{node: facts}`
+    under `facts`). Raises EnvbuildError `facts-unknown` or `facts-unreadable`, exit 2.
+    """
+    path = _find(ref)
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise _unreadable(path, f"larger than {_LARGEST} bytes")
+        found = [_node(name, plain) for name, plain in _nodes(json.loads(path.read_text(encoding="utf-8")))]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _unreadable(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+    facts = {node.node: node for node in found}
+    if len(facts) != len(found) or not facts:
+        raise _unreadable(path, "two nodes have the same name" if facts else "there is no node in it")
+    return facts
+
+
+def _find(ref: str) -> Path:
+    if "/" in ref or ref.endswith(".json") or Path(ref).is_file():
+        return Path(ref)
+    names = list_facts()
+    if ref not in names:
+        raise EnvbuildError(
+            "facts-unknown",
+            f"there are no facts named {ref!r}",
+            why=f"neither a file nor a shipped example: {', '.join(names)}",
+            hint=did_you_mean(ref, names) or "`envbuild probe --json` prints the facts of nodes",
+        )
+    return resources.catalog() / "facts" / f"{ref}.json"
+
+
+def _nodes(data: Any) -> list[tuple[str | None, Any]]:
+    """Pairs of a node's name, where the file says it outside the facts, and its facts."""
+    if isinstance(data, dict) and isinstance(data.get("facts"), dict):
+        data = data["facts"]
+    if isinstance(data, list):
+        return [(None, item) for item in data]
+    if isinstance(data, dict) and data and "protocol" not in data and all(isinstance(v, dict) for v in data.values()):
+        return list(data.items())
+    return [(None, data)]
+
+
+def _node(name: str | None, plain: Any) -> NodeFacts:
+    facts = NodeFacts.from_plain(plain)
+    return facts if name is None else facts.model_copy(update={"node": name})
+
+
+def _unreadable(path: Path, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "facts-unreadable", f"cannot use the facts in {path}", why=why, hint="`envbuild probe --json` prints facts"
+    )

@@ -1,0 +1,60 @@
+"""Engines other than `venv`: what fits a container, and which rules say nothing about the inside of an image."""
+
+from __future__ import annotations
+
+import re
+
+from envbuild.model.facts import LibcFacts, NodeFacts
+from envbuild.model.lock import Variant
+from envbuild.model.target import Target
+from envbuild.resolve.compat import Compat, Note
+from envbuild.resolve.decide import NOTHING, Decisions, decision
+
+TARGET = Note("the target and the lock", "compared as they are")
+# They compare what the node has outside of images: its C library, compilers and toolkits.
+OUTSIDE = frozenset({"glibc-floor", "nvcc-absent", "gcc-range"})
+_NGC = re.compile(r"(?:.*/)?nvidia/pytorch:([0-9]{2}\.[0-9]{2})-py3(?:@.*)?")
+
+
+def engine_rule(variant: Variant, target: Target) -> Decisions:
+    """`engine-fits`: the variant can be built with the target's engine; nothing is said where both are usual."""
+    base, engine = variant.base, target.engine
+    standing = f"image {base.image}" if base.kind == "image" else f"base {base.kind}"
+    compared = (f"engine {engine}", f"{variant.engine} on {standing}")
+    if engine == "conda":
+        what = "the lock has no environment for the engine conda"
+        return (decision("engine-fits", "refuse", what, compared, TARGET, "a target with `engine: venv`"),)
+    if engine == "container":
+        if base.kind in ("none", "image"):
+            what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"
+            return (decision("engine-fits", "allow", what, compared, TARGET),)
+        what = f"the variant stands on what a node has (base {base.kind}), and an image has nothing of a node"
+        return (decision("engine-fits", "refuse", what, compared, TARGET, "a target with `engine: venv`"),)
+    if base.kind == "image" and target.base != "image":
+        what = f"the variant stands on the image {base.image}, and the target builds outside of images"
+        instead = "a target with `engine: container`, or a profile that stands on no image"
+        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
+    return NOTHING
+
+
+def in_image(variant: Variant, target: Target) -> bool:
+    """Whether the environment will be inside an image that is still to be built."""
+    return target.engine == "container" and variant.base.kind in ("none", "image")
+
+
+def image_python(variant: Variant) -> Decisions:
+    """`python-not-there` for an image, which brings its own interpreter."""
+    compared = (f"Python {variant.python}", variant.base.image or "an image to be built")
+    what = f"Python {variant.python} comes with the image; it was not looked at"
+    return (decision("python-not-there", "allow", what, compared, TARGET),)
+
+
+def seen_inside(facts: NodeFacts) -> NodeFacts:
+    """The node as a process in a container sees it: its hardware and driver, nothing of its system."""
+    return facts.model_copy(update={"libc": LibcFacts(), "nvcc": (), "compilers": ()})
+
+
+def image_tag(variant: Variant, compat: Compat) -> str | None:
+    """The month (`22.02`) of NVIDIA's PyTorch image that the variant stands on, None for any other image."""
+    found = _NGC.fullmatch(variant.base.image or "")
+    return found.group(1) if found and found.group(1) in compat.images else None
