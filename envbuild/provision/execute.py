@@ -17,6 +17,7 @@ from envbuild.provision.inventory import Inventory, NodeHost
 from envbuild.provision.journal import EventKind, Journal
 from envbuild.provision.payload import read_answer
 from envbuild.provision.rundir import RunDir
+from envbuild.redact import redact_data
 
 FORKS = 32
 
@@ -110,15 +111,23 @@ def run_hosts(
     if not hosts:
         return
     journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
-    result = run_playbook(
-        "provision.yml",
-        Inventory(hosts, target.connection),
-        run_dir=run.path,
-        on_event=_Watcher(outcome, journal, progress),
-        forks=min(FORKS, len(hosts)),
-        deadline=deadline,
-        cancel=cancel,
-    )
+    try:
+        result = run_playbook(
+            "provision.yml",
+            Inventory(hosts, target.connection),
+            run_dir=run.path,
+            on_event=_Watcher(outcome, journal, progress),
+            forks=min(FORKS, len(hosts)),
+            deadline=deadline,
+            cancel=cancel,
+        )
+    finally:
+        # What the nodes had to be told, a target's variables say, does not stay in a run directory.
+        for host in hosts:
+            for verb, path in host.requests.items():
+                told = requests[host.name][verb]
+                if (clean := redact_data(told)) != told:
+                    run.write_json(path, clean)
     outcome.tasks += result.tasks_run
     for host in hosts:
         if host.name not in result.nodes:

@@ -19,6 +19,7 @@ from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
 from envbuild.provision.survey import Survey, survey_nodes
 from envbuild.provision.work import Work
+from envbuild.redact import redact_data
 
 
 def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
@@ -45,7 +46,7 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     work.journal.append(EventKind.RESOLVED, variants=chosen)
     _find_tools(work)
     plan = plan_of(work)
-    work.run.write_json(work.run.path / "plan.json", plan.to_json_dict())
+    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
     work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
     return plan
 
