@@ -94,6 +94,8 @@ def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
     files: dict[str, NodeFiles] = {}
     packed = work.prepared.target.connection.kind != "local"
     for node in plan.nodes:
+        if not node.steps:
+            continue
         tools = work.tools[node.node]
         facts = work.survey.facts[node.node]
         missing = tools.missing(facts.toolchain)
