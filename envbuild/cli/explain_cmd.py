@@ -13,8 +13,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.explain.checks import CheckResult
+    from envbuild.explain.decisions import Decided
     from envbuild.explain.view import Explanation
-    from envbuild.model.resolution import Resolution
     from envbuild.resolve.compat import Compat
 
 _FILE = click.Path(path_type=Path)
@@ -24,7 +24,9 @@ _FILE = click.Path(path_type=Path)
 @click.argument("stack")
 @click.option("--profile", help="Profile of the stack (default: exact).")
 @click.option("--target", help="Target for the decisions: a shipped name or a path (default: local).")
-@click.option("--facts", type=_FILE, help="Recorded facts of nodes (JSON); with them the decisions are shown.")
+@click.option(
+    "--facts", metavar="FILE|NAME", help="Recorded facts of nodes (JSON), or a shipped example; they give decisions."
+)
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
 @click.option("--html", type=_FILE, help="Write the annotated document to this file.")
 @click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
@@ -34,7 +36,7 @@ def explain(
     stack: str,
     profile: str | None,
     target: str | None,
-    facts: Path | None,
+    facts: str | None,
     run_checks: bool,
     html: Path | None,
     document: Path | None,
@@ -49,9 +51,16 @@ def explain(
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)
     compat = _compat() if facts or run_checks else None
-    resolutions, why = _decided(loaded, name, target, facts, compat)
+    decided = _decided(loaded, name, target, facts, compat)
     results = _checked(ui, loaded, compat) if run_checks and compat else ()
-    explanation = join(loaded.stack, name, results=results, resolutions=resolutions, why_no_decisions=why)
+    explanation = join(
+        loaded.stack,
+        name,
+        results=results,
+        resolutions=decided.resolutions,
+        note=decided.note,
+        others=decided.others,
+    )
     data = explanation.as_dict()
     if html is not None:
         _write_page(explanation, html, document)
@@ -69,16 +78,17 @@ def _compat() -> Compat:
 
 
 def _decided(
-    loaded: LoadedStack, profile: str, target: str | None, facts: Path | None, compat: Compat | None
-) -> tuple[tuple[Resolution, ...], str]:
+    loaded: LoadedStack, profile: str, target: str | None, facts: str | None, compat: Compat | None
+) -> Decided:
     from envbuild.catalog.loader import load_target
+    from envbuild.explain.decisions import Decided, decide
 
-    chosen = load_target(target) if target else None
+    chosen = load_target(target or "local", template=True).target
     if facts is None or compat is None:
-        return (), "decisions need the facts of a node: --facts FILE"
-    from envbuild.explain.decisions import decide, read_facts
+        return Decided(note="decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)")
+    from envbuild.catalog.node_facts import load_facts
 
-    return decide(loaded, profile, read_facts(facts), (chosen or load_target("local")).target, compat)
+    return decide(loaded, profile, load_facts(facts), chosen, compat)
 
 
 def _checked(ui: Ui, loaded: LoadedStack, compat: Compat) -> tuple[CheckResult, ...]:

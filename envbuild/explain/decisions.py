@@ -1,14 +1,12 @@
-"""The decisions that `explain` shows: recorded facts of nodes against the lock of the explained profile."""
+"""The decisions that `explain` shows: recorded facts of nodes against the lock, or the outline, of a profile."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from envbuild.errors import EnvbuildError
+from envbuild.explain.view import OtherProfile
 from envbuild.model.facts import NodeFacts
 
 if TYPE_CHECKING:
@@ -17,52 +15,56 @@ if TYPE_CHECKING:
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
 
-_LARGEST = 64_000_000
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One resolution a node.
 
-def read_facts(file: Path) -> tuple[NodeFacts, ...]:
-    """Facts from a JSON file: of one node, a list of nodes, or what `probe --json` prints (a mapping under `facts`).
-
-    Raises EnvbuildError `facts-unreadable`, exit 2.
+    `note` says what they rest on when that is no lock, or why there are none; `others` are the other profiles, asked
+    for only where this one does not fit.
     """
-    try:
-        if file.stat().st_size > _LARGEST:
-            raise _unreadable(file, f"larger than {_LARGEST} bytes")
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return tuple(NodeFacts.from_plain(node) for node in _nodes(data))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise _unreadable(file, str(error)) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _unreadable(file, f"{place}: {first['msg']}") from error
+
+    resolutions: tuple[Resolution, ...] = ()
+    note: str = ""
+    others: tuple[OtherProfile, ...] = ()
 
 
 def decide(
-    loaded: LoadedStack, profile: str, facts: tuple[NodeFacts, ...], target: Target, compat: Compat
-) -> tuple[tuple[Resolution, ...], str]:
-    """One resolution a node, and why there is none when the profile has no lock yet."""
+    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+) -> Decided:
+    """Decide for every node; without a lock from what the stack file says of torch, Python, base and sources."""
+    from envbuild.catalog.loader import lock_command, lock_path
+
+    resolutions = _resolve(loaded, profile, facts, target, compat)
+    path, note = lock_path(loaded, profile), ""
+    if not path.is_file():
+        note = (
+            f"decided from the stack file alone, because the profile {profile} has no lock yet ({path.name}); "
+            f"{lock_command(loaded, profile)} makes it"
+        )
+    others: tuple[OtherProfile, ...] = ()
+    if any(resolution.refused for resolution in resolutions):
+        names = [name for name in loaded.stack.profiles if name != profile]
+        others = tuple(_other(name, _resolve(loaded, name, facts, target, compat)) for name in names)
+    return Decided(resolutions, note, others)
+
+
+def _other(name: str, resolutions: tuple[Resolution, ...]) -> OtherProfile:
+    refusals = [d for r in resolutions if r.refused for d in r.decisions if d.verdict == "refuse"]
+    reasons = dict.fromkeys(f"{d.what} ({d.rule})" for d in refusals)
+    return OtherProfile(name, not any(r.refused for r in resolutions), "; ".join(list(reasons)[:3]))
+
+
+def _resolve(
+    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+) -> tuple[Resolution, ...]:
     from envbuild.catalog.loader import lock_path
+    from envbuild.explain.draft import outline, without_prices
     from envbuild.lock.files import read_lock
     from envbuild.resolve.engine import resolve_fleet
 
     path = lock_path(loaded, profile)
-    if not path.is_file():
-        return (), f"the profile {profile} has no lock yet ({path.name})"
-    found = resolve_fleet({node.node: node for node in facts}, read_lock(path), target, compat)
-    return tuple(found.values()), ""
-
-
-def _nodes(data: Any) -> list[Any]:
-    if isinstance(data, dict) and isinstance(data.get("facts"), dict):
-        return list(data["facts"].values())
-    return data if isinstance(data, list) else [data]
-
-
-def _unreadable(file: Path, why: str) -> EnvbuildError:
-    return EnvbuildError(
-        "facts-unreadable",
-        f"cannot use the facts in {file}",
-        why=why,
-        hint="`envbuild probe --json` prints facts",
-    )
+    if path.is_file():
+        return tuple(resolve_fleet(facts, read_lock(path), target, compat).values())
+    found = resolve_fleet(facts, outline(loaded.stack, profile), target, compat)
+    return tuple(without_prices(resolution) for resolution in found.values())

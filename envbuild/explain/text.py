@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from envbuild.explain.view import SEVERITIES, Explained, Explanation
 from envbuild.model.finding import Severity
+from envbuild.model.resolution import Resolution
 
 _TITLES: dict[Severity, str] = {
     "wrong": "Wrong",
@@ -99,18 +100,40 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
 
 
 def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
-    if explanation.why_no_decisions:
+    if explanation.note:
         yield ""
-        yield _wrapped("no decisions: ", explanation.why_no_decisions, width)
-    for resolution in explanation.resolutions:
+        yield _wrapped("decisions: " if explanation.resolutions else "no decisions: ", explanation.note, width)
+    for nodes, resolution in _alike(explanation.resolutions):
         yield ""
         chosen = resolution.variant_id or "refused"
-        yield f"Decisions for {resolution.node}: {chosen}"
+        yield f"Decisions for {_named(nodes)}: {chosen}"
         for decision in resolution.decisions:
             compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""
             yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
             if decision.instead:
                 yield _wrapped("          instead: ", decision.instead, width)
+    if explanation.others:
+        yield ""
+        yield "Other profiles"
+        for other in explanation.others:
+            yield _wrapped(f"  {other.name}: ", "fits" if other.fits else f"does not fit either: {other.why}", width)
+
+
+def _alike(resolutions: Sequence[Resolution]) -> list[tuple[list[str], Resolution]]:
+    """Nodes with equal decisions together, in the order of the first of them."""
+    found: list[tuple[list[str], Resolution]] = []
+    for resolution in resolutions:
+        same = (r for r in found if (r[1].variant_id, r[1].decisions) == (resolution.variant_id, resolution.decisions))
+        nodes = next(same, None)
+        if nodes is None:
+            found.append(([resolution.node], resolution))
+        else:
+            nodes[0].append(resolution.node)
+    return found
+
+
+def _named(nodes: list[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes ({nodes[0]} to {nodes[-1]})"
 
 
 def _wrapped(head: str, text: str, width: int) -> str:

@@ -37,8 +37,21 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherProfile:
+    """Another profile of the stack on the same nodes: whether it fits them all, else the first refusal of each kind."""
+
+    name: str
+    fits: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything `explain` says of a stack and profile. `why_no_decisions` is empty when there are resolutions."""
+    """Everything `explain` says of a stack and profile.
+
+    `note` says why there are no decisions, or what they rest on when that is not a lock; `others` are the other
+    profiles, where this one does not fit.
+    """
 
     stack: Stack
     profile: str
@@ -46,7 +59,8 @@ class Explanation:
     resolutions: tuple[Resolution, ...]
     deviations: tuple[str, ...]
     least_nodes: LeastNodes | None
-    why_no_decisions: str = ""
+    note: str = ""
+    others: tuple[OtherProfile, ...] = ()
 
     @property
     def contents(self) -> Profile:
@@ -75,8 +89,10 @@ class Explanation:
         }
         if self.least_nodes:
             data["least_nodes"] = asdict(self.least_nodes)
-        if self.why_no_decisions:
-            data["why_no_decisions"] = self.why_no_decisions
+        if self.note:
+            data["decided_from" if self.resolutions else "why_no_decisions"] = self.note
+        if self.others:
+            data["other_profiles"] = [asdict(other) for other in self.others]
         return data
 
 
@@ -86,7 +102,8 @@ def explain(
     *,
     results: Iterable[CheckResult] = (),
     resolutions: Sequence[Resolution] = (),
-    why_no_decisions: str = "",
+    note: str = "",
+    others: tuple[OtherProfile, ...] = (),
 ) -> Explanation:
     """Join what is known of a stack and one of its profiles."""
     by_finding: dict[str, list[CheckResult]] = {}
@@ -99,7 +116,8 @@ def explain(
         resolutions=tuple(resolutions),
         deviations=stack.profiles[profile].deviations,
         least_nodes=least_nodes(stack.reference),
-        why_no_decisions="" if resolutions else why_no_decisions,
+        note=note,
+        others=others,
     )
 
 

@@ -50,7 +50,7 @@ def test_json_holds_findings_decisions_and_deviations_as_lists(make_stack: Make)
 
 
 def test_without_facts_the_reason_is_said(make_stack: Make) -> None:
-    explanation = explain(two(make_stack), "exact", why_no_decisions="no facts")
+    explanation = explain(two(make_stack), "exact", note="no facts")
     assert explanation.as_dict()["why_no_decisions"] == "no facts"
     assert "no decisions: no facts" in render_text(explanation)
 
