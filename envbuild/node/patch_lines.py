@@ -73,7 +73,7 @@ def _find_comma(source: "Source") -> "list[Change]":
 _HOSTS = r"if \[\[ \$\(hostname\) == nid\* \|\| \$\(hostname\) == login\* \]\]; then"
 _FROM_ENVIRONMENT = r"""if [[ -n "${DATA_PARENT:-}" ]]; then
     : "${DATA_TYPE:?DATA_PARENT is set: set DATA_TYPE too, the name of the data without .bin}"
-    echo "Data from the environment: ${DATA_PARENT}/dataset/${DATA_TYPE}"
+    echo "Data: ${DATA_PARENT}/dataset/${DATA_TYPE}"
 elif [["""
 
 

@@ -85,7 +85,7 @@ os.environ["TORCH_CUDA_ARCH_LIST"] = ""
 
 def load(args):
     flags = []
-    major, minor = _version()
+    _, major, minor = _bare_metal_version()
     if int(major) >= 11:
         flags.append('-gencode')
         flags.append('arch=compute_80,code=sm_80')
@@ -106,9 +106,11 @@ def load(args):
     helper("made_cuda", ["made.cu"], ["-maxrregcount=50"])
 
 
-def _version():
-    return "12", "1"
+def _bare_metal_version():
+    said = subprocess.check_output(["no-nvcc-here", "-V"])
+    return said, "12", "1"
 """
+WITH_NVCC = FUSED.replace('subprocess.check_output(["no-nvcc-here", "-V"])', '"made up"')
 STUBS = {
     "torch/__init__.py": """
 import os, types
@@ -183,7 +185,7 @@ def test_without_a_known_architecture_nothing_is_built(tmp_path: Path, environme
 
 
 def test_a_kernel_that_is_installed_is_used_as_it_is(tmp_path: Path) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
     assert "No module named 'made_cuda'" in run(tmp_path, LOAD).stderr
     apply(tmp_path, "megatron-fused-import")
     write(tmp_path, "installed/made_cuda.py", "print('ahead of time')\n")
@@ -192,12 +194,28 @@ def test_a_kernel_that_is_installed_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_installed_kernel_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp_path: Path) -> None:
-    write(tmp_path, "megatron/fused_kernels/__init__.py", FUSED)
+    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
     apply(tmp_path, "megatron-fused-import")
     write(tmp_path, "installed/made_cuda.py", "raise ImportError('undefined symbol')\n")
     done = run(tmp_path, LOAD)
     assert "undefined symbol" in done.stderr
     assert "built" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    def helper(", "    print(major)\n\n    def helper("),
+        ("    if int(major) >= 11:\n", "    if int(major) >= 11:\n        print(11)\n"),
+    ],
+)
+def test_nvcc_is_still_asked_where_its_version_matters(tmp_path: Path, old: str, new: str) -> None:
+    text = FUSED.replace(old, new)
+    assert text != FUSED
+    file = write(tmp_path, "megatron/fused_kernels/__init__.py", text)
+    apply(tmp_path, "megatron-fused-arch")
+    assert "_, major, minor = _bare_metal_version()" in file.read_text()
+    assert "no-nvcc-here" in run(tmp_path, LOAD, TORCH_CUDA_ARCH_LIST="9.0").stderr
 
 
 @pytest.mark.parametrize(
