@@ -30,13 +30,19 @@ def _environ() -> dict[str, str]:
 def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run git without a terminal; the caller judges the exit status.
 
-    Raises EnvbuildError `git-missing` (exit 2) and `source-unreachable` (exit 75) after 15 minutes.
+    Raises EnvbuildError `git-missing` (exit 7) and `source-unreachable` (exit 75) after 15 minutes.
     """
     command = ["git", *_SAFE, *arguments]
     # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
     done = proc.run(command, timeout=_TIMEOUT_S, env=_environ(), cwd=None if cwd is None else str(cwd))
     if done.missing:
-        raise EnvbuildError("git-missing", "the git program is not installed", why=done.err, hint="install git")
+        raise EnvbuildError(
+            "git-missing",
+            "the git program is not installed",
+            why=done.err,
+            hint="install git, for example: sudo apt-get install -y git",
+            exit_code=ExitCode.REFUSED,
+        )
     if done.timed_out or done.rc is None:
         raise EnvbuildError(
             "source-unreachable",
@@ -67,7 +73,7 @@ class Repository:
             raise EnvbuildError(
                 "git-failed",
                 f"git {arguments[0]} failed for {self.url}",
-                why=done.stderr.strip(),
+                why=done.stderr.strip()[-1000:],
                 exit_code=ExitCode.INTERNAL,
             )
         return done.stdout
@@ -165,7 +171,7 @@ def unreachable(url: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "source-unreachable",
         f"{url} cannot be reached",
-        why=why.strip(),
+        why=why.strip()[-1000:],
         hint="check the network, or point git at a mirror: git config url.<mirror>.insteadOf <upstream>",
         exit_code=ExitCode.TRY_AGAIN,
     )

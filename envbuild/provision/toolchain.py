@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.provision.bundle import node_pyz
-from envbuild.provision.payload import Tool, file_tool, python_tool, uv_tool
+from envbuild.provision.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
 
 if TYPE_CHECKING:
     from envbuild.provision.contact import ContactResult
@@ -110,7 +110,8 @@ def _python(build: ToolchainPython) -> Tool:
     folder = platformdirs.user_cache_path("envbuild") / "toolchain"
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{build.sha256[:12]}-{build.name}"
-    if not archive.exists():
+    if not (archive.is_file() and sha256_of(archive) == build.sha256):
+        # Missing, or damaged since it was fetched.
         download(build.url, archive, build.sha256, size_cap=1 << 30, deadline=1800)
     return python_tool(archive, build.sha256)
 
