@@ -17,6 +17,7 @@ from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate, estimate, size
 from envbuild.resolve.expect import unexpected
+from envbuild.resolve.image import in_image
 from envbuild.resolve.versions import split_local
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
@@ -170,6 +171,8 @@ class _Node:
                 return ()
             return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
         cost = estimate(self.variant, platform_of(self.variant, self.facts))
+        if in_image(self.variant, self.target):
+            return self._image(cost)
         why = "it is built again as asked" if repaired else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
@@ -178,6 +181,15 @@ class _Node:
             self._smoke(),
             self._activate("stamped last, so that a half-built environment is never used", cost.disk_bytes),
         )
+
+    def _image(self, cost: Estimate) -> tuple[Step, ...]:
+        """What would be built for the engine `container`; no step is a call of the node program on this node."""
+        base = self.variant.base.image or f"an image with Python {self.variant.python}"
+        what = f"build an image with {self.variant.id} on {base}: {cost.in_words()}, and {base} itself"
+        why = "the target's engine is container"
+        sums = {key: getattr(cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
+        build = Step(kind="install", what=what, why=why, **sums)
+        return (build, self._smoke().model_copy(update={"request": None}))
 
     def _why_activate(self, stamp: StampFacts) -> str | None:
         if not stamp.current:

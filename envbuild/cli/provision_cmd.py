@@ -12,6 +12,8 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import gravest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from envbuild.model.plan import Plan
     from envbuild.provision.prepare import Prepared
     from envbuild.provision.survey import Survey
@@ -38,13 +40,28 @@ def provision(ui: Ui, /, dry_run: bool, print_script: bool, repair: bool, no_loc
 
 @click.command("plan")
 @build_options
+@click.option(
+    "--facts", metavar="FILE|NAME", help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node."
+)
 @common_options
-def plan(ui: Ui, /, **flags: Any) -> int:
+def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Say what would run where, and why; the same as `provision --dry-run`."""
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
+    if facts is not None:
+        return _plan_recorded(ui, prepare(choice_of(flags, config), recorded=True), facts, config.toolchain)
     return _plan_only(ui, prepare(choice_of(flags, config)), settings_of(config), script=False)
+
+
+def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:
+    from envbuild.catalog.node_facts import load_facts
+    from envbuild.provision.recorded import plan_recorded
+
+    made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
+    errors = {node: error.as_dict() for node, error in survey.errors.items()}
+    ui.result({"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
+    return gravest(int(error.exit_code) for error in survey.errors.values())
 
 
 def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:

@@ -16,7 +16,7 @@ from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.provision.bundle import node_pyz
+from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
 
 if TYPE_CHECKING:
@@ -49,23 +49,25 @@ def least_python() -> Version:
 
 
 def node_tools(
-    facts: NodeFacts, variant: Variant, interpreter: str | None, *, folder: Path, toolchain_file: Path | None
+    facts: NodeFacts, variant: Variant, interpreter: str | None, *, folder: Path | None, toolchain_file: Path | None
 ) -> NodeTools:
     """Everything that provisioning `variant` on a node with these facts takes; `folder` keeps the node program.
 
-    `interpreter` is what the resolution chose; None for a standalone build, which becomes a tool.
+    `interpreter` is what the resolution chose; None for a standalone build, which becomes a tool. Without a `folder`
+    nothing is written or fetched: the tools are good for planning, their `source` is only a name.
     Raises EnvbuildError `interpreter-unavailable` (exit 7) and what the download raises.
     """
     prefix = facts.prefix.path
     tools = [_node_program(folder), uv_tool()]
     standalone: Tool | None = None
     if variant.interpreter.kind == "standalone":
-        standalone = _locked_python(variant, toolchain_file)
+        standalone = _locked_python(variant, toolchain_file, fetch=folder is not None)
         tools.append(standalone)
         interpreter = standalone.path(prefix)
     python = _present_python(facts)
     if python is None:
-        runner = standalone or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file)
+        fetch = folder is not None
+        runner = standalone or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
         if runner not in tools:
             tools.append(runner)
         python = runner.path(prefix)
@@ -82,12 +84,17 @@ def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_fi
     return (bootstrap_python(arch, libc, toolchain_file),)
 
 
-def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None) -> Tool:
+def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
     """The pinned Python that runs the node program where the node has none that can."""
-    return _python(load_toolchain(toolchain_file).find_python(BOOTSTRAP_PYTHON, arch, libc))
+    build = load_toolchain(toolchain_file).find_python(BOOTSTRAP_PYTHON, arch, libc)
+    return _python(build) if fetch else _planned(build)
 
 
-def _locked_python(variant: Variant, toolchain_file: Path | None) -> Tool:
+def _planned(build: ToolchainPython) -> Tool:
+    return Tool("python", Path(build.name), build.sha256, "tree")
+
+
+def _locked_python(variant: Variant, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
     build = load_toolchain(toolchain_file).by_name(str(variant.interpreter.name))
     if build.sha256 != variant.interpreter.sha256:
         raise EnvbuildError(
@@ -97,7 +104,7 @@ def _locked_python(variant: Variant, toolchain_file: Path | None) -> Tool:
             hint="use the toolchain file that the lock was made with, or make the lock again",
             exit_code=ExitCode.INTEGRITY,
         )
-    return _python(build)
+    return _python(build) if fetch else _planned(build)
 
 
 @cache
@@ -116,8 +123,10 @@ def _python(build: ToolchainPython) -> Tool:
     return python_tool(archive, build.sha256)
 
 
-def _node_program(folder: Path) -> Tool:
+def _node_program(folder: Path | None) -> Tool:
     """The node program as a file in `folder`."""
+    if folder is None:
+        return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
     path = folder / f"{NODE_PROGRAM}.pyz"
     path.write_bytes(node_pyz())
     return file_tool(NODE_PROGRAM, path, file=path.name)

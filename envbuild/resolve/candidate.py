@@ -136,9 +136,8 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
     if kind == "module" and not (target.base_python or asked):
         what = f"the base is the module {variant.base.module}, and nobody says which interpreter it brings"
         compared = (f"module {variant.base.module}", "base_python is not set")
-        return Interpreter(
-            None, (decision("base-module", "refuse", what, compared, LOCKED, "set `base_python` in the target"),)
-        )
+        instead = "`base_python` in the target, or a profile that stands on no module"
+        return Interpreter(None, (decision("base-module", "refuse", what, compared, LOCKED, instead),))
     return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
 
 

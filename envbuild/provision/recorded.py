@@ -1,0 +1,93 @@
+"""Plans from recorded facts: no node is asked, nothing is fetched, nothing but the catalog and the facts is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import Plan
+from envbuild.model.target import Target
+from envbuild.node import identity
+from envbuild.plan import make_plan
+from envbuild.provision.bundle import node_pyz, node_pyz_digest
+from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.look import refusal
+from envbuild.provision.payload import Tool
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.supported import unsupported
+from envbuild.provision.survey import Survey, decide
+from envbuild.provision.toolchain import NODE_PROGRAM, NodeTools, node_tools
+
+RUN = "recorded-facts"
+
+
+def plan_recorded(
+    prepared: Prepared, facts: Mapping[str, NodeFacts], *, toolchain_file: Path | None = None
+) -> tuple[Plan, Survey]:
+    """What would be built on nodes with these facts, and what stands against it node by node.
+
+    The prefix is the target's, whatever the facts were recorded for. Raises EnvbuildError `facts-unknown` (exit 2) when
+    a host was asked for that has no facts.
+    """
+    wanted = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
+    missing = [node for node in wanted if node not in facts]
+    if missing:
+        raise EnvbuildError(
+            "facts-unknown", f"there are no facts of {missing[0]}", why=f"the facts are of {', '.join(facts)}"
+        )
+    survey = Survey(facts={node: _at_the_prefix(facts[node], prepared.target) for node in wanted})
+    decide(prepared, survey, survey.facts)
+    tools: dict[str, NodeTools] = {}
+    for node, resolution in survey.resolutions.items():
+        if resolution.refused:
+            survey.errors[node] = refusal(resolution)
+            continue
+        try:
+            tools[node] = _tools(prepared.target, survey, node, toolchain_file)
+        except EnvbuildError as error:
+            survey.errors[node] = error
+    plan = make_plan(
+        prepared.stack.name,
+        prepared.profile,
+        prepared.target,
+        prepared.lock,
+        survey.facts,
+        {node: item for node, item in survey.resolutions.items() if node in tools or item.refused},
+        run=RUN,
+        controller=identity.here(),
+        pyz_digest=node_pyz_digest(),
+        tools=tools,
+        tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
+    )
+    return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey
+
+
+def _cannot_yet(target: Target) -> tuple[str, ...]:
+    missing = unsupported(target)
+    return (f"`provision` cannot do this yet: {'; '.join(missing)} (not-yet-supported)",) if missing else ()
+
+
+def _tools(target: Target, survey: Survey, node: str, toolchain_file: Path | None) -> NodeTools:
+    if target.engine == "container":
+        # What an image is built with is no matter of the node.
+        return NodeTools((), "", "", "", None)
+    facts, resolution = survey.facts[node], survey.resolutions[node]
+    variant = survey.variants[node]
+    return node_tools(facts, variant, resolution.interpreter, folder=None, toolchain_file=toolchain_file)
+
+
+def _size(tool: Tool) -> int:
+    """Bytes of a tool where that is known without having the file; else 0."""
+    if tool.name == NODE_PROGRAM:
+        return len(node_pyz())
+    return tool.source.stat().st_size if tool.name == "uv" else 0
+
+
+def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
+    """The facts with the target's prefix for this user; free space stays what was recorded."""
+    home = facts.home or f"/home/{facts.user}"
+    path = target.prefix.replace("{data}", f"{home}/.local/share").replace("{home}", home)
+    prefix = facts.prefix.model_copy(update={"path": path.replace("{user}", facts.user)})
+    return facts.model_copy(update={"prefix": prefix})
