@@ -199,6 +199,7 @@ def test_signal_ends_the_children_and_exits_130(tmp_path: Path, number: signal.S
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130
     assert json.loads(out)["error"]["code"] == "interrupted"
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline and _alive(child):
         time.sleep(0.01)
     assert not _alive(child)

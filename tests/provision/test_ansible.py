@@ -165,7 +165,7 @@ def _gone(pid: int) -> bool:
 def test_a_deadline_ends_everything_that_was_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(EnvbuildError) as caught:
-        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=3.0)
+        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=10.0)
     assert (caught.value.code, caught.value.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
     assert caught.value.details["nodes"] == {"localhost": "Build the environment: started"}
     assert _gone(_await(pid_file))
