@@ -18,12 +18,16 @@ def _glob(value: str) -> str:
 
 
 class PatchPart(StrictModel):
-    """One edit and the files it may touch; `least` and `most` bound the places it finds in all of them together."""
+    """One edit and the files it may touch; `least` and `most` bound the places it finds in all of them together.
+
+    `near`: a word beside those places, to show what is there when none is found.
+    """
 
     edit: Name
     files: Annotated[tuple[Annotated[RelPath, AfterValidator(_glob)], ...], Field(min_length=1)]
     least: Hits = 1
     most: Hits = 1
+    near: Text | None = None
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> Self:

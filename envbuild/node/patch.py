@@ -6,7 +6,8 @@
      "parts": [{"edit": "apex-cuda-check", "files": ["setup.py"], "least": 1, "most": 1}]}
 
 `files` are glob patterns below the directory (`**/` any depth). `least` and `most` bound the hits of one part, `hits`
-those of the whole patch. Each changed file ends in a marker line, so that a second application changes nothing.
+those of the whole patch. A part may have `near`, a word whose lines are shown when there are too few hits. Each
+changed file ends in a marker line, so that a second application changes nothing.
 """
 
 import difflib
@@ -63,7 +64,7 @@ def apply(
     notes = _judge_facts(patch_spec, facts or {})
     files = []  # type: list[_File]
     for part in patch_spec["parts"]:
-        found = [_work(directory, path, part["edit"], patch_spec["name"]) for path in _paths(directory, part)]
+        found = [_work(directory, path, part, patch_spec["name"]) for path in _paths(directory, part)]
         _count(patch_spec["name"], part, sum(each.hits for each in found), found, directory)
         for each in found:
             _prove(part["edit"], each, patch_spec["name"])
@@ -144,8 +145,9 @@ def _as_regex(pattern: "str") -> "re.Pattern[str]":
     return re.compile("(?:[^/]+/)*".join(pieces) + r"\Z")
 
 
-def _work(directory: "str", path: "str", edit: "str", name: "str") -> "_File":
+def _work(directory: "str", path: "str", part: "dict[str, Any]", name: "str") -> "_File":
     """Read one file and work out its new contents; nothing is written."""
+    edit = part["edit"]
     data = _read(directory, path, name)
     source = None  # type: Source | None
     try:
@@ -154,13 +156,19 @@ def _work(directory: "str", path: "str", edit: "str", name: "str") -> "_File":
         changes = _places(edit, source, bool(marked))
         hits = sum(1 for change in changes if change.hit)
         if not hits:
-            return _File(path, data, None, sum(marked))
+            return _File(path, data, None, sum(marked), _near(source, part.get("near") or ""))
         text = changed_text(source, changes)
         after = source.encoded(_with_marker(source, text, name, hits))
     except UnfitError as error:
         raise _failed("patch-precondition", name, path, source, error) from None
-    seen = "\n--\n".join(source.around(change.start) for change in changes[:_SEEN] if change.hit)
-    return _File(path, data, after, hits, seen)
+    places = [change.start for change in changes if change.hit]
+    return _File(path, data, after, hits, "\n--\n".join(map(source.around, places[:_SEEN])))
+
+
+def _near(source: "Source", word: "str") -> "str":
+    """The lines around the first places of a word, which may say what the file has instead."""
+    places = [match.start() for match in re.finditer(re.escape(word), source.text)] if word else []
+    return "\n--\n".join(map(source.around, places[:_SEEN]))
 
 
 def _places(edit: "str", source: "Source", marked: "bool") -> "list[Change]":
@@ -263,12 +271,13 @@ def _count(name: "str", bounds: "dict[str, Any]", hits: "int", files: "list[_Fil
         return
     wanted = str(least) if least == most else "%d to %s" % (least, "any" if most == sys.maxsize else most)
     looked = bounds.get("files") or sorted({each.path for each in files})
-    where = "; ".join("%s: %d\n%s" % (each.path, each.hits, each.seen) for each in files[:_SEEN] if each.hits)
+    shown = [each for each in files if each.seen][:_SEEN]
+    where = "; ".join("%s: %d\n%s" % (each.path, each.hits, each.seen) for each in shown)
     raise NodeError(
         "patch-too-many-hits" if hits > most else "patch-no-hits" if not hits else "patch-too-few-hits",
         "patch %s found %d places, expected %s" % (name, hits, wanted),
         why="looked in %s below %s%s" % (", ".join(looked) or "no file", directory, "; " + where if where else ""),
-        hint="this commit is not one that the patch was written for; `envbuild patch list` names those",
+        hint="this commit is not one that the patch was written for; `envbuild patch list --json` names those",
         exit_code=Exit.BUILD_FAILED,
         details={
             "hits": hits,
@@ -349,10 +358,14 @@ def _result(spec: "dict[str, Any]", files: "list[_File]", notes: "list[str]", ch
 
 
 def digest(spec: "dict[str, Any]") -> "str":
-    """sha256 of a spec and of the program text that carries it out; what a lock and a build key record."""
-    edits = {part["edit"]: patch_edits.program_digest(part["edit"]) for part in spec["parts"]}
-    parts = {"name": spec["name"], "parts": spec["parts"], "edits": edits}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+    """sha256 of what a patch does: its name, edits and files, and the program text that carries them out.
+
+    A lock and a build key record it; bounds and words for messages are no part of it.
+    """
+    parts = [[part["edit"], sorted(part["files"]), patch_edits.program_digest(part["edit"])] for part in spec["parts"]]
+    return hashlib.sha256(
+        json.dumps([spec["name"], parts], sort_keys=True, separators=(",", ":")).encode("utf-8")
+    ).hexdigest()
 
 
 def _diff(each: "_File") -> "str":

@@ -130,6 +130,14 @@ def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
     assert (apex / "setup.py").read_text() == patch_shapes.NO_CHECK
 
 
+def test_what_is_there_instead_is_shown(tmp_path: Path) -> None:
+    text = patch_shapes.RUFF.replace("    check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)", "    pass")
+    with pytest.raises(NodeError) as caught:
+        apply(_checkout(tmp_path, text), "apex-cuda-check")
+    assert caught.value.code == "patch-no-hits"
+    assert "def check_cuda_torch_binary_vs_bare_metal(cuda_dir):" in caught.value.why
+
+
 @pytest.mark.parametrize(
     ("change", "code", "why"),
     [
