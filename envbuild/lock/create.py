@@ -27,6 +27,7 @@ from envbuild.lock.torch_wheels import (
     choose_torch,
     load_records,
     named,
+    with_misrecorded,
 )
 from envbuild.lock.uvtool import uv_version
 from envbuild.model.lock import Lock, LockedImage, LockedInterpreter, LockedPackage, LockedSource, Variant
@@ -248,7 +249,8 @@ class _Maker:
             packages = (*packages, choice.package)
         origin = choice.origin if choice else PYPI
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
-        return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))
+        kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
+        return tuple(with_misrecorded(item, self.supply.records) for item in kept)
 
 
 def _image(base: Base) -> LockedImage | None:

@@ -38,7 +38,8 @@ class ArtifactFile(StrictModel):
     """One acceptable file of a package. `size` in bytes where the index said it.
 
     `sha256` is `unrecorded` when nobody has recorded it; then `reason` says why. `witness` names whose record it is
-    when it is not this tool's own download.
+    when it is not this tool's own download. `misrecorded`: members that the wheel's own RECORD describes wrongly, with
+    their true sha256; everything else must be as RECORD says.
     """
 
     file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
@@ -46,6 +47,7 @@ class ArtifactFile(StrictModel):
     size: Annotated[int, Field(ge=0)] | None = None
     witness: Text | None = None
     reason: Text | None = None
+    misrecorded: dict[RelPath, Sha256] = {}
 
 
 class LockedPackage(StrictModel):

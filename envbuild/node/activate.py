@@ -3,7 +3,7 @@
 import os
 import time
 
-from envbuild.node import install, lease, merkle, paths, record, shell, stamp
+from envbuild.node import install, lease, merkle, packages, paths, record, shell, stamp
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -80,7 +80,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
             hint="run the whole of `envbuild provision`",
         )
     entries = hashed(prefix, environment, built, known_entries(environment))
-    _checked, wrong = record.check(environment, entries)
+    _checked, wrong = record.check(environment, entries, packages.misrecorded(args["variant"]))
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]

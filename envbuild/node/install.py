@@ -262,7 +262,7 @@ def _check_record(
 ) -> "tuple[dict[str, merkle.Entry], int]":
     places = merkle.Places(job.environment, job.prefix, interpreter.path)
     entries = merkle.scan(job.environment, places, merkle.generated_globs(pins))
-    checked, wrong = record.check(job.environment, entries)
+    checked, wrong = record.check(job.environment, entries, packages.misrecorded(job.variant))
     if wrong:
         names = sorted({each["package"] for each in wrong})
         cleaned = packages.forget_cached(tool, names)

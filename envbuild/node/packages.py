@@ -47,6 +47,12 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
             )
 
 
+def misrecorded(variant: "dict[str, Any]") -> "dict[str, str]":
+    """What the lock knows better than the RECORD of a wheel: path below site-packages to sha256 (hex)."""
+    files = [each for package in variant.get("packages", []) for each in package["files"]]
+    return {path: raw for each in files for path, raw in (each.get("misrecorded") or {}).items()}
+
+
 def is_sdist(package: "dict[str, Any]") -> "bool":
     """True when the lock names no wheel of the package."""
     return not any(each["file"].endswith(".whl") for each in package["files"])

@@ -75,14 +75,19 @@ def _metadata(path: "str") -> "tuple[str, str]":
     return name, version
 
 
-def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int, list[dict[str, Any]]]":
+def check(
+    environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None" = None
+) -> "tuple[int, list[dict[str, Any]]]":
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
+
+    `known`: path below site-packages to the sha256 (hex) that stands in the place of RECORD's.
 
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
     "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
     """
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
+    truth = _truth(environment, known or {})
     records = merkle.record_paths(entries)
     for folder in _dist_infos(environment):
         if folder + "/RECORD" not in entries:
@@ -90,11 +95,16 @@ def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int,
     for record in records:
         folder = os.path.dirname(record)
         for path, digest, _size in merkle.read_record(environment, record):
-            kind = _compare(environment, path, digest, entries)
+            kind = _compare(environment, path, truth.get(path, digest), entries)
             checked += 1 if digest and kind is None else 0
             if kind is not None:
                 wrong.append(_mismatch(environment, folder, path, kind))
     return checked, wrong
+
+
+def _truth(environment: "str", known: "dict[str, str]") -> "dict[str, str]":
+    sites = site_packages(environment)
+    return {"%s/%s" % (site, path): merkle.record_digest(raw) for site in sites for path, raw in known.items()}
 
 
 def _dist_infos(environment: "str") -> "list[str]":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -207,6 +208,20 @@ def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
     assert parse_lock(render_lock(lock), "again") == lock
     notes = [finding.code for finding in check_lock(lock, wanted, online=False)]
     assert notes == (["unrecorded-image"] if digest == "unrecorded" else [])
+
+
+def test_what_is_known_of_a_wheel_with_a_wrong_record_is_locked_and_no_part_of_the_digest(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    wheel = make_wheel(tmp_path / "house", "alpha", "1.0")
+    plain = supply(tmp_path / "house")
+    known = {wheel.name: {"alpha-1.0.dist-info/METADATA": "a" * 64}}
+    knowing = replace(plain, records=replace(plain.records, misrecorded=known))
+    before, after = (make(stack(packages=["alpha"]), each) for each in (plain, knowing))
+    assert after.variants[0].packages[0].files[0].misrecorded == known[wheel.name]
+    assert after.variants[0].digest == before.variants[0].digest
+    assert parse_lock(render_lock(after), "again") == after
+    assert make(stack(packages=["alpha"]), knowing, previous=before) == after
 
 
 class Quiet(SimpleHTTPRequestHandler):

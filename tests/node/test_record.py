@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
 def test_every_row_is_compared(tmp_path: Path, rows: str, kind: str | None) -> None:
     found = mismatches(tmp_path / "e", rows, q=b"")
     assert [each for _, each in found] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(("truth", "kinds"), [(EMPTY, []), ("0" * 64, ["changed"]), (None, ["changed"])])
+def test_a_wrong_row_that_the_lock_knows_of_is_compared_with_the_lock(
+    tmp_path: Path, truth: str | None, kinds: list[str]
+) -> None:
+    mismatches(tmp_path / "e", "q,sha256=AAAA,0\n", q=b"")
+    entries = merkle.scan(str(tmp_path / "e"), merkle.Places(str(tmp_path / "e"), "/p", "/x"))
+    known = {"q": hashlib.sha256(b"").hexdigest() if truth == EMPTY else truth} if truth else {}
+    assert [each["kind"] for each in record.check(str(tmp_path / "e"), entries, known)[1]] == kinds
 
 
 def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
