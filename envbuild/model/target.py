@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from envbuild.model.common import EnvName, Name, StrictModel, Text
 from envbuild.model.stack import BaseKind, EnvironmentValue
@@ -69,6 +69,16 @@ class HostSource(StrictModel):
         if self.command is not None:
             told["command"] = " ".join(self.command)
         return {key: value for key, value in told.items() if value is not None}
+
+
+def _hosts_form(value: object) -> str:
+    return "source" if isinstance(value, dict | HostSource) else "list"
+
+
+# Told apart by their form, so that a mistake is reported for the one that was meant.
+Hosts = Annotated[
+    Annotated[tuple[Host, ...], Tag("list")] | Annotated[HostSource, Tag("source")], Discriminator(_hosts_form)
+]
 
 
 class Login(StrictModel):
@@ -139,7 +149,7 @@ class Target(StrictModel):
     extends: Text | None = None
     stack: Text | None = None
     profile: Name | None = None
-    hosts: tuple[Host, ...] | HostSource = ("localhost",)
+    hosts: Hosts = ("localhost",)
     connection: Connection = Connection()
     scheduler: Scheduler = Scheduler()
     engine: Literal["venv", "conda", "container"] = "venv"

@@ -1,0 +1,187 @@
+"""The targets of the documents: complete, overridable, refused at once where provisioning cannot do them yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild import resources
+from envbuild.catalog.loader import is_template, list_stacks, list_targets, load_target
+from envbuild.catalog.node_facts import list_facts, load_facts
+from envbuild.errors import EnvbuildError
+from envbuild.model.stack import EnvPath
+from envbuild.model.target import HostSource, Target
+from envbuild.node import probe
+from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.prepare import Choice, prepare
+from envbuild.provision.supported import refuse_unsupported, unsupported
+from envbuild.resolve.expect import unexpected
+
+STACKS = {
+    "aws-p3-16xlarge": "megatron-alpa",
+    "azure-nd96": "opt-175b",
+    "h200": "torch-smoke",
+    "pods-rtx4090": "megatronapp",
+    "polaris": "megatron-deepspeed-alcf",
+    "slurm-pyxis": "megatron-deepspeed-slurm",
+}
+TEMPLATES = ("pbs", "slurm", "ssh")
+MISSING = {
+    "azure-nd96": ["connection: job", "hosts named by slurm: hpc"],
+    "polaris": ["connection: job", "hosts named by pbs: nodefile"],
+    "pods-rtx4090": ["engine: container", "placement: image"],
+    "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container", "placement: image"],
+}
+
+
+def shipped(name: str) -> Target:
+    return load_target(name, template=True).target
+
+
+def test_all_targets_of_the_documents_and_their_templates_are_shipped() -> None:
+    assert set(list_targets()) == {"local", *STACKS, *TEMPLATES}
+
+
+@pytest.mark.parametrize(("name", "stack"), STACKS.items())
+def test_a_target_says_all_that_matters(name: str, stack: str) -> None:
+    target = shipped(name)
+    assert (target.stack, stack in list_stacks()) == (stack, True)
+    assert target.expects.driver or target.expects.gpu
+    text = (resources.catalog() / "targets" / f"{name}.yaml").read_text(encoding="utf-8")
+    for key in ("connection:", "scheduler:", "engine:", "placement:", "prefix:", "privilege:", "expects:", "floors:"):
+        assert f"\n{key}" in text
+    assert text.count("# ") >= 5, "every value names its source"
+
+
+@pytest.mark.parametrize("name", [n for n in STACKS if n not in ("h200", "pods-rtx4090", "slurm-pyxis")])
+def test_clusters_share_their_prefix_and_keep_temporary_files_on_the_node(name: str) -> None:
+    target = shipped(name)
+    assert target.placement == "shared"
+    assert target.tmp is not None
+
+
+def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
+    environment = shipped("azure-nd96").environment
+    assert environment["NCCL_TOPO_FILE"] == EnvPath.from_plain({"path": "/opt/microsoft/ndv4-topo.xml", "if": "exists"})
+    assert environment["NCCL_IB_PCI_RELAXED_ORDERING"] == "1"
+    assert shipped("azure-nd96").floors == {"all_reduce_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
+
+
+def test_missing_peer_access_is_expected_of_geforce_cards_alone() -> None:
+    assert {name: shipped(name).expects.peer_access for name in STACKS if name != "pods-rtx4090"} == dict.fromkeys(
+        [name for name in STACKS if name != "pods-rtx4090"]
+    )
+    assert shipped("pods-rtx4090").expects.peer_access is False
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_example_facts_are_of_the_expected_hardware(name: str) -> None:
+    target = shipped(name)
+    facts = load_facts(name)
+    assert facts
+    for node in facts.values():
+        assert unexpected(node, target) == ()
+        assert node.scheduler.kind == target.scheduler.kind
+
+
+def test_every_example_belongs_to_a_target() -> None:
+    assert set(list_facts()) == set(STACKS)
+
+
+def test_the_example_facts_have_the_shape_of_a_probe() -> None:
+    _, answer = probe.run({"prefix": "/nowhere/envbuild", "args": {"pythons": ["3.11"], "base_packages": True}})
+    for name in list_facts():
+        plain: dict[str, Any] = json.loads((resources.catalog() / "facts" / f"{name}.json").read_text())
+        assert set(plain) == set(answer), name
+        for key in ("os", "libc", "driver", "scheduler", "tools"):
+            assert set(plain[key]) == set(answer[key]), f"{name}: {key}"
+        for key in ("pythons", "compilers", "nics"):
+            known = {field for row in answer[key] for field in row}
+            known |= {"name", "kind", "state", "rate_gbps", "addresses"} if key == "nics" else {"path", "version"}
+            assert {field for row in plain[key] for field in row} <= known, f"{name}: {key}"
+
+
+@pytest.mark.parametrize(("name", "missing"), MISSING.items())
+def test_what_cannot_be_provisioned_is_refused_before_anything_else(
+    name: str, missing: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        prepare(Choice(target=name, stack="./no-such-stack.yaml"))
+    error = caught.value
+    assert (error.code, error.exit_code) == ("not-yet-supported", 7)
+    assert all(text in error.why for text in missing), error.why
+    assert len(error.details["missing"]) == len(missing)
+
+
+@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "h200", "local"])
+def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
+    assert unsupported(shipped(name)) == {}
+
+
+def test_an_image_may_be_asked_though_not_built() -> None:
+    target = shipped("pods-rtx4090")
+    refuse_unsupported(target, only_ask=True)
+    with pytest.raises(EnvbuildError):
+        refuse_unsupported(target)
+
+
+def test_a_placeholder_is_named_with_the_field_to_say(tmp_path: Path) -> None:
+    for name in (*TEMPLATES, "aws-p3-16xlarge", "polaris"):
+        assert is_template(shipped(name))
+        with pytest.raises(EnvbuildError) as caught:
+            load_target(name)
+        assert caught.value.code == "target-template"
+    assert "scheduler.account" in caught.value.what
+
+
+def own(tmp_path: Path, text: str) -> Target:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\n" + text, encoding="utf-8")
+    return load_target(str(path)).target
+
+
+def test_a_user_file_overrides_every_part(tmp_path: Path) -> None:
+    target = own(
+        tmp_path,
+        "extends: azure-nd96\nhosts: ['slurm-hpc-pg0-[1-4]']\nconnection: {kind: ssh, user: me}\n"
+        "prefix: /shared/{user}/e\nenvironment: {NCCL_TOPO_FILE: null, NCCL_DEBUG: WARN}\n"
+        "expects: {driver: '>=525'}\nfloors: {multi_node_busbw_gbps: null}\n",
+    )
+    assert unsupported(target) == {}
+    assert expand_hosts(target.hosts) == [f"slurm-hpc-pg0-{i}" for i in range(1, 5)]
+    assert "NCCL_TOPO_FILE" not in target.environment
+    assert target.environment["NCCL_DEBUG"] == "WARN"
+    assert (target.expects.gpu, target.expects.driver) == ("A100-SXM4-80GB", ">=525")
+    assert target.floors == {"all_reduce_busbw_gbps": 228}
+
+
+def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:
+    target = own(tmp_path, "extends: azure-nd96\nhosts: {command: [my-hosts, --all]}\n")
+    assert isinstance(target.hosts, HostSource)
+    assert target.hosts.given == {"command": "my-hosts --all"}
+    with pytest.raises(EnvbuildError) as caught:
+        expand_hosts(target.hosts)
+    assert (caught.value.code, caught.value.exit_code) == ("not-yet-supported", 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("extends: local\nconnection: {kind: job}\nhosts: [a]", "needs `scheduler"),
+        ("extends: ssh\nhosts: {slurm: hpc}", "need a scheduler of that kind"),
+        ("extends: slurm\nhosts: {slurm: a, inventory: b}", "exactly one of"),
+        ("extends: slurm\nhosts: {}", "exactly one of"),
+        ("extends: slurm\nhosts: {slurm: -p}", "start with '-'"),
+        ("extends: local\nplacement: image", "needs engine: container"),
+        ("extends: local\nengine: docker", "must be 'venv', 'conda' or 'container'"),
+        ("extends: slurm\nhosts: {slurm: a}\nscheduler: {start_deadline: soon}", "must match"),
+    ],
+)
+def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        own(tmp_path, text + "\n")
+    assert caught.value.code == "manifest-invalid"
+    assert says in caught.value.why, caught.value.why

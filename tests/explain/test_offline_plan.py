@@ -1,0 +1,161 @@
+"""`explain` and `plan` for every stack on its default target: from example facts, without a network, at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.loader import list_stacks, load_stack, load_target, lock_path
+
+# Each stack with the target that builds it by default, and the example facts of that hardware.
+DEFAULTS = {
+    "megatron-alpa": ("aws-p3-16xlarge", "aws-p3-16xlarge"),
+    "megatron-deepspeed-alcf": ("polaris", "polaris"),
+    "megatron-deepspeed-slurm": ("slurm-pyxis", "slurm-pyxis"),
+    "megatronapp": ("pods-rtx4090", "pods-rtx4090"),
+    "opt-175b": ("azure-nd96", "azure-nd96"),
+    "torch-smoke": ("local", "h200"),
+}
+# The promise is one second; processor time is asserted, because it does not depend on what else a machine does.
+MOST_SECONDS = 1.0
+GUARD = """
+import socket, sys
+
+def refuse(self, address, *more):
+    if self.family != socket.AF_UNIX:
+        with open({log!r}, "a") as out:
+            out.write(repr(address) + chr(10))
+        raise OSError("this test forbids the network")
+
+socket.socket.connect = refuse
+socket.socket.connect_ex = refuse
+"""
+
+
+@cache
+def _no_network() -> tuple[str, ...]:
+    """A prefix that takes the network away from a command and all it starts, where the system allows that."""
+    unshare = shutil.which("unshare")
+    for options in (("-n",), ("-r", "-n")):
+        if unshare and subprocess.run([unshare, *options, "true"], capture_output=True, check=False).returncode == 0:
+            return (unshare, *options)
+    return ()
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run envbuild with a fresh HOME and no network; the processor time of it and its children in seconds."""
+    log = tmp_path / "network.log"
+    guard = tmp_path / "guard"
+    guard.mkdir(exist_ok=True)
+    (guard / "sitecustomize.py").write_text(GUARD.format(log=str(log)))
+    kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LC_ALL")}
+    env = {**kept, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(guard), "NO_COLOR": "1"}
+    (tmp_path / "home").mkdir(exist_ok=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    argv = [*_no_network(), sys.executable, "-m", "envbuild", *arguments]
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert not log.exists(), log.read_text()
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_every_stack_has_its_default_target() -> None:
+    assert set(DEFAULTS) == set(list_stacks())
+    for stack, (target, _facts) in DEFAULTS.items():
+        assert load_target(target, template=True).target.stack == stack
+
+
+@pytest.mark.parametrize("stack", DEFAULTS)
+def test_explain_prints_findings_and_decisions(stack: str, tmp_path: Path) -> None:
+    target, facts = DEFAULTS[stack]
+    done, seconds = run(tmp_path, "explain", stack, "--target", target, "--facts", facts)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{stack} (exact)" in done.stdout
+    assert "Decisions for " in done.stdout
+    if not lock_path(load_stack(stack), "exact").exists():
+        assert f"`envbuild lock create {stack}` makes it" in " ".join(done.stdout.split())
+    assert seconds < MOST_SECONDS
+
+
+@pytest.mark.parametrize("stack", DEFAULTS)
+def test_plan_prints_what_would_be_built_and_why(stack: str, tmp_path: Path) -> None:
+    target, facts = DEFAULTS[stack]
+    done, seconds = run(tmp_path, "plan", "--target", target, "--facts", facts)
+    if lock_path(load_stack(stack), "exact").exists():
+        assert done.returncode in (0, 5, 7), done.stderr
+        assert f"plan: {stack} (exact) on {target}" in done.stdout
+        assert "because" in done.stdout if done.returncode == 0 else "why:" in done.stdout
+    else:
+        assert done.returncode == 2
+        assert "error[lock-missing]" in done.stderr
+        assert f"`envbuild lock create {stack}`" in done.stderr
+    assert list((tmp_path / "home").rglob("*")) == []
+    assert seconds < MOST_SECONDS
+
+
+@pytest.mark.parametrize("profile", ["megatron-alpa/ported", "megatronapp/ported", "torch-smoke/exact"])
+def test_a_plan_for_other_hardware_names_variant_cost_and_prefix(profile: str, tmp_path: Path) -> None:
+    stack, name = profile.split("/")
+    if not lock_path(load_stack(stack), name).exists():
+        pytest.skip(f"{profile} has no lock yet")
+    facts = "pods-rtx4090" if stack == "megatronapp" else "h200"
+    place = ("--target", "local", "--prefix", "/data/{user}/envbuild")
+    done, _ = run(tmp_path, "plan", *place, "--stack", stack, "--profile", name, "--facts", facts, "--json")
+    data: dict[str, Any] = json.loads(done.stdout)
+    if data["plan"]["nodes"]:
+        [node] = data["plan"]["nodes"]
+        assert node["environment"].startswith("/data/root/envbuild/envs/")
+        assert [step["kind"] for step in node["steps"]][-3:] == ["install", "smoke", "activate"]
+    else:
+        assert done.returncode in (5, 7)
+        assert data["errors"]
+
+
+def test_a_plan_says_what_provision_cannot_do_yet(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "plan", "--target", "azure-nd96", "--stack", "torch-smoke", "--facts", "azure-nd96")
+    assert "provision` cannot do this yet: connection: job" in done.stdout
+
+
+def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:
+    plain = json.loads((Path(__file__).parents[2] / "envbuild/catalog/facts/h200.json").read_text())
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"one": plain, "two": plain}))
+    done, _ = run(tmp_path, "plan", "--target", "h200", "--facts", str(file), "--json")
+    assert [node["node"] for node in json.loads(done.stdout)["plan"]["nodes"]] == ["one", "two"]
+    named = ("plan", "--target", "azure-nd96", "--stack", "torch-smoke", "--facts", str(file), "--json", "--host")
+    done, _ = run(tmp_path, *named, "two")
+    assert [node["node"] for node in json.loads(done.stdout)["plan"]["nodes"]] == ["two"]
+    done, _ = run(tmp_path, *named, "three")
+    assert json.loads(done.stdout)["error"]["code"] == "facts-unknown"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("{}", "facts-unreadable"),
+        ("[]", "facts-unreadable"),
+        ('{"a": {"protocol": 1}}', "facts-unreadable"),
+        ("no json", "facts-unreadable"),
+    ],
+)
+def test_facts_that_cannot_be_used_are_refused(content: str, code: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(content)
+    done, _ = run(tmp_path, "plan", "--target", "local", "--facts", str(file))
+    assert (done.returncode, f"error[{code}]" in done.stderr) == (2, True)
+
+
+def test_an_unknown_example_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "explain", "opt-175b", "--facts", "azure-nd69")
+    assert done.returncode == 2
+    assert "error[facts-unknown]" in done.stderr
+    assert "did you mean `azure-nd96`?" in done.stderr
