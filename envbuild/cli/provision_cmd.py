@@ -61,6 +61,11 @@ def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path 
     made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
     errors = {node: error.as_dict() for node, error in survey.errors.items()}
     ui.result({"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
+    if any(resolution.refused for resolution in survey.resolutions.values()):
+        choice = prepared.choice
+        stack = choice.stack or prepared.stack.name
+        command = f"envbuild explain {stack} --target {choice.target} --facts {facts}"
+        ui.note(f"`{command}` says which other profiles of the stack would fit")
     return gravest(int(error.exit_code) for error in survey.errors.values())
 
 
@@ -128,7 +133,9 @@ def plan_text(plan: Plan, survey: Survey) -> str:
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
         lines.append(f"  {node_name}: error[{error.code}]: {error.what}")
-        lines += [f"    {label}: {text}" for label, text in (("why", error.why), ("hint", error.hint)) if text]
+        resolution = survey.resolutions.get(node_name)
+        rows = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
+        lines += [f"    {label}: {text}" for label, text in rows if text]
     return "\n".join(lines) + "\n"
 
 

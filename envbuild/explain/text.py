@@ -105,7 +105,7 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
         yield _wrapped("decisions: " if explanation.resolutions else "no decisions: ", explanation.note, width)
     for nodes, resolution in _alike(explanation.resolutions):
         yield ""
-        chosen = resolution.variant_id or "refused"
+        chosen = resolution.variant_id or f"refused, nearest is {resolution.nearest}"
         yield f"Decisions for {_named(nodes)}: {chosen}"
         for decision in resolution.decisions:
             compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""

@@ -50,3 +50,10 @@ class Resolution(StrictModel):
     def refused(self) -> bool:
         """True when nothing fits."""
         return self.variant_id is None
+
+    @property
+    def nearest(self) -> str | None:
+        """The variant that the refusals are about, None when one was chosen or none was considered."""
+        if not self.refused or not self.candidates:
+            return None
+        return max(self.candidates, key=lambda one: sum(d in self.decisions for d in one.decisions)).variant_id

@@ -143,7 +143,8 @@ def _knows(name: str, capability: Numbers, there: Numbers, compat: Compat) -> De
     first, last = cuda.first_cuda.get(capability), cuda.last_cuda.get(capability)
     if first is None and last is None:
         return None
-    bounds = f"{dotted(first) if first else ''} to {dotted(last) if last else ''}".strip()
+    known = (("from", first), ("up to", last))
+    bounds = " ".join(f"{word} {dotted(version)}" for word, version in known if version is not None)
     compared = (f"nvcc {dotted(there)}", f"{name} ({dotted(capability)}): CUDA {bounds}")
     if last is not None and there > last:
         what = f"nvcc {dotted(there)} no longer compiles for {dotted(capability)}"
