@@ -307,7 +307,7 @@ class _Node:
     def _smoke_items(self) -> list[dict[str, Any]]:
         """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
         items = [item.to_json_dict() for item in self.variant.smoke]
-        for metric, least in self.target.floors.items():
+        for metric, least in self.target.node_floors.items():
             holders = [item for item in items if metric in item.get("floors", {})]
             for item in holders or [item for item in items if item["name"] == "machine"]:
                 item["floors"] = {**item.get("floors", {}), metric: least}

@@ -237,7 +237,8 @@ def test_target_variables_stand_above_those_of_the_stack() -> None:
 def test_floors_of_the_target_reach_the_smoke_test() -> None:
     smoke = [{"name": "sound"}, {"name": "machine", "floors": {"gemm_tflops": 1.0}}]
     lock = make_lock({"id": "v", "python": "3.11", "smoke": smoke})
-    where = target(floors={"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0})
+    floors = {"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0, "multi_node_busbw_gbps": 185.0}
+    where = target(floors=floors)
     items = request(planned(node_facts("cpu-laptop"), lock, where=where), "smoke")["args"]["items"]
     assert items[0].get("floors", {}) == {}
     assert items[1]["floors"] == {"gemm_tflops": 200.0, "all_reduce_busbw_gbps": 228.0}

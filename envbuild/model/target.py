@@ -166,6 +166,11 @@ class Target(StrictModel):
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
 
+    @property
+    def node_floors(self) -> dict[str, float]:
+        """The floors that one node is measured against; `multi_node_...` takes several nodes at once."""
+        return {name: least for name, least in self.floors.items() if not name.startswith("multi_node_")}
+
     @model_validator(mode="after")
     def _hosts_fit_the_connection(self) -> Target:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
