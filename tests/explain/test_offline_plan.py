@@ -159,3 +159,12 @@ def test_an_unknown_example_is_refused_with_the_nearest_name(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "error[facts-unknown]" in done.stderr
     assert "did you mean `azure-nd96`?" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["provision", "plan", "verify", "smoke", "probe", "env list"])
+def test_nodes_that_cannot_be_reached_yet_are_refused_once_and_nothing_is_written(verb: str, tmp_path: Path) -> None:
+    done, _ = run(tmp_path, *verb.split(), "--target", "slurm-pyxis")
+    assert (done.returncode, done.stdout) == (7, "")
+    assert done.stderr.count("error[not-yet-supported]") == done.stderr.count("error[") == 1
+    assert "connection: job (a job of slurm)" in done.stderr
+    assert list((tmp_path / "home").rglob("*")) == []
