@@ -14,6 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.create import variant_plans
 from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
+from envbuild.lock.sources import pin_patches
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
@@ -60,6 +61,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True) -> list[LockFin
     profile = stack.profiles[lock.profile]
     findings += _manifest(lock, stack, profile)
     findings += _contents(lock, profile)
+    findings += _patches(lock)
     findings += _unrecorded(lock)
     if online:
         findings += _upstream(lock, profile)
@@ -180,6 +182,24 @@ def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str,
 
 def _shown(value: Any) -> str:
     return str(value.to_json_dict() if hasattr(value, "to_json_dict") else value)
+
+
+def _patches(lock: Lock) -> list[LockFinding]:
+    """A patch of the catalog that does something else than when it was locked."""
+    findings = []
+    sources = {source.name: source for variant in lock.variants for source in variant.sources}
+    for source in sources.values():
+        try:
+            now = pin_patches(tuple(pin.name for pin in source.patch_pins), source.commit)
+        except EnvbuildError as error:
+            findings.append(_failed(error, source.name))
+            continue
+        findings += [
+            LockFinding("patch-changed", "problem", source.name, f"{pin.name} is not the patch that was locked")
+            for pin, there in zip(source.patch_pins, now, strict=True)
+            if pin != there
+        ]
+    return findings
 
 
 def _unrecorded(lock: Lock) -> list[LockFinding]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.git import Repository, fetched
-from envbuild.model.lock import LockedSource, LockedSubmodule
+from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
 
 _MAX_DEPTH = 10
@@ -19,8 +19,9 @@ def lock_source(source: Source) -> LockedSource:
     """One source of a stack, pinned by commit and tree. Raises EnvbuildError:
 
     `tree-mismatch`, `commit-missing`, `ancestor-missing` (exit 5), `source-unreachable` (exit 75),
-    `submodule-invalid` (exit 2).
+    `submodule-invalid`, `patch-unknown` (exit 2).
     """
+    pins = pin_patches(source.patches, source.commit)
     with fetched(source.git, source.commit, history=bool(source.contains), trees=source.submodules) as repository:
         tree = repository.tree()
         if source.tree is not None and source.tree != tree:
@@ -52,8 +53,22 @@ def lock_source(source: Source) -> LockedSource:
         path=source.path,
         build=source.build,
         patches=source.patches,
+        patch_pins=pins,
         generated=source.generated,
     )
+
+
+def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:
+    """The patches of the catalog as they are now, for a source at `commit`. Raises EnvbuildError `patch-unknown`."""
+    if not names:
+        return ()
+    from envbuild.catalog.patches import digest_of, load_patch
+
+    pins = []
+    for name in names:
+        least, most = load_patch(name).expected(commit)
+        pins.append(LockedPatch(name=name, digest=digest_of(name), least=least, most=most))
+    return tuple(pins)
 
 
 def _submodules(repository: Repository, prefix: str, depth: int) -> list[LockedSubmodule]:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from envbuild.errors import ExitCode
 from envbuild.lock.check import LockFinding, check_lock
 from envbuild.lock.create import create_lock
+from envbuild.lock.sources import pin_patches
 from envbuild.lock.torch_wheels import Supply
-from envbuild.model.lock import ArtifactFile, Lock
+from envbuild.model.lock import ArtifactFile, Lock, LockedSource
 from envbuild.model.stack import Stack
+from tests.lock.build import lock, variant
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel
 
@@ -164,6 +166,18 @@ def test_a_commit_that_has_gone_upstream_is_an_integrity_problem(
 def test_a_lock_of_another_stack_is_said(made: Lock, manifest: dict[str, Any]) -> None:
     other = Stack.from_plain(manifest | {"name": "other"})
     assert one(check_lock(made, other)).code == "lock-of-another-stack"
+
+
+def test_a_patch_that_does_something_else_than_when_locked_is_a_problem() -> None:
+    pins = [pin.to_json_dict() for pin in pin_patches(("apex-cuda-check",), "0" * 40)]
+    for change in ({}, {"digest": "0" * 64}, {"most": 999}):
+        text = {"name": "a", "git": "https://example.org/a.git", "commit": "0" * 40, "tree": "1" * 40}
+        source = text | {"patches": ["apex-cuda-check"], "patch_pins": [pins[0] | change]}
+        made = lock(variant(sources=(LockedSource.from_plain(source),)))
+        profile = {"python": ["3.11"], "smoke": [], "sources": [text | {"patches": ["apex-cuda-check"]}]}
+        wanted = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
+        codes = {finding.code for finding in check_lock(made, wanted, online=False)} - {"manifest-differs"}
+        assert codes == ({"patch-changed"} if change else set())
 
 
 def test_an_unrecorded_hash_is_noted(made: Lock, manifest: dict[str, Any]) -> None:

@@ -122,3 +122,10 @@ def test_an_unrecorded_hash_is_a_note_and_no_problem() -> None:
     assert len(notes) == len(lock.variants)
     assert all(note.kind == "note" and "torch-1.8.2+cu111" in note.says for note in notes)
     assert ExitCode.INTEGRITY not in {note.exit_code for note in notes}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_patch_of_a_shipped_lock_is_pinned(file: str) -> None:
+    for variant in shipped(file).variants:
+        for source in variant.sources:
+            assert tuple(pin.name for pin in source.patch_pins) == source.patches

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.git import fetched, resolve_ref
-from envbuild.lock.sources import absolute_url, lock_source
+from envbuild.lock.sources import absolute_url, lock_source, pin_patches
 from envbuild.model.stack import Source
 from tests.lock.conftest import Repos
+
+FIX = "apex-cuda-check"
 
 
 def source(name: str, commit: str, **fields: object) -> Source:
@@ -25,10 +28,23 @@ def refusal(wanted: Source) -> EnvbuildError:
 def test_a_commit_becomes_commit_and_tree_with_everything_else_kept(repos: Repos) -> None:
     commit = repos.create("a")
     repos.commit("a", "x", "later")
-    locked = lock_source(source("a", commit, ref="main", install="path", path="lib", patches=["p"], generated=["v.py"]))
+    locked = lock_source(source("a", commit, ref="main", install="path", path="lib", patches=[FIX], generated=["v.py"]))
     assert (locked.commit, locked.tree) == (commit, repos.tree("a", commit))
     assert (locked.git, locked.ref, locked.install, locked.path) == (Repos.url("a"), "main", "path", "lib")
-    assert (locked.patches, locked.generated) == (("p",), ("v.py",))
+    assert (locked.patches, locked.generated) == ((FIX,), ("v.py",))
+
+
+def test_a_patch_is_pinned_by_what_it_does_and_by_the_places_it_must_find(repos: Repos) -> None:
+    (pin,) = lock_source(source("a", repos.create("a"), patches=[FIX])).patch_pins
+    patch = load_patch(FIX)
+    assert (pin.name, pin.digest, (pin.least, pin.most)) == (FIX, digest_of(FIX), patch.expected())
+    tried = patch.tried[0]
+    (exact,) = pin_patches((FIX,), tried.commit)
+    assert (exact.least, exact.most) == (tried.hits, tried.hits)
+
+
+def test_a_patch_that_nobody_wrote_is_refused(repos: Repos) -> None:
+    assert refusal(source("a", repos.create("a"), patches=["no-such-patch"])).code == "patch-unknown"
 
 
 def test_a_tree_that_the_stack_names_rightly_is_accepted(repos: Repos) -> None:
