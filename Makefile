@@ -44,3 +44,9 @@ system-packages:
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: build-old
+PREFIX ?= $(CURDIR)/.cache/old
+build-old: .venv/.ready  ## the old stacks' Python layers from their locks (1.6 GB; PY38 and PY39 name the interpreters)
+	.venv/bin/envbuild provision --target local --stack megatron-alpa --profile pypi-cu102 --prefix $(PREFIX) --python $(PY38)
+	.venv/bin/envbuild provision --target local --stack opt-175b --profile pypi-cu102 --prefix $(PREFIX) --python $(PY39)

@@ -29,11 +29,15 @@ JSON_SCHEMA = 1
 
 @dataclass(frozen=True)
 class Ui:
-    """One command's voice. `json`: stdout carries one JSON document; `quiet`: no notes on stderr."""
+    """One command's voice. `json`: stdout carries one JSON document; `quiet`: no notes on stderr.
+
+    `colour` is what the configuration says; None: colour on terminals, unless NO_COLOR is set.
+    """
 
     json: bool = False
     quiet: bool = False
     debug: bool = False
+    colour: bool | None = None
 
     def result(self, data: dict[str, Any], human: Callable[[], RenderableType | str]) -> None:
         """Print the result: `data` under `--json` (with its schema version), else what `human()` gives."""
@@ -51,7 +55,9 @@ class Ui:
         if self.json:
             write_json(data)
             return
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        colour = self.colour
+        if colour is None:
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         width = shutil.get_terminal_size((100, 24)).columns
         for text, style in human(max(80, width)):
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
@@ -69,13 +75,16 @@ class Ui:
         """A rich console for results."""
         from rich.console import Console
 
-        return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), **self._rich_colour())
 
     def stderr_console(self) -> Console:
         """A rich console for progress and notes."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, quiet=self.quiet)
+        return Console(stderr=True, highlight=False, quiet=self.quiet, **self._rich_colour())
+
+    def _rich_colour(self) -> dict[str, Any]:
+        return {None: {}, True: {"force_terminal": True}, False: {"no_color": True}}[self.colour]
 
 
 def write_json(data: dict[str, Any]) -> None:
@@ -94,9 +103,22 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
     @click.option("--debug", is_flag=True, help="Show tracebacks and what the tools print.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> R:
-        return function(Ui(json=as_json, quiet=quiet, debug=debug), *args, **kwargs)
+        return function(_voice(as_json, quiet, debug), *args, **kwargs)
 
     return cast(Callable[P, R], wrapper)
+
+
+def _voice(as_json: bool, quiet: bool, debug: bool) -> Ui:
+    """Flags above configuration."""
+    from envbuild.config import load_config
+
+    config = load_config()
+    return Ui(
+        json=as_json,
+        quiet=quiet or config.quiet,
+        debug=debug,
+        colour={"always": True, "never": False}.get(config.color),
+    )
 
 
 def print_error(error: EnvbuildError) -> None:

@@ -75,7 +75,7 @@ def _row(found: RunDir) -> dict[str, Any]:
         return {"id": found.id, "status": "unreadable", "error": error.what}
     first = events[0].data if events else {}
     row: dict[str, Any] = {"id": found.id, "status": status}
-    row |= {key: first[key] for key in ("stack", "profile", "target", "command") if key in first}
+    row |= {key: first[key] for key in ("verb", "stack", "profile", "target", "command") if key in first}
     if events:
         row |= {"started": events[0].t, "last": events[-1].t}
         if "exit" in events[-1].data:
@@ -84,11 +84,11 @@ def _row(found: RunDir) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    """One line a run: id, status, stack and target."""
+    """One line a run: id, status, verb, stack and target."""
     lines = []
     for row in rows:
         what = f"{row.get('stack', '')} on {row['target']}" if "target" in row else row.get("error", "")
-        lines.append(f"{row['id']}  {row['status']:11}  {what}".rstrip())
+        lines.append(f"{row['id']}  {row['status']:11}  {row.get('verb', ''):9}  {what}".rstrip())
     return "\n".join(lines)
 
 

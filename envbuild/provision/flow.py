@@ -33,8 +33,8 @@ def provision(
     with run.open_journal() as journal:
         work = Work(prepared, settings, run, journal, progress)
         journal.append(
-            EventKind.RUN_STARTED, **identity.here(), stack=prepared.stack.name, profile=prepared.profile,
-            target=prepared.target.name, command=list(settings.command),
+            EventKind.RUN_STARTED, **identity.here(), verb="provision", stack=prepared.stack.name,
+            profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
         )  # fmt: skip
         try:
             plan = look_and_plan(work, bring_python=True)

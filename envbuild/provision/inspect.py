@@ -81,7 +81,10 @@ def _inspect(
     run = RunDir.create(settings.runs_root)
     with run.open_journal() as journal:
         work = Work(prepared, settings, run, journal, progress)
-        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command))
+        journal.append(
+            EventKind.RUN_STARTED, **identity.here(), verb=verb, stack=prepared.stack.name, profile=prepared.profile,
+            target=prepared.target.name, command=list(settings.command),
+        )  # fmt: skip
         with work.phase("probe", "asking which environments are there"):
             current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
         requests: dict[str, dict[str, Any]] = {}

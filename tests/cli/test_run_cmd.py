@@ -24,7 +24,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _make(runs: Path, **last: Any) -> RunDir:
     made = RunDir.create(runs)
     with made.open_journal() as journal:
-        journal.append(EventKind.RUN_STARTED, **identity.here(), stack="torch-smoke", target="local")
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb="provision", stack="torch-smoke", target="local")
         journal.append(EventKind.STEP_FINISHED, node="localhost", step="install", status="changed", seconds=2.04)
         journal.append(EventKind.RUN_FINISHED, **last)
     return made
@@ -41,7 +41,9 @@ def test_list_shows_how_each_run_ended(runs: Path, capsys: pytest.CaptureFixture
     good, bad = _make(runs, exit=0), _make(runs, exit=4)
     assert run(["run", "list"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
-    assert lines == {good.id: "finished     torch-smoke on local", bad.id: "failed       torch-smoke on local"}
+    words = {run_id: text.split() for run_id, text in lines.items()}
+    assert words[good.id] == ["finished", "provision", "torch-smoke", "on", "local"]
+    assert words[bad.id] == ["failed", "provision", "torch-smoke", "on", "local"]
     assert run(["run", "list", "--json", "--limit", "1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (len(shown["runs"]), shown["count"]) == (1, 2)
