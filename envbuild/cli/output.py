@@ -143,7 +143,8 @@ def _styled(text: str, style: str) -> str:
     """ANSI for styles such as `bold green` and `dim`."""
     words = style.split()
     colours = [word for word in words if word not in ("bold", "dim")]
-    return click.style(text, fg=colours[0] if colours else None, bold="bold" in words or None, dim="dim" in words or None)
+    bold, dim = ("bold" in words) or None, ("dim" in words) or None
+    return click.style(text, fg=colours[0] if colours else None, bold=bold, dim=dim)
 
 
 def _safe(text: str) -> str:
