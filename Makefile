@@ -20,6 +20,7 @@ lint: .venv/.ready
 	.venv/bin/mypy
 	.venv/bin/yamllint --strict .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
+	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
 generated: .venv/.ready  ## schemas and shipped locks agree with what makes them
 	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
