@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.unrecorded import hash_unrecorded
 from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.plan import NodePlan, Plan
 
@@ -184,13 +185,7 @@ def _listing(packages: Iterable[LockedPackage]) -> list[str]:
     for package in packages:
         hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
         if not hashes:
-            raise EnvbuildError(
-                "hash-unrecorded",
-                f"nobody has recorded a hash of {package.name} {package.version}",
-                why=package.files[0].reason or "",
-                hint="choose another variant",
-                exit_code=ExitCode.INTEGRITY,
-            )
+            raise hash_unrecorded(package.files[0])
         pinned = f"{package.name}=={_version(package)}"
         lines.append(" \\\n    ".join([pinned, *(f"--hash=sha256:{digest}" for digest in hashes)]))
     return [*lines, "EOF"]

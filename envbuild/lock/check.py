@@ -15,6 +15,7 @@ from envbuild.lock.create import variant_plans
 from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
+from envbuild.lock.unrecorded import CODE
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
@@ -205,12 +206,12 @@ def _patches(lock: Lock) -> list[LockFinding]:
 def _unrecorded(lock: Lock) -> list[LockFinding]:
     images = [(variant.id, variant.image) for variant in lock.variants if variant.image]
     notes = [
-        LockFinding("unrecorded-image", "note", name, f"{image.name} has no recorded digest: {image.reason or ''}")
+        LockFinding("image-unrecorded", "note", name, f"{image.name} has no recorded digest: {image.reason or ''}")
         for name, image in images
         if image.digest == "unrecorded"
     ]
     return notes + [
-        LockFinding("unrecorded-hash", "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
+        LockFinding(CODE, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
         for variant in lock.variants
         for package in variant.packages
         for item in package.files

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index, Request, resolve
 from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
+from envbuild.lock.unrecorded import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
 Format = Literal["pylock", "requirements", "conda-explicit"]
@@ -51,7 +52,7 @@ def export_lock(
 ) -> str:
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
-    `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `unrecorded-hash`,
+    `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`,
     `wheelhouse-hash`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's resolution raises.
     """
     variant = find_variant(lock, variant_id)
@@ -75,13 +76,7 @@ def _refuse_unrecorded(variant: Variant) -> None:
     for package in variant.packages:
         for item in package.files:
             if item.sha256 == "unrecorded":
-                raise EnvbuildError(
-                    "unrecorded-hash",
-                    f"{item.file} has no recorded sha256",
-                    why=item.reason or "",
-                    hint="create the lock again where the file can be reached",
-                    exit_code=ExitCode.INTEGRITY,
-                )
+                raise hash_unrecorded(item)
 
 
 def _header(lock: Lock, variant: Variant) -> list[str]:

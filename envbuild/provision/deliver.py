@@ -123,6 +123,7 @@ def fetch_delivery(
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
+    from envbuild.lock.unrecorded import hash_unrecorded
     from envbuild.resolve.artifacts import Platform, fitting_file
 
     machine = variant.platform.removeprefix("linux_")
@@ -134,13 +135,7 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> A
             exit_code=ExitCode.REFUSED,
         )
     if file.sha256 == "unrecorded":
-        raise EnvbuildError(
-            "hash-unrecorded",
-            f"{file.file} has no recorded sha256",
-            why=file.reason or "",
-            hint="create the lock again where its index can be reached",
-            exit_code=ExitCode.INTEGRITY,
-        )
+        raise hash_unrecorded(file)
     return file
 
 

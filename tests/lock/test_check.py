@@ -187,5 +187,5 @@ def test_an_unrecorded_hash_is_noted(made: Lock, manifest: dict[str, Any]) -> No
     draft = variant.model_copy(update={"packages": packages})
     draft = draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")})
     finding = one(check_lock(made.model_copy(update={"variants": (draft,)}), Stack.from_plain(manifest)))
-    assert (finding.code, finding.kind) == ("unrecorded-hash", "note")
+    assert (finding.code, finding.kind) == ("hash-unrecorded", "note")
     assert "out of reach" in finding.says

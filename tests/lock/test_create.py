@@ -207,7 +207,7 @@ def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
     assert bool(image.reason) == (digest == "unrecorded")
     assert parse_lock(render_lock(lock), "again") == lock
     notes = [finding.code for finding in check_lock(lock, wanted, online=False)]
-    assert notes == (["unrecorded-image"] if digest == "unrecorded" else [])
+    assert notes == (["image-unrecorded"] if digest == "unrecorded" else [])
 
 
 def test_what_is_known_of_a_wheel_with_a_wrong_record_is_locked_and_no_part_of_the_digest(

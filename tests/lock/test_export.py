@@ -144,7 +144,7 @@ def test_an_unrecorded_hash_is_never_exported() -> None:
     for form in ("pylock", "requirements"):
         with pytest.raises(EnvbuildError) as caught:
             export_lock(holed, None, form)
-        assert (caught.value.code, caught.value.exit_code) == ("unrecorded-hash", ExitCode.INTEGRITY)
+        assert (caught.value.code, caught.value.exit_code) == ("hash-unrecorded", ExitCode.INTEGRITY)
         assert "out of reach" in caught.value.why
 
 
