@@ -121,9 +121,9 @@ def _tool(job: "_Job") -> "uv.Uv":
                 "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
             ) from error
     if top == os.path.join(job.prefix, "tmp"):
-        # Under the lease nobody else builds here: what is there is left of runs that were killed.
+        # Under the lease nobody else builds or tests here: what is there is left of runs that were killed.
         for each in sorted(os.listdir(top)):
-            if each.startswith("install-"):
+            if each.startswith(("install-", "smoke-")):
                 paths.remove_tree(os.path.join(top, each))
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
     return uv.Uv(job.args["tools"]["uv"], cache, tempfile.mkdtemp(prefix="install-", dir=top), config)

@@ -447,8 +447,9 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
     assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
 
 
-def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node) -> None:
-    left = node.prefix / "tmp" / "install-of-a-killed-run"
+@pytest.mark.parametrize("name", ["install-of-a-killed-run", "smoke-of-a-killed-run"])
+def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node, name: str) -> None:
+    left = node.prefix / "tmp" / name
     (left / "deep").mkdir(parents=True)
     other = node.prefix / "tmp" / "not-ours"
     other.mkdir()
