@@ -85,6 +85,7 @@ TreeHash = Commit
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
 Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
+CudaArch = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]

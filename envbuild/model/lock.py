@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from envbuild.model.common import (
     Commit,
+    CudaArch,
     EnvName,
     Flavour,
     GitUrl,
@@ -133,7 +134,8 @@ class Variant(StrictModel):
     """One buildable environment. `id` is its readable label, `digest` its identity (see `compute_digest`).
 
     `provided` is what the base provides (name to version); empty in a shipped lock whose base is not known yet, and
-    filled by `with_provided` from facts before anything is built.
+    filled by `with_provided` from facts before anything is built. `arch_list` is what CUDA code of the sources is
+    compiled for (TORCH_CUDA_ARCH_LIST), None where none is compiled, and in a lock: `with_arch_list` binds it.
     """
 
     id: Name
@@ -146,6 +148,7 @@ class Variant(StrictModel):
     base: Base = Base(kind="none")
     image: LockedImage | None = None
     provided: dict[str, str] = {}
+    arch_list: tuple[CudaArch, ...] | None = None
     interpreter: LockedInterpreter = LockedInterpreter()
     packages: tuple[LockedPackage, ...] = ()
     sources: tuple[LockedSource, ...] = ()
@@ -188,6 +191,13 @@ class Variant(StrictModel):
     def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Variant:
         """The same variant on a known base: what the base provides becomes part of the digest."""
         known = self.model_copy(update={"provided": dict(sorted(provided.items()))})
+        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+
+    def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Variant:
+        """The same variant compiled for these GPUs, which become part of the digest; None: nothing is compiled."""
+        if arch_list == self.arch_list:
+            return self
+        known = self.model_copy(update={"arch_list": arch_list})
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "EnvironmentValue",
     "Finding",
     "InterpreterKind",
+    "KernelModule",
     "Profile",
     "Reference",
     "Repository",
@@ -102,14 +103,45 @@ class EnvPath(StrictModel):
 EnvironmentValue = Text | EnvPath
 
 
-class Build(StrictModel):
-    """How a source becomes installable.
+class KernelModule(StrictModel):
+    """One extension module that a source would compile when it is first used, built ahead of time instead.
 
-    `wheel`: PEP 517 build (the default of `install: wheel`); `inplace`: `setup.py build_ext --inplace` in the tree.
+    Paths are relative to the source; a `.cu` file among `sources` makes it CUDA code.
     """
 
-    kind: Literal["wheel", "inplace"] = "wheel"
+    name: ModuleName
+    sources: Annotated[tuple[RelPath, ...], Field(min_length=1)]
+    include_dirs: tuple[RelPath, ...] = ()
+    cxx_flags: tuple[Text, ...] = ()
+    nvcc_flags: tuple[Text, ...] = ()
+
+
+class Build(StrictModel):
+    """How a source becomes installable. Fields that came later are None where nobody says them (digests stay).
+
+    `wheel`: a wheel through setup.py or PEP 517, from the wheel store where it is there (the default of `install:
+    wheel`); `inplace`: `setup.py build_ext --inplace` in the tree; `kernels`: `modules`, which the source would compile
+    at its first start, as a wheel of their own beside the tree. `extensions` are the modules that the wheel must hold.
+    `environment` holds for this build alone. `memory_per_job` in GB is what one compile job may take.
+    """
+
+    kind: Literal["wheel", "inplace", "kernels"] = "wheel"
     flags: tuple[Text, ...] = ()
+    extensions: Annotated[tuple[ModuleName, ...], Field(min_length=1)] | None = None
+    environment: dict[EnvName, Text] | None = None
+    memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
+    modules: Annotated[tuple[KernelModule, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _fields_fit_the_kind(self) -> Build:
+        if (self.modules is not None) != (self.kind == "kernels"):
+            raise ValueError("`modules` belongs to kind: kernels, and only there")
+        if self.kind == "kernels" and (self.flags or self.extensions):
+            raise ValueError("kind: kernels has modules, no flags and no extensions")
+        names = [module.name for module in self.modules or ()]
+        if len(set(names)) != len(names):
+            raise ValueError("two modules have the same name")
+        return self
 
 
 class Source(StrictModel):
@@ -136,6 +168,8 @@ class Source(StrictModel):
     def _build_fits_install(self) -> Source:
         if self.build and self.build.kind == "inplace" and self.install == "wheel":
             raise ValueError("an in-place build needs `install: editable` or `install: path`")
+        if self.build and self.build.kind == "kernels" and self.install == "wheel":
+            raise ValueError("kernels stand beside a tree: `install: editable` or `install: path`")
         if self.ref is not None and self.ref.startswith("-"):
             raise ValueError("`ref` must not start with '-'")
         return self

@@ -140,8 +140,10 @@ class Target(StrictModel):
     """One target file after its `extends:` has been resolved.
 
     `prefix` may hold `{user}`, `{home}` and `{data}` (XDG data directory), filled on the node. `delivery` says who
-    fetches packages and sources: the node itself, or the controller for nodes without a network. What of this can be
-    planned but not provisioned yet is in `provision/supported.py`.
+    fetches packages and sources: the node itself, or the controller for nodes without a network. `store` is the wheel
+    store for what is built from source (`<prefix>/store/wheels` without one; nodes may share it), `build_jobs` how many
+    compile jobs run at once (from cores and memory without one). What of this can be planned but not provisioned yet is
+    in `provision/supported.py`.
     """
 
     name: Name
@@ -162,6 +164,8 @@ class Target(StrictModel):
     delivery: Literal["node", "controller"] = "node"
     cache: PathTemplate | None = None
     tmp: PathTemplate | None = None
+    store: PathTemplate | None = None
+    build_jobs: Annotated[int, Field(ge=1, le=4096)] | None = None
     environment: dict[EnvName, EnvironmentValue] = {}
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
