@@ -1,0 +1,210 @@
+"""Arch proof: which GPU architectures the device code of built extensions holds, as `cuobjdump` lists them.
+
+`architectures(files, wanted, cuda_home)` is the whole interface. A kernel that was built for another architecture
+imports well and fails at its first launch, or is compiled again from PTX at each start: so it is looked at beforehand.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+
+from envbuild.node import proc
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+_LISTED = re.compile(r"^(ELF|PTX) file +[0-9]+: .*\.sm_([0-9]+[af]?)\.(?:cubin|ptx)[ \t]*$", re.MULTILINE)
+_NO_CODE = "does not contain device code"
+_WANTED = re.compile(r"([0-9]+)\.([0-9]+)([af]?)(\+PTX)?\Z")
+_FOUND = re.compile(r"sm_([0-9]+)([0-9])([af]?)\Z")
+_DEADLINE = 120.0
+# Where packages that come with torch keep one (Triton 3, Triton 2, NVIDIA's own package), below a site-packages folder.
+_IN_SITES = (
+    "triton/backends/nvidia/bin",
+    "triton/third_party/cuda/bin",
+    "nvidia/cu13/bin",
+    "nvidia/cuda_cuobjdump/bin",
+)
+
+
+def architectures(
+    files: "Iterable[str]", wanted: "Iterable[str]", cuda_home: "str | None", sites: "Iterable[str]" = ()
+) -> "dict[str, Any]":
+    """The architectures in shared objects (`files`: paths of `.so` files, or of wheels that hold some).
+
+    `wanted` is an arch list as in TORCH_CUDA_ARCH_LIST (`["9.0"]`, `["8.0", "9.0+PTX"]`); empty: nothing is demanded.
+    `cuobjdump` is looked for in `cuda_home`, on PATH and in packages below `sites` (site-packages folders).
+
+    Result: `wanted`, `found` {extension: sorted list of `sm_90` (machine code) and `compute_90` (PTX); empty without
+    device code}, `how` (`cuobjdump`, or `not checked: ` and why), `notes` (list of str, only when there are some: an
+    architecture that only code for a lower minor version serves).
+
+    Raises NodeError `arch-missing` (exit 4) when one with device code lacks a wanted architecture.
+    """
+    asked = sorted({str(each) for each in wanted})
+    for each in asked:
+        if not _WANTED.match(each):
+            raise NodeError("request-invalid", "not a GPU architecture: %r" % each, hint="write 9.0, 9.0a or 9.0+PTX")
+    result = {"wanted": asked, "found": {}, "how": "cuobjdump"}  # type: dict[str, Any]
+    program = find_cuobjdump(cuda_home, sites)
+    if program is None:
+        result["how"] = "not checked: no cuobjdump"
+        return result
+    folder = tempfile.mkdtemp(prefix="arch-")
+    try:
+        for name, path in _objects(files, folder):
+            listed = _list(program, path)
+            if isinstance(listed, str):
+                result["how"] = "not checked: %s" % listed
+                return result
+            result["found"][name] = listed
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    _judge(result)
+    return result
+
+
+def find_cuobjdump(cuda_home: "str | None", sites: "Iterable[str]" = ()) -> "str | None":
+    """Path of a `cuobjdump`: of the toolkit that built, of PATH, or of a package in one of the folders; or None."""
+    folders = [os.path.join(cuda_home, "bin")] if cuda_home else []
+    folders += [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
+    folders += [os.path.join(site, inside) for site in sites for inside in _IN_SITES]
+    for folder in folders:
+        path = os.path.join(folder, "cuobjdump")
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def parse_listing(text: "str") -> "list[str]":
+    """`sm_90`, `sm_90a`, `compute_90` … of the output of `cuobjdump --list-elf` or `--list-ptx`: sorted, each once.
+
+    A line is `ELF file    1: amp_C.1.sm_90.cubin` or `PTX file    1: amp_C.1.sm_90.ptx`; others are messages.
+    """
+    found = {("sm_" if match.group(1) == "ELF" else "compute_") + match.group(2) for match in _LISTED.finditer(text)}
+    return sorted(found, key=_order)
+
+
+def _order(name: "str") -> "tuple[str, int, str]":
+    kind, _, number = name.partition("_")
+    digits = number.rstrip("af")
+    return kind, int(digits), number[len(digits) :]
+
+
+def missing(found: "list[str]", wanted: "Iterable[str]") -> "tuple[list[str], list[str]]":
+    """(wanted architectures that nothing in `found` serves, notes about those that only a lower minor serves).
+
+    Machine code runs on its own compute capability and on higher minor versions of the same major one (CUDA C++
+    Programming Guide, Binary Compatibility); code with an `a` only on exactly its own, with an `f` on its family. PTX
+    alone is compiled on the node at the first start, which is not what was built for: it does not count.
+    """
+    lacking = []
+    notes = []
+    for each in wanted:
+        match = _WANTED.match(each)
+        if match is None:
+            continue
+        major, minor, special, ptx = match.group(1), int(match.group(2)), match.group(3), match.group(4)
+        exact = "sm_%s%d%s" % (major, minor, special)
+        serving = [name for name in found if _serves(name, major, minor, special)]
+        if not serving or (ptx and "compute_%s%d" % (major, minor) not in found):
+            lacking.append(each)
+        elif not any(name.rstrip("af") == exact.rstrip("af") for name in serving):
+            notes.append("%s is served by %s" % (each, ", ".join(serving)))
+    return lacking, notes
+
+
+def _serves(name: "str", major: "str", minor: "int", special: "str") -> "bool":
+    match = _FOUND.match(name)
+    if match is None or match.group(1) != major:
+        return False
+    theirs, suffix = int(match.group(2)), match.group(3)
+    if special or suffix == "a":
+        return theirs == minor and (not special or suffix == special)
+    return theirs <= minor
+
+
+def _judge(result: "dict[str, Any]") -> "None":
+    """Raises NodeError `arch-missing` where device code lacks a wanted architecture; adds `notes`."""
+    wrong = {}  # type: dict[str, list[str]]
+    notes = []
+    for name, found in sorted(result["found"].items()):
+        if not found:
+            continue
+        lacking, said = missing(found, result["wanted"])
+        notes += ["%s: %s" % (name, text) for text in said]
+        if lacking:
+            wrong[name] = lacking
+    if notes:
+        result["notes"] = notes
+    if not wrong:
+        return
+    first = sorted(wrong)[0]
+    raise NodeError(
+        "arch-missing",
+        "%s has no device code for %s" % (first, ", ".join(wrong[first])),
+        why="it has %s; %d of %d extensions lack a wanted architecture"
+        % (", ".join(result["found"][first]), len(wrong), len(result["found"])),
+        hint="this source sets its own architectures and ignores TORCH_CUDA_ARCH_LIST: it needs a flag or a patch",
+        exit_code=Exit.BUILD_FAILED,
+        details={"missing": wrong, "found": result["found"], "wanted": result["wanted"]},
+    )
+
+
+def _objects(files: "Iterable[str]", folder: "str") -> "list[tuple[str, str]]":
+    """(name, path) of every shared object, each name once; those in wheels are unpacked below `folder`."""
+    pairs = []  # type: list[tuple[str, str]]
+    for path in files:
+        if path.endswith(".whl"):
+            pairs += _unpacked(path, folder, len(pairs))
+        else:
+            pairs.append((_module(os.path.basename(path)), path))
+    names = [name for name, _ in pairs]
+    return [(name if names.count(name) == 1 else path, path) for name, path in pairs]
+
+
+def _module(path: "str") -> "str":
+    """`a.b.c` of `a/b/c.cpython-311-x86_64-linux-gnu.so`."""
+    folder, _, name = path.rpartition("/")
+    return ".".join([part for part in folder.split("/") if part] + [name.split(".")[0]])
+
+
+def _unpacked(wheel: "str", folder: "str", start: "int") -> "list[tuple[str, str]]":
+    pairs = []  # type: list[tuple[str, str]]
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.namelist():
+                if not re.search(r"\.so(\.[0-9.]+)?\Z", member):
+                    continue
+                inside = re.sub(r"\A[^/]+\.data/[^/]+/", "", member)
+                target = os.path.join(folder, "%d.so" % (start + len(pairs)))
+                with archive.open(member) as source, open(target, "wb") as file:
+                    shutil.copyfileobj(source, file)
+                pairs.append((_module(inside), target))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise NodeError(
+            "wheel-unreadable", "%s is not a wheel" % wheel, why=str(error), exit_code=Exit.BUILD_FAILED
+        ) from error
+    return pairs
+
+
+def _list(program: "str", path: "str") -> "list[str] | str":
+    """The architectures in one shared object; a str says why they could not be read."""
+    found = []  # type: list[str]
+    said = ""
+    for option in ("--list-elf", "--list-ptx"):
+        done = proc.run([program, option, path], timeout=_DEADLINE)
+        if _NO_CODE in done.out + done.err:
+            return []
+        if not done.ok:
+            lines = [line.strip() for line in (done.out + "\n" + done.err).splitlines() if line.strip()]
+            why = "it took too long" if done.timed_out else lines[-1][:200] if lines else "exit %s" % done.rc
+            return "cuobjdump of %s: %s" % (os.path.basename(path), why)
+        found += parse_listing(done.out)
+        said = said or (done.err.strip() or done.out.strip())[-200:]
+    return sorted(found, key=_order) if found else "cuobjdump of %s: %s" % (os.path.basename(path), said or "no answer")

@@ -1,0 +1,245 @@
+"""The arch proof: what cuobjdump lists, what serves a wanted one, and what is said where it is not known."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import build_proof
+from envbuild.node.protocol import NodeError
+
+ELF = "ELF file    1: amp_C.1.sm_90.cubin\nELF file    2: amp_C.2.sm_80.cubin\nELF file   13: amp_C.13.sm_90.cubin\n"
+PTX = "PTX file    1: amp_C.1.sm_90.ptx\n"
+NO_CODE = "cuobjdump info    : File '/x/apex_C.so' does not contain device code\n"
+KERNEL = (
+    '__global__ void grow(float *a) { a[threadIdx.x] += 1; }\nextern "C" void go(float *a) { grow<<<1, 32>>>(a); }\n'
+)
+
+
+def fake(folder: Path, *answers: str) -> Path:
+    """A `cuda_home` whose cuobjdump is a shell script: `case` lines of the option and the file's name."""
+    program = folder / "bin" / "cuobjdump"
+    program.parent.mkdir(parents=True)
+    body = "\n".join(answers)
+    program.write_text(
+        f'#!/bin/sh\ncase "$1 ${{2##*/}}" in\n{body}\n*) echo "cuobjdump fatal   : no" >&2; exit 1 ;;\nesac\n'
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def says(option: str, name: str, out: str = "", err: str = "", code: int = 0) -> str:
+    return f"'{option} {name}') printf '%s' \"{out}\"; printf '%s' \"{err}\" >&2; exit {code} ;;"
+
+
+def library(folder: Path, name: str) -> str:
+    path = folder / name
+    path.write_bytes(b"\x7fELF")
+    return str(path)
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path) -> str:
+    answers = [
+        says("--list-elf", "amp_C.cpython-311-x86_64-linux-gnu.so", ELF),
+        says("--list-ptx", "amp_C.cpython-311-x86_64-linux-gnu.so", PTX),
+        says("--list-elf", "apex_C.so", err=NO_CODE, code=255),
+        says("--list-elf", "ptx_only.so", err="cuobjdump info    : No ELF file found to extract from 'x'.\n"),
+        says("--list-ptx", "ptx_only.so", PTX),
+        says("--list-elf", "silent.so"),
+        says("--list-ptx", "silent.so"),
+    ]
+    return str(fake(tmp_path / "cuda", *answers))
+
+
+def test_a_listing_gives_each_architecture_once_in_order() -> None:
+    assert build_proof.parse_listing(ELF + PTX) == ["compute_90", "sm_80", "sm_90"]
+    newer = "ELF file    1: k.1.sm_100f.cubin\nELF file    2: k.2.sm_90a.cubin\nELF file    3: a sm_75.3.sm_86.cubin"
+    assert build_proof.parse_listing(newer) == ["sm_86", "sm_90a", "sm_100f"]
+    assert build_proof.parse_listing(NO_CODE) == []
+    assert build_proof.parse_listing("") == []
+    assert build_proof.parse_listing("member libx.a:t.o:\nELF file    1: t.o.sm_70.cubin\n") == ["sm_70"]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "lacking"),
+    [
+        (["sm_90"], "9.0", []),
+        (["sm_90a"], "9.0", []),
+        (["sm_90"], "9.0a", ["9.0a"]),
+        (["sm_90a"], "9.0a", []),
+        (["sm_80"], "9.0", ["9.0"]),
+        (["compute_90"], "9.0", ["9.0"]),
+        (["sm_90"], "9.0+PTX", ["9.0+PTX"]),
+        (["compute_90", "sm_90"], "9.0+PTX", []),
+        (["sm_80"], "8.6", []),
+        (["sm_86"], "8.0", ["8.0"]),
+        (["sm_90a"], "9.1", ["9.1"]),
+        (["sm_100f"], "10.3", []),
+        (["sm_100a"], "10.3", ["10.3"]),
+        (["sm_100"], "10.0", []),
+        (["sm_120"], "12.0", []),
+        (["sm_70", "sm_75"], "7.5", []),
+    ],
+)
+def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lacking: list[str]) -> None:
+    assert build_proof.missing(found, [wanted])[0] == lacking
+
+
+def test_a_lower_minor_version_serves_and_that_is_said() -> None:
+    assert build_proof.missing(["sm_80"], ["8.6"])[1] == ["8.6 is served by sm_80"]
+    assert build_proof.missing(["sm_80", "sm_86"], ["8.6"])[1] == []
+    assert build_proof.missing(["sm_90a"], ["9.0"])[1] == []
+
+
+def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Path, toolkit: str) -> None:
+    files = [library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so"), library(tmp_path, "apex_C.so")]
+    result = build_proof.architectures(files, ["9.0", "8.0"], toolkit)
+    assert result == {
+        "wanted": ["8.0", "9.0"],
+        "found": {"amp_C": ["compute_90", "sm_80", "sm_90"], "apex_C": []},
+        "how": "cuobjdump",
+    }
+
+
+def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path, toolkit: str) -> None:
+    files = [library(tmp_path, "apex_C.so"), library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so")]
+    with pytest.raises(NodeError) as caught:
+        build_proof.architectures(files, ["10.0"], toolkit)
+    error = caught.value
+    assert (error.code, error.exit_code) == ("arch-missing", 4)
+    assert error.what == "amp_C has no device code for 10.0"
+    assert error.details["missing"] == {"amp_C": ["10.0"]}
+    assert "compute_90, sm_80, sm_90; 1 of 2 extensions" in error.why
+
+
+def test_ptx_alone_is_no_machine_code(tmp_path: Path, toolkit: str) -> None:
+    with pytest.raises(NodeError) as caught:
+        build_proof.architectures([library(tmp_path, "ptx_only.so")], ["9.0"], toolkit)
+    assert caught.value.why.startswith("it has compute_90;")
+
+
+def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) -> None:
+    assert build_proof.architectures([library(tmp_path, "ptx_only.so")], [], toolkit)["found"] == {
+        "ptx_only": ["compute_90"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("unknown.so", "cuobjdump of unknown.so: cuobjdump fatal   : no"),
+        ("silent.so", "cuobjdump of silent.so: no answer"),
+    ],
+)
+def test_a_cuobjdump_that_cannot_tell_is_not_a_proof(tmp_path: Path, toolkit: str, name: str, why: str) -> None:
+    result = build_proof.architectures([library(tmp_path, name)], ["9.0"], toolkit)
+    assert result["how"] == f"not checked: {why}"
+
+
+def test_no_cuobjdump_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = build_proof.architectures([library(tmp_path, "amp_C.so")], ["9.0"], str(tmp_path / "no-cuda"))
+    assert result == {"wanted": ["9.0"], "found": {}, "how": "not checked: no cuobjdump"}
+
+
+def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [fake(tmp_path / name) for name in ("toolkit", "path")]
+    site = tmp_path / "site-packages"
+    fake(site / "triton/backends/nvidia")
+    monkeypatch.setenv("PATH", f"relative:{places[1] / 'bin'}")
+    found = build_proof.find_cuobjdump
+    assert found(str(places[0]), [str(site)]) == str(places[0] / "bin/cuobjdump")
+    assert found(None, [str(site)]) == str(places[1] / "bin/cuobjdump")
+    monkeypatch.setenv("PATH", "")
+    assert found(None, [str(site)]) == str(site / "triton/backends/nvidia/bin/cuobjdump")
+    os.chmod(site / "triton/backends/nvidia/bin/cuobjdump", 0o644)
+    assert found(None, [str(site)]) is None
+
+
+def test_what_is_no_architecture_is_refused(tmp_path: Path) -> None:
+    for wanted in ("sm_90", "9", "9.0+ptx", "Hopper", "9.0; rm"):
+        with pytest.raises(NodeError) as caught:
+            build_proof.architectures([], [wanted], None)
+        assert caught.value.code == "request-invalid"
+
+
+def test_objects_in_a_wheel_are_named_by_their_import_name(tmp_path: Path) -> None:
+    wheel = tmp_path / "apex-0.1-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("amp_C.cpython-311-x86_64-linux-gnu.so", b"\x7fELF")
+        archive.writestr("apex-0.1.data/purelib/metaseq/data/fast.abi3.so", b"\x7fELF")
+        archive.writestr("apex/__init__.py", "")
+    home = fake(
+        tmp_path / "cuda",
+        says("--list-elf", "0.so", ELF),
+        says("--list-ptx", "0.so"),
+        says("--list-elf", "1.so", err=NO_CODE, code=255),
+    )
+    result = build_proof.architectures([str(wheel)], ["9.0"], str(home))
+    assert result["found"] == {"amp_C": ["sm_80", "sm_90"], "metaseq.data.fast": []}
+    (tmp_path / "broken.whl").write_bytes(b"PK")
+    with pytest.raises(NodeError) as caught:
+        build_proof.architectures([str(tmp_path / "broken.whl")], ["9.0"], str(home))
+    assert caught.value.code == "wheel-unreadable"
+
+
+def test_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        files.append(library(tmp_path / name, "helpers.so"))
+    home = fake(tmp_path / "cuda", says("--list-elf", "helpers.so", err=NO_CODE, code=255))
+    assert build_proof.architectures(files, ["9.0"], str(home))["found"] == {files[0]: [], files[1]: []}
+
+
+def _compiled(folder: Path, *codes: str) -> str:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc here")
+    (folder / "tiny.cu").write_text(KERNEL)
+    target = folder / "tiny.so"
+    done = subprocess.run(
+        [nvcc, "-shared", "-Xcompiler", "-fPIC", *codes, str(folder / "tiny.cu"), "-o", str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"nvcc cannot build a kernel here: {done.stderr[-200:]}")
+    return str(target)
+
+
+def _real_cuobjdump() -> str | None:
+    return build_proof.find_cuobjdump(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+
+
+@pytest.mark.parametrize(("wanted", "good"), [(["9.0"], True), (["8.6"], True), (["7.5"], False)])
+def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path, wanted: list[str], good: bool) -> None:
+    codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in ("80", "90")]
+    built = _compiled(tmp_path, *codes, "-gencode=arch=compute_90,code=compute_90")
+    if _real_cuobjdump() is None:
+        pytest.skip("no cuobjdump here")
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    if not good:
+        with pytest.raises(NodeError, match=r"no device code for 7\.5"):
+            build_proof.architectures([built], wanted, home)
+        return
+    result: dict[str, Any] = build_proof.architectures([built], wanted, home)
+    assert result["found"] == {"tiny": ["compute_90", "sm_80", "sm_90"]}
+    assert result["how"] == "cuobjdump"
+
+
+def test_an_object_without_device_code_passes_the_real_cuobjdump(tmp_path: Path) -> None:
+    if _real_cuobjdump() is None or shutil.which("cc") is None:
+        pytest.skip("no cuobjdump or no C compiler here")
+    (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
+    plain = str(tmp_path / "plain.so")
+    subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "plain.c"), "-o", plain], check=True)
+    assert build_proof.architectures([plain], ["9.0"], None)["found"] == {"plain": []}
