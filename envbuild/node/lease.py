@@ -1,9 +1,11 @@
-"""The lease on a prefix: who changes it now. Made with link and rename, because fcntl locks lie on NFS.
+"""Leases: who changes a prefix, or builds a wheel, now. Made with link and rename, because fcntl locks lie on NFS.
 
-`<prefix>/lease.json` holds the owner: `run`, `host`, `boot_id`, `pidns`, `pid`, `started`, `controller`, `token`. Its
-mtime is the heartbeat. A run keeps the lease over its steps (install, smoke, activate), each a process of its own.
+A lease is a JSON file with its owner: `run`, `host`, `boot_id`, `pidns`, `pid`, `started`, `controller`, `token`. Its
+mtime is the heartbeat. `<prefix>/lease.json` is the lease on a prefix; a run keeps it over its steps (install, smoke,
+activate), each a process of its own. A lease anywhere else (`attempt`) belongs to one process.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -37,11 +39,11 @@ def is_abandoned(owner: "dict[str, Any]", age: "float") -> "bool":
 
 
 class Lease:
-    """A held lease; as a context manager it keeps the heartbeat going. Use `acquire` or `resume` to get one."""
+    """A held lease; as a context manager it keeps the heartbeat going. From `acquire`, `resume` or `attempt`."""
 
-    def __init__(self, prefix: "str", owner: "dict[str, Any]") -> "None":
-        """`owner` as written in the file."""
-        self.path = os.path.join(prefix, "lease.json")
+    def __init__(self, path: "str", owner: "dict[str, Any]") -> "None":
+        """`path` of the file and `owner` as written in it."""
+        self.path = path
         self.owner = owner
         self._stop = threading.Event()
         self._thread = None  # type: threading.Thread | None
@@ -67,19 +69,19 @@ class Lease:
         while not self._stop.wait(BEAT):
             if self.held():
                 try:
-                    os.utime(self.path, None)
+                    touch(self.path)
                 except OSError:
                     pass
 
     def held(self) -> "bool":
         """True while the file still names this run's token."""
-        found = read(os.path.dirname(self.path))
+        found = read_at(self.path)
         return found is not None and found.get("token") == self.owner["token"]
 
     def check(self) -> "None":
         """Raise NodeError `lease-lost` (exit 75) when another run has taken over; call before what cannot be undone."""
         if not self.held():
-            raise lost(self.owner["run"], read(os.path.dirname(self.path)))
+            raise lost(self.owner["run"], read_at(self.path))
 
     def release(self) -> "None":
         """Give the lease back; another run's lease is left alone."""
@@ -91,9 +93,23 @@ class Lease:
                 pass
 
 
+def touch(path: "str") -> "None":
+    """Give a file the time that the file server has now."""
+    os.utime(path, None)
+
+
+def of_prefix(prefix: "str") -> "str":
+    """Where the lease on a prefix lies."""
+    return os.path.join(prefix, "lease.json")
+
+
 def read(prefix: "str") -> "dict[str, Any] | None":
     """The owner of `prefix` now, None when nobody holds it; an unreadable lease is an owner without a name."""
-    path = os.path.join(prefix, "lease.json")
+    return read_at(of_prefix(prefix))
+
+
+def read_at(path: "str") -> "dict[str, Any] | None":
+    """As `read`, for a lease at any path."""
     if not os.path.lexists(path):
         return None
     found = paths.read_json(path)
@@ -127,6 +143,7 @@ def _create(path: "str", owner: "dict[str, Any]", replace: "bool") -> "float | N
             stream.flush()
             os.fsync(stream.fileno())
             os.fchmod(stream.fileno(), 0o644)
+        touch(temporary)
         if replace:
             os.rename(temporary, path)
             return None
@@ -141,13 +158,13 @@ def _create(path: "str", owner: "dict[str, Any]", replace: "bool") -> "float | N
             os.unlink(temporary)
 
 
-def _take_over(path: "str", judged: "dict[str, Any]") -> "None":
-    """Move an abandoned lease away; when another run was quicker, put its lease back."""
+def _take_over(path: "str", judged: "dict[str, Any]") -> "bool":
+    """Move an abandoned lease away; when another run was quicker, put its lease back. False where that is forbidden."""
     aside = "%s.stale-%s" % (path, uuid.uuid4().hex)
     try:
         os.rename(path, aside)
-    except OSError:
-        return
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
     moved = paths.read_json(aside)
     if isinstance(moved, dict) and moved.get("token") != judged.get("token"):
         try:
@@ -157,6 +174,34 @@ def _take_over(path: "str", judged: "dict[str, Any]") -> "None":
     else:
         log("took over the lease of %s, which is gone" % describe(judged))
     os.unlink(aside)
+    return True
+
+
+def attempt(
+    path: "str", mine: "dict[str, Any]", again: "str | None" = None
+) -> "tuple[Lease | None, dict[str, Any] | None]":
+    """Try once to take the lease at `path`: (the lease, None), or (None, the owner who is at work).
+
+    `mine`: the owner to write, with a `token` of its own; what nobody can be working under is taken over. `again`: the
+    run that gets its own lease again. Raises OSError where the folder cannot be written.
+    """
+    while True:
+        now = _create(path, mine, replace=False)
+        if now is None:
+            return Lease(path, mine), None
+        owner = read_at(path)
+        if owner is None:
+            continue
+        if again is not None and owner.get("run") == again:
+            mine["token"] = owner.get("token", mine["token"])
+            _create(path, mine, replace=True)
+            return Lease(path, mine), None
+        try:
+            age = now - os.stat(path).st_mtime
+        except OSError:
+            continue
+        if not is_abandoned(owner, age) or not _take_over(path, owner):
+            return None, owner
 
 
 def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait: "float") -> "Lease":
@@ -164,31 +209,17 @@ def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait
 
     Raises NodeError `prefix-busy` (exit 75), which names the owner.
     """
-    path = os.path.join(prefix, "lease.json")
     deadline = time.monotonic() + wait
     mine = dict(identity.here(), run=run, controller=controller or {}, token=uuid.uuid4().hex)
     said = False
     while True:
         try:
-            now = _create(path, mine, replace=False)
+            held, owner = attempt(of_prefix(prefix), mine, again=run)
         except OSError as error:
             raise paths.os_error(error, prefix) or error from error
-        if now is None:
-            return Lease(prefix, mine)
-        owner = read(prefix)
-        if owner is None:
-            continue
-        if owner.get("run") == run:
-            mine["token"] = owner.get("token", mine["token"])
-            _create(path, mine, replace=True)
-            return Lease(prefix, mine)
-        try:
-            age = now - os.stat(path).st_mtime
-        except OSError:
-            continue
-        if is_abandoned(owner, age):
-            _take_over(path, owner)
-            continue
+        if held is not None:
+            return held
+        owner = owner or {}
         if time.monotonic() >= deadline:
             raise _busy(prefix, owner)
         if not said:
@@ -216,5 +247,5 @@ def resume(prefix: "str", run: "str", controller: "dict[str, Any] | None" = None
     mine = dict(
         identity.here(), run=run, controller=controller or owner.get("controller", {}), token=owner.get("token", "")
     )
-    _create(os.path.join(prefix, "lease.json"), mine, replace=True)
-    return Lease(prefix, mine)
+    _create(of_prefix(prefix), mine, replace=True)
+    return Lease(of_prefix(prefix), mine)
