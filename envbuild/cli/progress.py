@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STEPS = {
     "toolchain": "toolchain",
     "deliver": "delivering files",
+    "fetch": "fetching what nobody has hashed",
     "install": "building the environment",
     "smoke": "smoke test",
     "activate": "hashing and stamping",

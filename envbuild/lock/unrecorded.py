@@ -14,6 +14,7 @@ def hash_unrecorded(file: ArtifactFile) -> EnvbuildError:
         CODE,
         f"{file.file} has no recorded sha256",
         why=file.reason or "",
-        hint="create the lock again where its index can be reached",
+        hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256; or create the lock "
+        "again where its index can be reached",
         exit_code=ExitCode.INTEGRITY,
     )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from envbuild.model.common import StrictModel
 from envbuild.model.resolution import Resolution
 
-StepKind = Literal["toolchain", "deliver", "install", "smoke", "activate"]
+StepKind = Literal["toolchain", "fetch", "deliver", "install", "smoke", "activate"]
 
 
 class Step(StrictModel):

@@ -29,6 +29,7 @@ class EventKind(enum.StrEnum):
     CONTACTED = "contacted"
     RESOLVED = "resolved"
     PLANNED = "planned"
+    FIRST_USE = "first-use"
     PLAYBOOK_STARTED = "playbook-started"
     STEP_STARTED = "step-started"
     STEP_FINISHED = "step-finished"

@@ -1,0 +1,75 @@
+"""A file whose hash nobody had recorded, as it was when this user first used it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text
+from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
+
+WITNESS = "first use on "
+
+
+class FirstUse(StrictModel):
+    """What was seen: file, sha256 (hex) and size in bytes, of which package, from which index (its *name*), when.
+
+    `found` says in words where it came from (`the index pytorch-cpu`, `a find-links folder`), `first_used` is RFC 3339
+    in UTC, `run` the id of the run.
+    """
+
+    file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]
+    package: PackageName
+    version: Text
+    index: Name
+    found: Text
+    first_used: Annotated[Text, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z$")]
+    run: Text
+
+    @property
+    def witness(self) -> str:
+        """What a lock says of the hash: `first use on 2026-11-21 by this user`."""
+        return f"{WITNESS}{self.first_used[:10]} by this user"
+
+
+class TrustedFile(StrictModel):
+    """A file of an environment whose hash rests on a first use alone; `witness` says whose and of which day."""
+
+    file: str
+    sha256: str
+    index: str
+    witness: str
+    size: int | None = None
+
+
+def is_trusted(file: ArtifactFile) -> bool:
+    """True when nobody but a first user vouches for the hash."""
+    return file.witness is not None and file.witness.startswith(WITNESS)
+
+
+def trusted_files(variant: Variant | None) -> tuple[TrustedFile, ...]:
+    """The files of a variant whose hashes rest on a first use."""
+    return tuple(
+        TrustedFile(file=file.file, sha256=file.sha256, index=package.index, witness=file.witness or "", size=file.size)
+        for package in (variant.packages if variant else ())
+        for file in package.files
+        if is_trusted(file)
+    )
+
+
+def fill_package(package: LockedPackage, uses: dict[str, FirstUse]) -> LockedPackage:
+    """The package with the hashes of first uses where nobody else has recorded one."""
+    if not any(file.sha256 == "unrecorded" and file.file in uses for file in package.files):
+        return package
+    files = tuple(_filled(file, uses.get(file.file)) for file in package.files)
+    return package.model_copy(update={"files": files})
+
+
+def _filled(file: ArtifactFile, use: FirstUse | None) -> ArtifactFile:
+    if use is None or file.sha256 != "unrecorded":
+        return file
+    known = {"sha256": use.sha256, "size": use.size, "witness": use.witness, "reason": None}
+    return file.model_copy(update=known)

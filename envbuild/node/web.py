@@ -1,0 +1,192 @@
+"""Reads pages of package indexes and files over HTTP, with the proxy, certificates and credentials of this machine.
+
+For the few files that no hash is known of, which uv cannot fetch without installing them. Everything else is uv's work.
+"""
+
+import base64
+import http.client
+import json
+import netrc
+import os
+import ssl
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from envbuild.node import pipconf
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+TIMEOUT = 60.0  # without a byte, in seconds
+_PAGE_LIMIT = 64 << 20
+_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
+
+
+class Found:
+    """A file that an index names: its address, and the sha256 (hex) that the index states, else an empty text."""
+
+    def __init__(self, url: "str", sha256: "str") -> "None":
+        """Plain data."""
+        self.url = url
+        self.sha256 = sha256
+
+
+class _Links(HTMLParser):
+    """The targets of the links of a page, and its base."""
+
+    def __init__(self) -> "None":
+        HTMLParser.__init__(self)
+        self.base = ""
+        self.found = []  # type: list[str]
+
+    def error(self, message: "str") -> "None":
+        """Python before 3.10 asks for this one."""
+        raise ValueError(message)
+
+    def handle_starttag(self, tag: "str", attrs: "list[tuple[str, str | None]]") -> "None":
+        """Keep `href` of `a` and `base`."""
+        target = dict(attrs).get("href")
+        if target and tag == "a":
+            self.found.append(target)
+        elif target and tag == "base" and not self.base:
+            self.base = target
+
+
+class _NoDowngrade(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def redirect_request(
+        self, req: "Any", fp: "Any", code: "int", msg: "str", headers: "Any", newurl: "str"
+    ) -> "urllib.request.Request | None":
+        """Raises NodeError `index-refused`."""
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise _refused("it sends an https request on to another scheme")
+        return urllib.request.HTTPRedirectHandler.redirect_request(self, req, fp, code, msg, headers, newurl)
+
+
+def find(page: "str", file: "str", cert: "str" = "") -> "Found | None":
+    """The file of exactly that name on a page of links (HTML, or JSON as PEP 691 has it), None when it is not there.
+
+    Raises NodeError `network-unreachable` (exit 75), `index-refused` (4).
+    """
+    stream = _open(page, cert)
+    with stream:
+        kind = stream.headers.get("Content-Type", "")
+        data = stream.read(_PAGE_LIMIT + 1)
+        where = stream.geturl()
+    if len(data) > _PAGE_LIMIT:
+        raise _refused("its page is larger than %d MiB" % (_PAGE_LIMIT >> 20))
+    try:
+        return _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _refused("its page cannot be read: %s" % type(error).__name__) from error
+
+
+def _in_json(data: "bytes", where: "str", file: "str") -> "Found | None":
+    for each in json.loads(data.decode("utf-8"))["files"]:
+        if each["filename"] == file:
+            return Found(urljoin(where, each["url"]), str((each.get("hashes") or {}).get("sha256") or ""))
+    return None
+
+
+def _in_html(data: "bytes", where: "str", file: "str") -> "Found | None":
+    links = _Links()
+    links.feed(data.decode("utf-8", "replace"))
+    base = urljoin(where, links.base) if links.base else where
+    for link in links.found:
+        url, fragment = urldefrag(urljoin(base, link))
+        if unquote(urlsplit(url).path).rpartition("/")[2] == file:
+            return Found(url, fragment[len("sha256=") :] if fragment.startswith("sha256=") else "")
+    return None
+
+
+def blocks(url: "str", cert: "str" = "") -> "Iterator[bytes]":
+    """The bytes behind an address, all that were announced. Raises NodeError as `find` does."""
+    stream = _open(url, cert)
+    with stream:
+        told = stream.headers.get("Content-Length")
+        left = int(told) if told and told.isdigit() else None
+        while True:
+            try:
+                block = stream.read(1 << 20)
+            except (OSError, http.client.HTTPException) as error:
+                raise _unreachable(url, error) from error
+            if not block:
+                break
+            left = left - len(block) if left is not None else None
+            yield block
+    if left:
+        raise _unreachable(url, "%d bytes are missing at the end" % left)
+
+
+def _open(url: "str", cert: "str") -> "Any":
+    plain = pipconf.without_credentials(url)
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise _refused("its address is not one of http or https")
+    request = urllib.request.Request(plain, headers={"User-Agent": "envbuild", "Accept": _ACCEPT})  # noqa: S310
+    login = _login(url)
+    if login:
+        # Not sent on when the answer is a redirect to another host.
+        request.add_unredirected_header("Authorization", login)
+    try:
+        return urllib.request.build_opener(_NoDowngrade(), urllib.request.HTTPSHandler(context=_context(cert))).open(
+            request, timeout=TIMEOUT
+        )
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 407):
+            raise _refused("it answers %d to %s" % (error.code, plain)) from error
+        raise _unreachable(url, "HTTP %d" % error.code) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise _unreachable(url, error) from error
+
+
+def _context(cert: "str") -> "ssl.SSLContext":
+    context = ssl.create_default_context()
+    if cert and os.path.exists(cert):
+        folder = os.path.isdir(cert)
+        context.load_verify_locations(cafile=None if folder else cert, capath=cert if folder else None)
+    return context
+
+
+def _login(url: "str") -> "str":
+    """The value of `Authorization` for an address: what it carries itself, else what ~/.netrc says of its host."""
+    parts = urlsplit(url)
+    user, password = parts.username, parts.password
+    if user is None:
+        try:
+            known = netrc.netrc(os.environ.get("NETRC") or None).authenticators(parts.hostname or "")
+        except (OSError, netrc.NetrcParseError):
+            known = None
+        if known is None:
+            return ""
+        user, password = known[0], known[2]
+    else:
+        user, password = unquote(user), unquote(password or "")
+    pair = "%s:%s" % (user, password or "")
+    return "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
+
+
+def _refused(why: "str") -> "NodeError":
+    return NodeError(
+        "index-refused",
+        "the package index cannot be used",
+        why=pipconf.redact(why),
+        hint="check the credentials in ~/.netrc, or pip's and uv's configuration",
+        exit_code=Exit.BUILD_FAILED,
+    )
+
+
+def _unreachable(url: "str", error: "object") -> "NodeError":
+    return NodeError(
+        "network-unreachable",
+        "cannot reach %s" % (urlsplit(url).hostname or "the index"),
+        why=pipconf.redact(str(error))[:300],
+        hint="check the network and the proxy, put the file into a find-links folder, or use `delivery: controller`",
+        exit_code=Exit.TRY_AGAIN,
+    )

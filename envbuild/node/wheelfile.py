@@ -1,0 +1,119 @@
+"""A wheel as a file: whether it is the package that it is named after, and holds what its own RECORD says.
+
+Nothing of it is unpacked or run.
+"""
+
+import base64
+import csv
+import hashlib
+import io
+import zipfile
+import zlib
+
+from envbuild.node import record
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_ALGORITHMS = ("sha256", "sha384", "sha512")
+_TEXT_LIMIT = 64 << 20
+
+
+def check(path: "str", wanted: "dict[str, Any]") -> "int":
+    """Compare every member that RECORD names with its hash there; returns how many agree.
+
+    `wanted`: `file`, `package`, `version`, and `misrecorded` (member to the sha256, hex, that stands in the place of
+    RECORD's). Raises NodeError `artifact-damaged`, `record-mismatch` (exit 5).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(set(names)) != len(names):
+                raise _damaged(wanted, "a member is in it twice")
+            folder = _dist_info(names, wanted)
+            _check_identity(archive, folder, wanted)
+            return _check_members(archive, folder, wanted)
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
+        raise _damaged(wanted, "%s: %s" % (type(error).__name__, str(error)[:200])) from error
+
+
+def _dist_info(names: "list[str]", wanted: "dict[str, Any]") -> "str":
+    found = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
+    if len(found) != 1:
+        raise _damaged(wanted, "it has %d RECORD files" % len(found))
+    return found[0].rpartition("/")[0]
+
+
+def _text(archive: "zipfile.ZipFile", name: "str", wanted: "dict[str, Any]") -> "str":
+    if archive.getinfo(name).file_size > _TEXT_LIMIT:
+        raise _damaged(wanted, "%s is larger than %d MiB" % (name, _TEXT_LIMIT >> 20))
+    return archive.read(name).decode("utf-8", "replace")
+
+
+def _check_identity(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str, Any]") -> "None":
+    """The names in METADATA are those that the lock asked for."""
+    said = {}  # type: dict[str, str]
+    for line in _text(archive, folder + "/METADATA", wanted).splitlines():
+        if not line.strip():
+            break
+        key, _, value = line.partition(":")
+        said.setdefault(key.lower(), value.strip())
+    name, version = said.get("name", ""), said.get("version", "")
+    same = record.normal_name(name) == record.normal_name(wanted["package"])
+    if not same or record.normal_version(version) != record.normal_version(wanted["version"]):
+        raise NodeError(
+            "record-mismatch",
+            "%s says that it is %s %s" % (wanted["file"], name or "nothing", version),
+            why="the lock asks for %s %s" % (wanted["package"], wanted["version"]),
+            hint="do not use this index or mirror",
+            exit_code=Exit.INTEGRITY,
+        )
+
+
+def _check_members(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str, Any]") -> "int":
+    known = wanted.get("misrecorded") or {}
+    members = set(archive.namelist())
+    agree, wrong = 0, []
+    for row in csv.reader(io.StringIO(_text(archive, folder + "/RECORD", wanted))):
+        if len(row) < 2 or not row[1] or row[0].endswith(".pyc"):
+            continue
+        algorithm, _, expected = row[1].partition("=")
+        if row[0] in known:
+            algorithm = "sha256"
+            expected = base64.urlsafe_b64encode(bytes.fromhex(known[row[0]])).decode("ascii")
+        if row[0] not in members or algorithm not in _ALGORITHMS:
+            wrong.append("%s (%s)" % (row[0], "missing" if row[0] not in members else algorithm))
+        elif _digest(archive, row[0], algorithm) != expected.rstrip("="):
+            wrong.append("%s (changed)" % row[0])
+        else:
+            agree += 1
+    if wrong:
+        raise NodeError(
+            "record-mismatch",
+            "%s is not what its own RECORD says: %s" % (wanted["file"], wrong[0]),
+            why="%d of %d members differ" % (len(wrong), len(wrong) + agree),
+            hint="it was damaged or changed on its way; fetch it again, or do not use this index or mirror",
+            exit_code=Exit.INTEGRITY,
+            details={"members": wrong[:20]},
+        )
+    return agree
+
+
+def _digest(archive: "zipfile.ZipFile", name: "str", algorithm: "str") -> "str":
+    total = hashlib.new(algorithm)
+    with archive.open(name) as member:
+        for block in iter(lambda: member.read(1 << 20), b""):
+            total.update(block)
+    return base64.urlsafe_b64encode(total.digest()).rstrip(b"=").decode("ascii")
+
+
+def _damaged(wanted: "dict[str, Any]", why: "str") -> "NodeError":
+    return NodeError(
+        "artifact-damaged",
+        "%s is no whole wheel" % wanted["file"],
+        why=why,
+        hint="fetch it again",
+        exit_code=Exit.INTEGRITY,
+    )
