@@ -1,0 +1,245 @@
+"""What every scheduler has in common: a job as it is asked for, and what has become of it."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
+
+# A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
+# could need quoting gets in.
+_WORD = re.compile(r"\A[A-Za-z0-9_.,:@+=/\[\]&|()*-]+\Z")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def _word(value: str) -> str:
+    if not _WORD.match(value) or value.startswith("-"):
+        raise ValueError("letters, digits and `_.,:@+=/[]&|()*-` only, and no leading '-'")
+    return value
+
+
+Word = Annotated[Text, AfterValidator(_word)]
+JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
+
+
+class Gres(StrictModel):
+    """How a site calls its GPUs: `name` as `gpu`, `type` as `a100` where all that a job may get are of one type."""
+
+    name: Word = "gpu"
+    type: Word | None = None
+
+
+class Container(StrictModel):
+    """A container that every step runs in: an image (registry reference or `.sqsh` file) and folders to mount."""
+
+    image: Word
+    mounts: tuple[AbsPath, ...] = ()
+
+
+class JobStep(StrictModel):
+    """A program of a job, run on every node of it (`node`) or on the first one (`once`).
+
+    In `argv`, `{MASTER_ADDR}`, `{MASTER_PORT}` and `{JOB_ID}` stand for what only the job knows.
+    """
+
+    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
+    each: Literal["node", "once"] = "node"
+
+
+class Job(StrictModel):
+    """One job. `time_limit` in seconds; `output` is the folder of its log and its status file, which all nodes share.
+
+    `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
+    whole nodes. `constraints` is Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
+    `cpus_per_node` is for jobs that share nodes; an exclusive one has all processors and all memory.
+    """
+
+    name: JobName
+    nodes: Annotated[int, Field(ge=1, le=20000)] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    gres: Gres | None = None
+    cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    time_limit: Annotated[int, Field(ge=1)] | None = None
+    queue: Word | None = None
+    account: Word | None = None
+    exclusive: bool = False
+    constraints: Word | None = None
+    filesystems: tuple[Name, ...] = ()
+    variables: dict[EnvName, Text] = {}
+    container: Container | None = None
+    steps: Annotated[tuple[JobStep, ...], Field(min_length=1)]
+    output: AbsPath
+
+    @property
+    def whole_nodes(self) -> bool:
+        """Whether no other job may run on its nodes: as asked, or because GPUs cannot be asked for."""
+        return self.exclusive or (self.gpus_per_node > 0 and self.gres is None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """What it costs at most; None without a time limit."""
+        if self.time_limit is None:
+            return None
+        return self.nodes * self.gpus_per_node * self.time_limit / 3600
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before it is submitted."""
+        if self.gpus_per_node and self.gres is None and not self.exclusive:
+            return ("the scheduler knows of no GPUs here (no GRES): whole nodes are asked for instead",)
+        return ()
+
+    def cost(self) -> str:
+        """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours`."""
+        words = f"{self.nodes} node{'s' * (self.nodes != 1)}" + (f" of {self.queue}" if self.queue else "")
+        words += " for " + (
+            f"at most {clock_text(self.time_limit)}" if self.time_limit else "as long as the site allows"
+        )
+        hours = self.gpu_hours
+        return f"{words}, {hours_text(hours)} GPU-hours" if hours else words
+
+
+def seconds_of(duration: str) -> int:
+    """Seconds of a `Duration` of a target (`90s`, `40m`, `2h`)."""
+    return int(duration[:-1]) * _UNITS[duration[-1]]
+
+
+def clock_text(seconds: int) -> str:
+    """`H:MM:SS`, as PBS and Slurm read it; hours may be more than 24."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+class Phase(enum.StrEnum):
+    """Where a job is. `configuring`: its nodes are being started; `lost`: nobody knows what became of it."""
+
+    PENDING = "pending"
+    CONFIGURING = "configuring"
+    RUNNING = "running"
+    COMPLETING = "completing"
+    DONE = "done"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+class Failure(enum.StrEnum):
+    """Why a job did not end by itself."""
+
+    NODE_FAIL = "node-fail"
+    BOOT_FAIL = "boot-fail"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out-of-memory"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    LAUNCH = "launch-failed"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What a scheduler says of a job.
+
+    `reason`: its words for why it waits or failed; `exit`: of the batch script (`done`; also `failed` where known),
+    128 + the signal that ended it; `nodes`: once it has some; `restarts`: how often it was requeued; `word`: its state
+    in the scheduler's own words.
+    """
+
+    phase: Phase
+    reason: str = ""
+    exit: int | None = None
+    failure: Failure | None = None
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    word: str = ""
+
+    @property
+    def waiting(self) -> bool:
+        """It has not begun: it is in the queue, or its nodes are being started."""
+        return self.phase in (Phase.PENDING, Phase.CONFIGURING)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will happen."""
+        return self.phase in (Phase.DONE, Phase.FAILED, Phase.LOST)
+
+    @property
+    def good(self) -> bool:
+        """It ran to its end and its script said 0."""
+        return self.phase is Phase.DONE and self.exit == 0
+
+    def told(self) -> str:
+        """For people: `pending (Resources)`, `done, exit 3`, `failed: node-fail (NodeDown)`."""
+        text = str(self.phase) + (f": {self.failure}" if self.failure else "")
+        text += f" ({self.reason})" if self.reason else ""
+        return text + (f", exit {self.exit}" if self.exit else "")
+
+
+_HINTS = {
+    Failure.NODE_FAIL: "the same command submits it again and does only the rest",
+    Failure.BOOT_FAIL: "a node did not start in time; the site's log of its resume program says why",
+    Failure.TIMEOUT: "give it more time: `scheduler: {time_limit: ...}`; the same command does only the rest",
+    Failure.OUT_OF_MEMORY: "ask for whole nodes (`scheduler: {exclusive: true}`), or build with fewer jobs at once",
+    Failure.PREEMPTED: "the same command submits it again; a queue without preemption keeps its nodes",
+    Failure.CANCELLED: "somebody ended it; the same command submits it again",
+}
+
+
+def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
+    """The error of a job that ended and is not good: exit 75 when it was preempted, 9 otherwise."""
+    code = f"job-{state.failure}" if state.failure else {Phase.LOST: "job-lost"}.get(state.phase, "job-failed")
+    why = state.reason or (f"its script ended with exit {state.exit}" if state.exit else "")
+    return EnvbuildError(
+        code,
+        f"job {job} ended as {state.word or state.phase}",
+        why="\n".join(filter(None, (why, last_lines.strip()[-1500:]))),
+        hint=_HINTS.get(state.failure, "its log has more") if state.failure else "its log has more",
+        exit_code=ExitCode.TRY_AGAIN if state.failure is Failure.PREEMPTED else ExitCode.JOB_FAILED,
+        details={"job": job, "nodes": list(state.nodes), "restarts": state.restarts},
+    )
+
+
+class SchedulerUnavailableError(Exception):
+    """The scheduler did not answer this time; the job is as it was."""
+
+
+class Scheduler(Protocol):
+    """The interface of `slurm.Slurm` and `pbs.Pbs`; all but `render` run programs where jobs are submitted."""
+
+    kind: str
+
+    def render(self, job: Job) -> str:
+        """The script of a job, one readable file; pure."""
+
+    def submit(self, job: Job) -> str:
+        """Submit it; the job id. Raises EnvbuildError `job-refused` (exit 7), `scheduler-unreachable` (exit 3)."""
+
+    def poll(self, job: Job, number: str) -> JobState:
+        """What became of it. Raises SchedulerUnavailableError when nobody answers now."""
+
+    def cancel(self, number: str) -> None:
+        """End it; one that has ended already is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
+
+    def logs(self, job: Job, number: str, limit: int = 65536) -> str:
+        """The end of what the job printed, at most `limit` bytes; empty while there is nothing."""
+
+
+def fail_words(mapping: Mapping[str, Any], word: str) -> Any:
+    """The entry of the first word of a scheduler's state (`CANCELLED by 0`, `FAILED+`), None when there is none."""
+    first = re.split(r"[\s+]", word.strip(), maxsplit=1)[0]
+    return mapping.get(first)
+
+
+def exit_of(code: int, signal: int) -> int:
+    """One number for exit code and signal, as a shell has it."""
+    return 128 + signal if signal else code
+
+
+def hours_text(hours: float) -> str:
+    """GPU-hours for people: two digits."""
+    return f"{hours:.2g}" if hours < 100 else f"{math.ceil(hours)}"

@@ -1,0 +1,80 @@
+"""A job as one readable qsub file. Pure.
+
+The options follow PBS Professional's qsub(1B) and the guides of ALCF for Polaris; it was not run on a real PBS.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from envbuild.errors import EnvbuildError
+from envbuild.schedule import script
+from envbuild.schedule.job import Job, JobStep, clock_text
+
+# PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
+_RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
+
+
+def render(job: Job) -> str:
+    """The qsub file of a job. Raises EnvbuildError `job-path-unusable` and `job-container-unsupported` (exit 2)."""
+    if job.container is not None:
+        raise EnvbuildError(
+            "job-container-unsupported",
+            "a PBS job has no container option",
+            hint="start the container in the job's own commands",
+        )
+    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}.", *_directives(job)]
+    head += [f"# warning: {text}" for text in job.warnings()]
+    # The job id is `123.server`, of an array `123[4].server`.
+    body = script.preamble(job, '"${PBS_JOBID%%.*}"')
+    body += [
+        "",
+        "# PBS puts the job's output into place only after it has ended.",
+        f'exec >> "$output/{script.log_name(job, "$JOB_ID")}" 2>&1',
+    ]
+    body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
+    for step in job.steps:
+        body += ["", *_step(step)]
+    return "\n".join([*head, "", *body, ""])
+
+
+def _directives(job: Job) -> list[str]:
+    select = [f"select={job.nodes}"]
+    if job.cpus_per_node and not job.whole_nodes:
+        select.append(f"ncpus={job.cpus_per_node}")
+    if job.gpus_per_node and job.gres is not None:
+        select.append(f"{job.gres.name}={job.gpus_per_node}")
+    if job.constraints:
+        select.append(job.constraints)
+    resources = [":".join(select), f"place=scatter{':excl' if job.whole_nodes else ''}"]
+    if job.time_limit:
+        resources.append(f"walltime={clock_text(job.time_limit)}")
+    if job.filesystems:
+        resources.append(f"filesystems={':'.join(job.filesystems)}")
+    # PBS allows 15 characters for a name in its older versions.
+    options = [f"-N {job.name[:15]}", *(f"-l {resource}" for resource in resources)]
+    options += [f"-{letter} {value}" for letter, value in (("q", job.queue), ("A", job.account)) if value]
+    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
+    options += ["-r y", "-j oe", f"-o {_path(job.output)}"]
+    return [f"#PBS {option}" for option in options]
+
+
+def _path(folder: str) -> str:
+    """PBS reads the rest of the line as a path and knows no quotes; `:` would part a host name from it."""
+    if shlex.quote(folder) != folder or any(char in folder for char in ":^%"):
+        raise EnvbuildError(
+            "job-path-unusable",
+            f"a PBS job cannot print into {folder!r}",
+            why="its directives know no quotes",
+            hint="choose another `prefix`",
+        )
+    return f"{folder}/"
+
+
+def _step(step: JobStep) -> list[str]:
+    if step.each == "node":
+        told, count = "# Once on every node.", '"$NNODES"'
+    else:
+        told, count = "# Once, on the first node.", "1"
+    run = f'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \\'
+    return [told, run, '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]

@@ -1,0 +1,80 @@
+"""The parts of a job script that do not depend on the scheduler: quoting, variables, the status file. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from envbuild.schedule.job import Job
+
+# Below the ports that Linux gives to outgoing connections (32768 and up), above the well-known ones.
+PORT_BASE, PORT_RANGE = 10000, 20000
+_KNOWN = re.compile(r"\{(MASTER_ADDR|MASTER_PORT|JOB_ID)\}")
+# What a submitting shell may carry along and no job of ours should see.
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_PRELOAD", "BASH_ENV")
+
+
+def log_name(job: Job, number: str) -> str:
+    """The file in `job.output` that the job `number` prints into."""
+    return f"{job.name}-{number}.log"
+
+
+def status_name(number: str) -> str:
+    """The file in `job.output` that holds the exit code of the script once it has ended."""
+    return f"status-{number}"
+
+
+def words(argv: Iterable[str]) -> str:
+    """`argv` quoted for the script; what only the job knows is left to the shell."""
+    return " ".join(_quote(each) for each in argv)
+
+
+def _quote(text: str) -> str:
+    parts = _KNOWN.split(text)
+    if len(parts) == 1:
+        return shlex.quote(text)
+    out = [f'"${{{part}}}"' if index % 2 else shlex.quote(part) for index, part in enumerate(parts) if part]
+    return "".join(out)
+
+
+def preamble(job: Job, number: str) -> list[str]:
+    """Strict mode, the status file, variables. `number` is the shell's word for the job id."""
+    lines = [
+        "set -euo pipefail",
+        f"unset {' '.join(FOREIGN)}",
+        f"JOB_ID={number}",
+        f"output={shlex.quote(job.output)}",
+        "",
+        "# Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.",
+        'status="$output/status-$JOB_ID"',
+        'rm -f -- "$status"',
+        "finish() {",
+        "  local code=$?",
+        "  trap - EXIT",
+        '  printf \'%d\\n\' "$code" > "$status.new" && mv -f -- "$status.new" "$status"',
+        '  exit "$code"',
+        "}",
+        "trap finish EXIT",
+        "trap 'exit 143' TERM",
+        "trap 'exit 130' INT",
+    ]
+    if job.variables:
+        lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items()))]
+    return lines
+
+
+def master(names: str, number: str, rank: str, nodes: str) -> list[str]:
+    """Where the ranks of this job meet, and what tells a node which of them it is.
+
+    `names` is a shell redirection that brings the names of the job's nodes, `number` an arithmetic expression of its
+    number, `rank` and `nodes` shell words that a node has. A host may have two jobs, so the port comes from the number.
+    """
+    return [
+        "# Where ranks meet: the first node of the job, and a port that follows from its number.",
+        f"read -r MASTER_ADDR {names}",
+        f"MASTER_PORT=$(({PORT_BASE} + {number} % {PORT_RANGE}))",
+        f"NNODES={nodes}",
+        "export MASTER_ADDR MASTER_PORT NNODES",
+        f"with_rank='export NODE_RANK={rank}; exec \"$@\"'",
+    ]

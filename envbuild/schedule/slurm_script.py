@@ -1,0 +1,86 @@
+"""A job as one readable sbatch file. Pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from envbuild.errors import EnvbuildError
+from envbuild.schedule import script
+from envbuild.schedule.job import Container, Gres, Job, JobStep
+
+_NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+
+
+def gres_text(gres: Gres, count: int) -> str:
+    """`gpu:a100:8`, as `--gres` takes it."""
+    return ":".join(filter(None, (gres.name, gres.type, str(count))))
+
+
+def time_text(seconds: int) -> str:
+    """`D-HH:MM:SS`, or `HH:MM:SS` for less than a day."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def render(job: Job) -> str:
+    """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
+    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}.", *_directives(job)]
+    head += [f"# warning: {text}" for text in job.warnings()]
+    body = script.preamble(job, '"$SLURM_JOB_ID"')
+    body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
+    for step in job.steps:
+        body += ["", *_step(step, job.container)]
+    return "\n".join([*head, "", *body, ""])
+
+
+def _directives(job: Job) -> list[str]:
+    options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
+    if job.cpus_per_node and not job.whole_nodes:
+        options.append(f"--cpus-per-task={job.cpus_per_node}")
+    if job.whole_nodes:
+        # Exclusive nodes come with all processors, but with the default share of memory.
+        options += ["--exclusive", "--mem=0"]
+    if job.gpus_per_node and job.gres is not None:
+        options.append(f"--gres={gres_text(job.gres, job.gpus_per_node)}")
+    if job.time_limit:
+        options.append(f"--time={time_text(job.time_limit)}")
+    named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
+    options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
+    # The second run of a requeued job writes below the first.
+    log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
+    options += ["--requeue", "--open-mode=append", f"--output={log}"]
+    return [f"#SBATCH {option}" for option in options]
+
+
+def _plain(value: str) -> str:
+    """sbatch reads `&`, `|`, parentheses and the like as they are inside quotes."""
+    return f'"{value}"' if any(char in value for char in "&|()*[]") else value
+
+
+def _path(path: str, folder: str) -> str:
+    """A path in a directive: quoted where it has spaces; `%` is doubled in the folder, `%j` is the job id."""
+    if any(char in folder for char in '"\\#'):
+        raise EnvbuildError(
+            "job-path-unusable",
+            f"a job cannot print into {folder!r}",
+            why="sbatch has no way to write a double quote, a backslash or # in a directive",
+            hint="choose another `prefix`",
+        )
+    path = folder.replace("%", "%%") + path[len(folder) :]
+    return f'"{path}"' if shlex.quote(path) != path else path
+
+
+def _step(step: JobStep, container: Container | None) -> list[str]:
+    if step.each == "node":
+        told = "# Once on every node; a node that fails does not stop the others."
+        where = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
+    else:
+        told = "# Once, on the first node."
+        where = "--nodes=1 --ntasks=1 --relative=0"
+    lines = [told, f"srun {where} --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \\"]
+    if container is not None:
+        mounts = ",".join(f"{path}:{path}" for path in container.mounts)
+        inside = f"  --container-image={shlex.quote(container.image)} --no-container-mount-home"
+        lines.append(inside + (f" --container-mounts={shlex.quote(mounts)} \\" if mounts else " \\"))
+    return [*lines, '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]

@@ -1,0 +1,126 @@
+"""Job scripts, word for word, and as bash runs them. `ENVBUILD_WRITE_GOLDEN=1` writes the files anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.schedule import pbs_script, slurm_script
+from envbuild.schedule.job import Container, Gres, Job, JobStep
+from tests.schedule.jobs import job, training
+
+GOLDEN = Path(__file__).parent / "golden"
+POLARIS = {
+    "gres": None, "gpus_per_node": 4, "queue": "debug", "constraints": "system=polaris", "output": "/eagle/p/me/jobs",
+    "time_limit": 3600, "filesystems": ("home", "eagle"), "nodes": 2,
+}  # fmt: skip
+CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
+    "slurm_probe": (slurm_script.render, job(time_limit=300)),
+    "slurm_training": (slurm_script.render, training()),
+    "slurm_no_gres": (slurm_script.render, training(gres=None, exclusive=False, constraints=None)),
+    "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=8, nodes=1)),
+    "slurm_pyxis": (
+        slurm_script.render,
+        training(container=Container(image="nvcr.io/nvidia/pytorch:22.02-py3", mounts=("/a b",))),
+    ),
+    "pbs_probe": (pbs_script.render, job(time_limit=300)),
+    "pbs_polaris": (pbs_script.render, training(**POLARIS)),
+    "pbs_ngpus": (pbs_script.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), cpus_per_node=16, queue="gpu")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_the_recorded_one(name: str) -> None:
+    render, asked = CASES[name]
+    text = render(asked)
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("ENVBUILD_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_accepts_the_script(name: str) -> None:
+    render, asked = CASES[name]
+    done = subprocess.run(["bash", "-n"], input=render(asked), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _run(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with programs that print the arguments they got, one in brackets each."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name in ("srun", "mpiexec"):
+        (tools / name).write_text(
+            '#!/bin/bash\nwhile [ "$1" != bash ]; do printf "[%s]" "$1"; shift; done\nexec "$@"\n'
+        )
+        (tools / name).chmod(0o755)
+    (tools / "scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
+    (tools / "scontrol").chmod(0o755)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder)}
+    return subprocess.run(["bash", "-c", text], env={**path, **env}, capture_output=True, text=True, check=False)
+
+
+HOSTILE = ("printf", "<%s>", "$(id)", "`id`", "it's", 'a"b', "a b", "{MASTER_ADDR}:{MASTER_PORT}", "{OTHER}", "\\")
+
+
+def test_programs_of_a_slurm_job_get_their_arguments_as_they_are(tmp_path: Path) -> None:
+    asked = job(steps=(JobStep(argv=HOSTILE),), output=str(tmp_path), variables={"GREETING": "it's $(id)"})
+    env = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}
+    done = _run(slurm_script.render(asked), tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("<$(id)><`id`><it's><a\"b><a b><n1:13456><{OTHER}><\\>")
+    assert "[--ntasks-per-node=1]" in done.stdout
+    assert (tmp_path / "status-123456").read_text() == "0\n"
+
+
+def test_variables_reach_the_program_and_foreign_ones_do_not(tmp_path: Path) -> None:
+    code = 'printf "%s|%s|%s|%s" "$GREETING" "${PYTHONPATH-none}" "$NODE_RANK" "$NNODES"'
+    asked = job(
+        steps=(JobStep(argv=("bash", "-c", code)),), output=str(tmp_path), variables={"GREETING": 'it\'s $(id) \\ "q"'}
+    )
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "1"}
+    done = _run(slurm_script.render(asked), tmp_path, PYTHONPATH="/evil", **env)
+    assert done.stdout.endswith('it\'s $(id) \\ "q"|none|1|2')
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_pbs_job_leaves_log_and_status_in_its_folder(tmp_path: Path, code: int) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x3001\nx3002\n")
+    asked = job(steps=(JobStep(argv=("bash", "-c", f"echo at {{MASTER_ADDR}}; exit {code}")),), output=str(tmp_path))
+    env = {"PBS_JOBID": "42.server-01", "PBS_NODEFILE": str(nodes), "PALS_RANKID": "0"}
+    done = _run(pbs_script.render(asked), tmp_path, **env)
+    assert done.returncode == code
+    assert (tmp_path / "status-42").read_text() == f"{code}\n"
+    log = (tmp_path / "envbuild-probe-42.log").read_text()
+    assert "[--ppn][1]" in log
+    assert log.endswith("at x3001\n")
+
+
+def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:
+    for asked in (job(), training(**POLARIS)):
+        assert "#PBS -V" not in pbs_script.render(asked)
+
+
+@pytest.mark.parametrize("output", ["/a b", "/a:b", "/a'b", "/a%b"])
+def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> None:
+    with pytest.raises(EnvbuildError, match="cannot print") as caught:
+        pbs_script.render(job(output=output))
+    assert caught.value.code == "job-path-unusable"
+
+
+def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:
+    with pytest.raises(EnvbuildError, match="cannot print"):
+        slurm_script.render(job(output='/a"b'))
+
+
+def test_pbs_has_no_containers() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        pbs_script.render(job(container=Container(image="x")))
+    assert caught.value.code == "job-container-unsupported"
