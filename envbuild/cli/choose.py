@@ -28,6 +28,11 @@ _BUILD_OPTIONS = (
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Cache folder on the nodes."),
     click.option(
+        "--trust-first-use",
+        is_flag=True,
+        help="Take a file whose hash nobody has recorded as it is now, record its sha256, and hold to it.",
+    ),
+    click.option(
         "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for another envbuild this long."
     ),
 )
@@ -66,6 +71,7 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
         base=flags.get("base"),
         cache=config.cache,
         hosts=tuple(flags.get("hosts") or ()),
+        trust_first_use=bool(flags.get("trust_first_use")),
     )
 
 

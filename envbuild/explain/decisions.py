@@ -61,10 +61,12 @@ def _resolve(
     from envbuild.catalog.loader import lock_path
     from envbuild.explain.draft import outline, without_prices
     from envbuild.lock.files import read_lock
+    from envbuild.lock.first_use import fill, read_first_uses
     from envbuild.resolve.engine import resolve_fleet
 
     path = lock_path(loaded, profile)
     if path.is_file():
-        return tuple(resolve_fleet(facts, read_lock(path), target, compat).values())
+        lock = fill(read_lock(path), read_first_uses())
+        return tuple(resolve_fleet(facts, lock, target, compat).values())
     found = resolve_fleet(facts, outline(loaded.stack, profile), target, compat)
     return tuple(without_prices(resolution) for resolution in found.values())

@@ -10,6 +10,7 @@ from typing import Any
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
+from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
@@ -29,11 +30,15 @@ class Choice:
     base: str | None = None
     cache: str | None = None
     hosts: tuple[str, ...] = ()
+    trust_first_use: bool = False
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A stack, its profile, a target and the lock that belongs to them."""
+    """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
+
+    `lock_digest` is sha256 (hex) of the lock file as it is.
+    """
 
     stack: Stack
     profile: str
@@ -49,7 +54,8 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False) -> P
 
     Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), `lock-missing` (exit 2), `lock-stale` (exit
     2) when the stack file has changed since the lock was made and `locked` is true, and `not-yet-supported` (exit 7)
-    for a target whose nodes cannot be reached yet, unless `recorded`.
+    for a target whose nodes cannot be reached yet, unless `recorded`. `hash-mismatch` (exit 5): the lock has another
+    hash than the file that this user first used.
     """
     found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
@@ -82,7 +88,7 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False) -> P
             hint=f"`envbuild lock check {reference}` says where; `envbuild lock create {reference}` makes a new lock",
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Prepared(loaded.stack, profile, target, lock, path, digest, choice)
+    return Prepared(loaded.stack, profile, target, fill(lock, read_first_uses()), path, digest, choice)
 
 
 def _beside(target_file: Path, reference: str | None) -> str | None:

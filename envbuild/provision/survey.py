@@ -151,11 +151,12 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         _rules(),
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
+        trust_first_use=prepared.choice.trust_first_use,
     )
     for node, resolution in resolutions.items():
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
-            survey.variants[node] = _built_variant(prepared.lock, resolution, facts[node])
+            survey.variants[node] = built_variant(prepared.lock, resolution, facts[node])
 
 
 @cache
@@ -168,7 +169,7 @@ def _rules() -> Compat:
     return load_compat(resources.catalog() / "compat")
 
 
-def _built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
+def built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
     """The variant with what its base provides on this node."""
     variant = next(item for item in lock.variants if item.id == resolution.variant_id)
     if variant.base.kind == "none":

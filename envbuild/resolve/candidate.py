@@ -9,12 +9,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.first_use import is_trusted
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.resolution import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
+from envbuild.resolve.decide import OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, size
 from envbuild.resolve.image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
@@ -100,16 +101,40 @@ def _glibc_only(file: str) -> bool:
     return file.endswith(".whl") and ("manylinux" in file or "-linux_" in file)
 
 
-def recorded_rule(variant: Variant, facts: NodeFacts) -> Decisions:
-    """`hash-unrecorded`: a file that nobody has hashed is not installed unless the user says so beforehand."""
+def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[tuple[LockedPackage, ArtifactFile], ...]:
+    """The files that the node would install and whose hash nobody has recorded, each with its package."""
+    return tuple((p, file) for p, file in _chosen(variant, facts) if file.sha256 == "unrecorded")
+
+
+def _chosen(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, ArtifactFile]]:
     platform = platform_of(variant, facts)
-    for package in variant.packages:
-        best = fitting_file(package, platform)
-        if best is not None and best.sha256 == "unrecorded":
-            what = f"nobody has recorded the hash of {best.file}" + (f": {best.reason}" if best.reason else "")
-            compared = (best.file, "sha256 unrecorded")
-            return (decision("hash-unrecorded", "refuse", what, compared, LOCKED, "a variant with recorded files"),)
-    return NOTHING
+    found = ((package, fitting_file(package, platform)) for package in variant.packages)
+    return [(package, file) for package, file in found if file is not None]
+
+
+def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> Decisions:
+    """`hash-unrecorded`: a file that nobody has hashed is not installed unless the user said so (`trust`)."""
+    out = []
+    for package, file in _chosen(variant, facts):
+        if file.sha256 == "unrecorded":
+            out.append(_unrecorded(package, file, trust))
+        elif is_trusted(file):
+            what = f"nobody else has recorded the hash of {file.file}; it has to be that of the {file.witness}"
+            out.append(decision("hash-unrecorded", "allow", what, (file.file, f"sha256 {file.sha256}"), LOCKED))
+    return tuple(out)
+
+
+def _unrecorded(package: LockedPackage, file: ArtifactFile, trust: bool) -> Decision:
+    compared = (file.file, "sha256 unrecorded")
+    if not trust:
+        what = f"nobody has recorded the hash of {file.file}" + (f": {file.reason}" if file.reason else "")
+        instead = "`--trust-first-use` takes it once as it is and records its hash; or a variant with recorded files"
+        return decision("hash-unrecorded", "refuse", what, compared, LOCKED, instead)
+    what = (
+        f"trusted on first use: nobody has recorded the hash of {file.file}, so it is taken as the index "
+        f"{package.index} gives it now, and has to be that very file from then on"
+    )
+    return decision("hash-unrecorded", "warn", what, compared, LOCKED)
 
 
 def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts, PythonFacts
+from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.target import Target
@@ -75,13 +76,18 @@ def resolve(
     *,
     variant: str | None = None,
     interpreter: str | None = None,
+    trust_first_use: bool = False,
 ) -> Resolution:
     """Decide which variant of a lock one node gets, and with which interpreter.
 
-    `variant` is a variant id that the user asked for, `interpreter` a path or a version. Nothing fits: the resolution
-    is `refused` and its decisions say why. Raises EnvbuildError `variant-unknown` (exit 2).
+    `variant` is a variant id that the user asked for, `interpreter` a path or a version; `trust_first_use`: files whose
+    hash nobody has recorded are let through with a warning. Nothing fits: the resolution is `refused` and its decisions
+    say why. Raises EnvbuildError `variant-unknown` (exit 2).
     """
-    return Resolver(lock, target, compat, supply, variant=variant, interpreter=interpreter).resolve(facts)
+    resolver = Resolver(
+        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use
+    )
+    return resolver.resolve(facts)
 
 
 def resolve_fleet(
@@ -93,9 +99,12 @@ def resolve_fleet(
     *,
     variant: str | None = None,
     interpreter: str | None = None,
+    trust_first_use: bool = False,
 ) -> dict[str, Resolution]:
     """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does."""
-    resolver = Resolver(lock, target, compat, supply, variant=variant, interpreter=interpreter)
+    resolver = Resolver(
+        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use
+    )
     return {node: resolver.resolve(value) for node, value in facts.items()}
 
 
@@ -111,6 +120,7 @@ class Resolver:
         *,
         variant: str | None = None,
         interpreter: str | None = None,
+        trust_first_use: bool = False,
     ) -> None:
         """Keep the inputs; raises EnvbuildError `variant-unknown` for a variant that the lock does not have."""
         ids = [v.id for v in lock.variants]
@@ -123,7 +133,7 @@ class Resolver:
             )
         self.lock, self.target, self.compat = lock, target, compat
         self.supply = supply or Supply()
-        self.interpreter = interpreter
+        self.interpreter, self.trust_first_use = interpreter, trust_first_use
         self.variants = tuple(v for v in lock.variants if variant in (None, v.id))
         self.evaluations = 0
         self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
@@ -163,7 +173,8 @@ class Resolver:
         missing = () if built else out_of_reach(variant, facts, self.target, self.supply, platform)
         decisions = (*found.decisions, *self._shared(variant, found.python, facts, shared))
         if not built:
-            decisions += recorded_rule(variant, facts) if variant.id in self._unrecorded else NOTHING
+            if variant.id in self._unrecorded:
+                decisions += recorded_rule(variant, facts, self.trust_first_use)
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
             decisions += NOTHING if refused(decisions) else disk_rules(cost, len(variant.packages), facts)
         decisions += (
@@ -228,7 +239,8 @@ def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
 
 
 def _has_unrecorded(variant: Variant) -> bool:
-    return any(file.sha256 == "unrecorded" for package in variant.packages for file in package.files)
+    files = (file for package in variant.packages for file in package.files)
+    return any(file.sha256 == "unrecorded" or is_trusted(file) for file in files)
 
 
 def gpu_usable(facts: NodeFacts) -> bool:
