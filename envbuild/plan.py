@@ -117,7 +117,7 @@ def chosen_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Vari
     for variant in lock.variants:
         if variant.id == resolution.variant_id:
             python = next((p for p in facts.pythons if p.path == resolution.interpreter), None)
-            return bound_variant(lock, variant, python)
+            return bound_variant(lock, variant, python, resolution.arch_list)
     raise KeyError(resolution.variant_id)
 
 

@@ -35,7 +35,10 @@ class Candidate(StrictModel):
 
 
 class Resolution(StrictModel):
-    """The outcome for one node: the variant to build and the interpreter to build it with."""
+    """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
+
+    `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it.
+    """
 
     node: str
     stack: str
@@ -43,6 +46,7 @@ class Resolution(StrictModel):
     variant_id: str | None = None
     variant_digest: str | None = None
     interpreter: str | None = None
+    arch_list: tuple[str, ...] | None = None
     decisions: tuple[Decision, ...]
     candidates: tuple[Candidate, ...]
 

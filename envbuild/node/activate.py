@@ -98,6 +98,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "profile": args.get("profile"),
         "variant_digest": wanted,
         "variant_id": args["variant"].get("id"),
+        "arch_list": args["variant"].get("arch_list"),
         "root": merkle.root_of(files),
         "packages": record.installed(environment),
         "base_packages": built["base_packages"],

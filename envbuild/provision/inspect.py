@@ -41,8 +41,13 @@ def _environments(answer: ContactResult | EnvbuildError) -> list[dict[str, Any]]
 
 
 def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
-    """The variant of the lock that a stamp was built from; what the base provided then is part of the comparison."""
-    for variant in lock.variants:
+    """The variant of the lock that a stamp was built from.
+
+    What the base provided then, and the GPUs that sources were compiled for, are part of the comparison.
+    """
+    archs = stamp.get("arch_list")
+    for locked in lock.variants:
+        variant = locked.with_arch_list(lock.stack, lock.profile, None if archs is None else tuple(archs))
         if variant.base.kind != "none":
             variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
         if variant.digest == stamp.get("variant_digest"):

@@ -32,8 +32,11 @@ def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
         if not (stamp.current and stamp.checks and stamp.stack == prepared.stack.name):
             continue
         written: Mapping[str, Any] = stamp.stamp or {}
-        variant = _variant(prepared.lock, stamp.variant_digest)
+        variant = _variant(prepared.lock, stamp.variant_digest, written.get("arch_list"))
         if variant is None or (written.get("evidence") or {}).get("hardware") != facts.hardware():
+            return None
+        if variant.arch_list is not None and not facts.gpus:
+            # Compiled for what the target expected then; what it expects now is for the rules to say.
             return None
         if written.get("variables") != variant.variables(prepared.target.environment):
             return None
@@ -49,8 +52,12 @@ def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
     return None
 
 
-def _variant(lock: Lock, digest: str | None) -> Variant | None:
-    return next((item for item in lock.variants if item.digest == digest and item.base.kind == "none"), None)
+def _variant(lock: Lock, digest: str | None, arch_list: Any) -> Variant | None:
+    """The variant with that digest, compiled for what the stamp says."""
+    archs = tuple(arch_list) if isinstance(arch_list, list) else None
+    plain = (item for item in lock.variants if item.base.kind == "none")
+    bound = (item.with_arch_list(lock.stack, lock.profile, archs) for item in plain)
+    return next((item for item in bound if item.digest == digest), None)
 
 
 def _resolution(node: str, lock: Lock, variant: Variant, interpreter: object) -> Resolution:
@@ -68,6 +75,7 @@ def _resolution(node: str, lock: Lock, variant: Variant, interpreter: object) ->
         variant_id=variant.id,
         variant_digest=variant.digest,
         interpreter=interpreter if isinstance(interpreter, str) else None,
+        arch_list=variant.arch_list,
         decisions=(decision,),
         candidates=(),
     )

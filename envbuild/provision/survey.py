@@ -170,8 +170,9 @@ def _rules() -> Compat:
 
 
 def built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
-    """The variant with what its base provides on this node."""
+    """The variant with what its base provides on this node, and for which GPUs it is compiled."""
     variant = next(item for item in lock.variants if item.id == resolution.variant_id)
+    variant = variant.with_arch_list(lock.stack, lock.profile, resolution.arch_list)
     if variant.base.kind == "none":
         return variant
     packages = next((p.packages for p in facts.pythons if p.path == resolution.interpreter), None)

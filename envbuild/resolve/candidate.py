@@ -12,6 +12,7 @@ from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
 from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.resolution import Decision
+from envbuild.model.stack import Build
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
@@ -24,7 +25,7 @@ from envbuild.resolve.versions import minor, numbers, split_local
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
-# A source is compiled with nvcc when a build flag says so.
+# A source is compiled with nvcc when a build flag, the name of an extension or a `.cu` file says so.
 NVCC_WORDS = ("nvcc", "cuda", "fused")
 
 
@@ -47,8 +48,13 @@ def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
     return Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
 
 
-def request_for(variant: Variant, python: PythonFacts | None, compat: Compat) -> Request:
-    """What the rules are asked about a variant; for a base, about the torch that the base has."""
+def request_for(
+    variant: Variant, python: PythonFacts | None, compat: Compat, expected_gpu: str | None = None
+) -> Request:
+    """What the rules are asked about a variant; for a base, about the torch that the base has.
+
+    `expected_gpu` is the GPU model that the target names.
+    """
     packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
     torch, flavour, installed = variant.torch, variant.flavour, False
     index = next((p.index for p in variant.packages if canonicalize_name(p.name) == "torch"), None)
@@ -65,14 +71,26 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat) ->
         machine=variant.platform.removeprefix("linux_"),
         index=index,
         installed=installed,
-        compiled=tuple(
-            s.name for s in variant.sources if s.build and any(w in f for f in s.build.flags for w in NVCC_WORDS)
-        ),
-        arch_list_set="TORCH_CUDA_ARCH_LIST" in variant.environment,
+        compiled=tuple(s.name for s in variant.sources if s.build and _needs_nvcc(s.build)),
+        built=tuple(s.name for s in variant.sources if s.build),
+        arch_list=stack_arch_list(variant),
+        expected_gpu=expected_gpu,
         image=image_tag(variant, compat),
         packages=packages,
         traits=traits_of(packages, sources, compat),
     )
+
+
+def _needs_nvcc(build: Build) -> bool:
+    said = (*build.flags, *(build.extensions or ()))
+    files = [file for module in build.modules or () for file in module.sources]
+    return any(word in text for text in said for word in NVCC_WORDS) or any(file.endswith(".cu") for file in files)
+
+
+def stack_arch_list(variant: Variant) -> str | None:
+    """The TORCH_CUDA_ARCH_LIST that a stack sets itself; it stands above what the GPUs say."""
+    value = variant.environment.get("TORCH_CUDA_ARCH_LIST")
+    return value if isinstance(value, str) and value.strip() else None
 
 
 def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
@@ -261,11 +279,13 @@ def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, st
     )
 
 
-def bound_variant(lock: Lock, variant: Variant, python: PythonFacts | None) -> Variant:
-    """The variant as it will be built: on a base, what the base provides is part of its digest."""
-    if variant.base.kind == "none" or python is None or python.packages is None:
-        return variant
-    return variant.with_provided(lock.stack, lock.profile, dict(python.packages))
+def bound_variant(
+    lock: Lock, variant: Variant, python: PythonFacts | None, arch_list: tuple[str, ...] | None
+) -> Variant:
+    """The variant as it will be built: what its base provides and the GPUs it is compiled for are in its digest."""
+    if variant.base.kind != "none" and python is not None and python.packages is not None:
+        variant = variant.with_provided(lock.stack, lock.profile, dict(python.packages))
+    return variant.with_arch_list(lock.stack, lock.profile, arch_list)
 
 
 def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:

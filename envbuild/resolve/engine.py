@@ -12,6 +12,7 @@ from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.target import Target
+from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.candidate import (
     Interpreter,
@@ -29,7 +30,7 @@ from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, size
 from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
-from envbuild.resolve.request import visible_gpus
+from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules import evaluate
 from envbuild.resolve.supply import Supply, out_of_reach
 
@@ -158,6 +159,7 @@ class Resolver:
             variant_id=best.variant.id if best else None,
             variant_digest=best.variant.digest if best else None,
             interpreter=path,
+            arch_list=best.variant.arch_list if best else None,
             decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
             candidates=tuple(
                 Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
@@ -165,7 +167,7 @@ class Resolver:
         )
 
     def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int) -> _Judged:
-        found, bound = self._bound(variant, facts)
+        found, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
         # A finished environment needs neither its files nor room for them again.
@@ -192,17 +194,31 @@ class Resolver:
         )
         return _Judged(bound, found.python, decisions, rank)
 
-    def _bound(self, variant: Variant, facts: NodeFacts) -> tuple[Interpreter, Variant]:
-        """The interpreter of a variant on a node, and the variant with what its base provides."""
-        key: Hashable = (variant.id, tuple((p.path, p.version, p.implementation, p.virtual) for p in facts.pythons))
+    def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:
+        """The interpreter of a variant on a node, and the variant with what its base provides and its GPUs."""
+        key: Hashable = (
+            variant.id,
+            shared,
+            tuple((p.path, p.version, p.implementation, p.virtual) for p in facts.pythons),
+        )
         if variant.base.kind != "none":
             key = (key, tuple(None if p.packages is None else frozenset(p.packages.items()) for p in facts.pythons))
         known = self._bounds.get(key)
         if known is None:
             found = interpreter_rule(variant, facts, self.target, self.interpreter)
-            known = (found, bound_variant(self.lock, variant, found.python))
+            archs = self._arch_list(variant, found.python, facts)
+            known = (found, bound_variant(self.lock, variant, found.python, archs))
             self._bounds[key] = known
         return known
+
+    def _arch_list(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts) -> tuple[str, ...] | None:
+        if not any(source.build for source in variant.sources):
+            return None
+        seen = seen_inside(facts) if in_image(variant, self.target) else facts
+        return bound_arch_list(seen, self._request(variant, python), self.compat)
+
+    def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
+        return request_for(variant, python, self.compat, self.target.expects.gpu)
 
     def _cost(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Estimate, Platform]:
         """What the variant costs on the node's platform."""
@@ -219,7 +235,7 @@ class Resolver:
         known = self._known.get(key)
         if known is None:
             self.evaluations += 1
-            request = request_for(variant, python, self.compat)
+            request = self._request(variant, python)
             if in_image(variant, self.target):
                 seen = seen_inside(facts)
                 rules = platform_rules(variant, seen) + evaluate(seen, request, self.compat)

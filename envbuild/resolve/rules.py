@@ -6,7 +6,7 @@ After an install the node program's smoke test asks torch itself (`PROBES`); no 
 from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve import rules_build, rules_driver, rules_gpu, rules_node, rules_packages, rules_wheel
+from envbuild.resolve import arch, rules_build, rules_driver, rules_gpu, rules_node, rules_packages, rules_wheel
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import Check, Decisions
 from envbuild.resolve.request import Request
@@ -46,7 +46,7 @@ RULES: tuple[tuple[str, int, Check], ...] = (
     ("nvcc-knows-gpu", 17, rules_build.nvcc_knows_gpu),
     ("gcc-range", 18, rules_build.gcc_range),
     ("cxx11-abi", 19, rules_build.cxx11_abi),
-    ("arch-list-from-target", 20, rules_build.arch_list_from_target),
+    ("arch-list-from-target", 20, arch.arch_list_from_target),
     ("build-isolation", 22, rules_packages.build_isolation),
     ("visible-gpus", 0, rules_node.visible_gpus_rule),
     ("mig-no-nccl", 0, rules_node.mig_no_nccl),

@@ -1,4 +1,4 @@
-"""Can the extensions be compiled here? (nvcc, gcc, C++ ABI, arch list); only where something is compiled"""
+"""Can the extensions be compiled here? (nvcc, gcc, C++ ABI); only where something is compiled"""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.resolution import Decision
+from envbuild.resolve.arch import pick_nvcc
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.decide import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
-
-
-def pick_nvcc(facts: NodeFacts, cuda: Numbers) -> NvccFacts | None:
-    """The toolkit to compile with: the wheel's own version, else the nearest of its major, else the newest."""
-
-    def fitness(nvcc: NvccFacts) -> tuple[bool, bool, int, Numbers]:
-        there = minor(nvcc.version)
-        same = bool(there) and there[0] == cuda[0]
-        return there == cuda, same, -abs(there[1] - cuda[1]) if same else 0, numbers(nvcc.version)
-
-    return max(facts.nvcc, key=fitness, default=None)
 
 
 def _toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
@@ -219,25 +209,3 @@ def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         return (decision("cxx11-abi", "allow", "both have the same C++ ABI", compared, compat.abi_note),)
     what = "the prebuilt extension has the other C++ ABI and would fail when loaded"
     return (decision("cxx11-abi", "refuse", what, compared, compat.abi_note, "build it from source"),)
-
-
-def arch_list(facts: NodeFacts) -> str:
-    """TORCH_CUDA_ARCH_LIST for the GPUs of the target nodes, as `7.0;8.0`; empty when there are none."""
-    return ";".join(dotted(capability) for _name, capability in capabilities(facts))
-
-
-def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`arch-list-from-target`: on a build host without GPUs the architectures must be said."""
-    _nvcc, _there, cuda = _toolkits(facts, request, compat)
-    if not cuda:
-        return NOTHING
-    compared = (
-        f"{len(facts.gpus)} GPUs on the build host",
-        f"TORCH_CUDA_ARCH_LIST {'set' if request.arch_list_set else 'not set'}",
-    )
-    if request.arch_list_set or facts.gpus:
-        value = "as given" if request.arch_list_set else arch_list(facts)
-        return (decision("arch-list-from-target", "allow", f"extensions are built for {value}", compared, OURS),)
-    what = "the build host has no GPU, so torch would choose the architectures itself"
-    instead = "TORCH_CUDA_ARCH_LIST from the target's GPUs"
-    return (decision("arch-list-from-target", "patch", what, compared, OURS, instead),)

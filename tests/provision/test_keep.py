@@ -88,6 +88,23 @@ def test_any_difference_asks_again(changes: dict[str, Any]) -> None:
     assert kept(facts(**changes), prepared()) is None
 
 
+def test_what_was_compiled_for_gpus_is_kept_where_they_are() -> None:
+    bound = lock().variants[0].with_arch_list("demo", "exact", ("8.0",))
+    built = {"environment": {"variant_digest": bound.digest}, "stamp": {"arch_list": ["8.0"]}}
+    plan = kept(facts(**built), prepared())
+    assert plan is not None
+    assert (plan.variant_digest, plan.resolution.arch_list) == (bound.digest, ("8.0",))
+    for other in (["9.0"], None, []):
+        assert kept(facts(environment=built["environment"], stamp={"arch_list": other}), prepared()) is None
+
+
+def test_what_was_compiled_for_gpus_elsewhere_asks_what_the_target_expects_now() -> None:
+    bound = lock().variants[0].with_arch_list("demo", "exact", ("8.0",))
+    stamp = {"arch_list": ["8.0"], "evidence": {"hardware": {"driver": None, "gpus": []}}}
+    there = facts(environment={"variant_digest": bound.digest}, stamp=stamp, gpus=[], driver={})
+    assert kept(there, prepared()) is None
+
+
 def test_a_variable_of_the_target_asks_again() -> None:
     assert kept(facts(), prepared(environment={"A": "2"})) is None
 

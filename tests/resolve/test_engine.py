@@ -406,3 +406,73 @@ def test_every_shipped_example_node_is_decided(name: str) -> None:
     got = decided(node_facts(name))
     assert len(got.candidates) == 9
     assert got.refused == (got.variant_id is None)
+
+
+def source_lock(**variant: Any) -> Lock:
+    """A CUDA torch and one source that is compiled."""
+    source = {"name": "ext", "git": "https://example.org/ext.git", "commit": "0" * 40, "tree": "1" * 40}
+    fields = {
+        "id": "cu124-py3.10",
+        "python": "3.10",
+        "torch": "2.5.0",
+        "flavour": "cu124",
+        "packages": [torch_package("2.5.0", "3.10")],
+        "sources": [{**source, "build": {"flags": ["cuda_ext"]}}],
+    }
+    return make_lock({**fields, **variant})
+
+
+def test_the_gpus_that_sources_are_compiled_for_are_part_of_what_is_chosen() -> None:
+    lock = source_lock()
+    digests = {}
+    for node in ("h100", "a100-azure"):
+        facts = node_facts(node, nvcc=["12.4"], gcc=["11.4.0"], pythons=["3.10.12"])
+        got = decided(facts, lock)
+        assert got.arch_list is not None
+        assert got.variant_digest == lock.variants[0].with_arch_list("demo", "exact", got.arch_list).digest
+        digests[got.arch_list] = got.variant_digest
+    assert list(digests) == [("9.0",), ("8.0",)]
+    assert len({lock.variants[0].digest, *digests.values()}) == 3
+
+
+def test_a_finished_environment_counts_only_where_it_was_compiled_for_these_gpus() -> None:
+    lock = source_lock()
+    facts = node_facts("h100")
+    other = lock.variants[0].with_arch_list("demo", "exact", ("8.0",)).digest
+    assert any(d.rule == "disk-space" for d in decided(stamped(facts, lock, other), lock).decisions)
+    same = lock.variants[0].with_arch_list("demo", "exact", ("9.0",)).digest
+    assert not any(d.rule == "disk-space" for d in decided(stamped(facts, lock, same), lock).decisions)
+
+
+def test_nothing_is_bound_where_nothing_is_compiled_for_gpus() -> None:
+    plain, facts = torch_lock(), node_facts("h100", pythons=["3.10.12", "3.12.3"])
+    for lock in (plain, source_lock(environment={"TORCH_CUDA_ARCH_LIST": "8.0"})):
+        got = decided(facts, lock)
+        assert got.arch_list is None
+        assert got.variant_digest in {variant.digest for variant in lock.variants}
+    cpu = source_lock(flavour="cpu", packages=[torch_package("2.5.0+cpu", "3.10", index="pytorch-cpu")])
+    assert decided(node_facts("cpu-laptop", pythons=["3.10.12"]), cpu).arch_list is None
+
+
+def test_without_gpus_the_target_says_what_is_compiled_for() -> None:
+    facts = node_facts("cpu-laptop", nvcc=["12.4"], gcc=["11.4.0"], pythons=["3.10.12"])
+    got = decided(facts, source_lock(), target={"expects": {"gpu": "A100-SXM4-80GB"}})
+    assert got.arch_list == ("8.0",)
+    assert "arch-list-from-target" in rules(got, "patch")
+
+
+@pytest.mark.parametrize(
+    ("build", "needs"),
+    [
+        ({"flags": ["cpp_ext"]}, False),
+        ({"flags": ["cpp_ext"], "extensions": ["thing_cuda"]}, True),
+        ({"kind": "kernels", "modules": [{"name": "k", "sources": ["k.cpp"]}]}, False),
+        ({"kind": "kernels", "modules": [{"name": "k", "sources": ["k.cpp", "k.cu"]}]}, True),
+    ],
+)
+def test_what_a_build_says_of_cuda_asks_for_an_nvcc(build: dict[str, Any], needs: bool) -> None:
+    lock = source_lock()
+    source = {**lock.variants[0].sources[0].to_json_dict(), "install": "path", "build": build}
+    got = decided(node_facts("h100", nvcc=[]), source_lock(sources=[source]))
+    assert ("nvcc-absent" in [d.rule for d in got.decisions]) is needs
+    assert got.refused is needs

@@ -1,0 +1,151 @@
+"""For which GPU architectures sources are compiled (TORCH_CUDA_ARCH_LIST): from the GPUs that will run them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.model.facts import NodeFacts, NvccFacts
+from envbuild.resolve.compat import Compat, Cuda, TorchBuild
+from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.request import Request, capabilities
+from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
+
+_CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Architectures:
+    """`codes` as TORCH_CUDA_ARCH_LIST spells them, oldest first; `given` is who said so; `gpus` the GPUs they are for.
+
+    `stack`: its own variable; `node`: the GPUs that are there; `target`: what it expects; `torch`: nobody, so all that
+    torch itself has.
+    """
+
+    codes: tuple[str, ...]
+    given: Literal["stack", "node", "target", "torch"]
+    gpus: tuple[tuple[str, Numbers], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The value of the variable: `8.0;9.0`."""
+        return ";".join(self.codes)
+
+
+def pick_nvcc(facts: NodeFacts, cuda: Numbers) -> NvccFacts | None:
+    """The toolkit to compile with: the wheel's own version, else the nearest of its major, else the newest."""
+
+    def fitness(nvcc: NvccFacts) -> tuple[bool, bool, int, Numbers]:
+        there = minor(nvcc.version)
+        same = bool(there) and bool(cuda) and there[0] == cuda[0]
+        return there == cuda, same, -abs(there[1] - cuda[1]) if same else 0, numbers(nvcc.version)
+
+    return max(facts.nvcc, key=fitness, default=None)
+
+
+def toolkit(facts: NodeFacts, request: Request, compat: Compat) -> NvccFacts | None:
+    """The nvcc that sources are compiled with on this node, None without one or without a CUDA torch."""
+    if request.torch is None or request.wanted_flavour(compat) == "cpu":
+        return None
+    return pick_nvcc(facts, flavour_cuda(request.wanted_flavour(compat)))
+
+
+def architectures(facts: NodeFacts, request: Request, compat: Compat) -> Architectures | None:
+    """What the sources of a request are compiled for; None where none has a build or torch has no CUDA."""
+    if not (request.built or request.compiled) or request.torch is None or request.wanted_flavour(compat) == "cpu":
+        return None
+    if request.arch_list is not None:
+        return Architectures(_codes_of(request.arch_list), "stack")
+    nvcc, build = toolkit(facts, request, compat), request.build(compat)
+    there = minor(nvcc.version) if nvcc else ()
+    on_node, expected = capabilities(facts), _expected(request.expected_gpu, compat)
+    gpus = on_node or expected
+    if gpus:
+        codes = _codes(((c for _, c in gpus)), build, there, compat.cuda)
+        return Architectures(codes, "node" if on_node else "target", gpus)
+    own = [a for a in (build.archs if build else ()) if _knows(there, a, compat.cuda)]
+    return Architectures(_codes(own, build, there, compat.cuda), "torch")
+
+
+def bound_arch_list(facts: NodeFacts, request: Request, compat: Compat) -> tuple[str, ...] | None:
+    """What becomes part of the variant; None also where the stack's own variable says it, which is part already."""
+    found = architectures(facts, request, compat)
+    return None if found is None or found.given == "stack" else found.codes
+
+
+def given_codes(arch_list: str | None) -> tuple[str, ...]:
+    """The codes of a TORCH_CUDA_ARCH_LIST that a stack sets; empty where it sets none or names no numbers."""
+    return _codes_of(arch_list) if arch_list is not None else ()
+
+
+def _codes_of(text: str) -> tuple[str, ...]:
+    words = [word for word in re.split(r"[;\s]+", text) if word]
+    return tuple(words) if all(_CODE.fullmatch(word) for word in words) else ()
+
+
+def _expected(text: str | None, compat: Compat) -> tuple[tuple[str, Numbers], ...]:
+    """The GPU model that a target names, as (name, compute capability); empty for one that is not known."""
+    wanted = _plain(text or "")
+    if not wanted:
+        return ()
+    exact = [gpu for gpu in compat.gpus.values() if wanted in (_plain(gpu.model), _plain(gpu.name))]
+    found = exact or [
+        gpu for gpu in compat.gpus.values() if f" {wanted} " in f" {_plain(gpu.name)} {_plain(gpu.model)} "
+    ]
+    return tuple((text or "", capability) for capability in sorted({gpu.capability for gpu in found}))
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.split(r"[\s-]+", text.lower())).strip()
+
+
+def _codes(wanted: Iterable[Numbers], build: TorchBuild | None, there: Numbers, cuda: Cuda) -> tuple[str, ...]:
+    found = {_code(capability, build, there, cuda) for capability in wanted}
+    return tuple(sorted(found, key=lambda code: (numbers(code), code)))
+
+
+def _code(capability: Numbers, build: TorchBuild | None, there: Numbers, cuda: Cuda) -> str:
+    """The newest code that runs on a GPU and that both nvcc and torch can do.
+
+    Machine code runs on GPUs of its major that are not older; where torch has none of that major, it has PTX, and the
+    extensions get the same. torch's own builder refuses an architecture that it was not written for, so nothing newer
+    than what torch itself has is asked of it.
+    """
+    torch = set(build.archs) if build is not None else set()
+    able = torch or {capability, *(set(cuda.first_cuda) - cuda.embedded)}
+    native = [a for a in able if a[0] == capability[0] and a <= capability and _knows(there, a, cuda)]
+    if native:
+        return dotted(max(native))
+    ptx = [a for a in (build.ptx if build is not None else ()) if a <= capability and _knows(there, a, cuda)]
+    return f"{dotted(max(ptx))}+PTX" if ptx else dotted(capability)
+
+
+def _knows(there: Numbers, arch: Numbers, cuda: Cuda) -> bool:
+    """Whether a toolkit of that version compiles for an architecture; what the data do not say is taken to be so."""
+    first, last = cuda.first_cuda.get(arch), cuda.last_cuda.get(arch)
+    return not there or ((first is None or first <= there) and (last is None or there <= last))
+
+
+def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`arch-list-from-target`: the architectures are those of the GPUs that will run the code, never a guess."""
+    found = architectures(facts, request, compat)
+    if found is None:
+        return NOTHING
+    text, note = found.text or "what torch chooses", compat.cuda.arch_note
+    there = ", ".join(f"{name} ({dotted(capability)})" for name, capability in found.gpus)
+    said = f"TORCH_CUDA_ARCH_LIST={found.text}"
+    if found.given == "stack":
+        compared = (f"{len(facts.gpus)} GPUs on the node", f"TORCH_CUDA_ARCH_LIST={request.arch_list} in the stack")
+        return (decision("arch-list-from-target", "allow", f"extensions are built for {text}", compared, OURS),)
+    if found.given == "node":
+        what = f"extensions are built for {text}, the node's own GPUs"
+        return (decision("arch-list-from-target", "allow", what, (there, said), note),)
+    if found.given == "target":
+        what = f"this node has no GPU, so extensions are built for {text}, the GPU that the target expects"
+        return (decision("arch-list-from-target", "patch", what, (there, said), note, said),)
+    what = f"no GPU is here and the target expects none that is known, so extensions are built for {text}"
+    compared = (f"no GPU, expected: {request.expected_gpu or 'nothing'}", said)
+    instead = "`expects: {gpu: MODEL}` in the target: less to compile"
+    return (decision("arch-list-from-target", "warn", what, compared, note, instead),)
