@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
+from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
+from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of, unrecorded_files
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate, estimate, size
 from envbuild.resolve.expect import unexpected
@@ -176,6 +177,7 @@ class _Node:
         why = "it is built again as asked" if repaired else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
+            *self._fetch(),
             *self._deliver(cost),
             self._install(cost, why, repaired),
             self._smoke(),
@@ -220,6 +222,33 @@ class _Node:
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,
+        )
+        return (step,)
+
+    def _fetch(self) -> tuple[Step, ...]:
+        """What nobody has recorded the hash of; the rules let it through only when the user trusts its first use."""
+        files = unrecorded_files(self.variant, self.facts)
+        if not files:
+            return ()
+        names = ", ".join(file.file for _, file in files)
+        here = self.target.delivery == "controller"
+        wanted = [
+            {"package": p.name, "version": p.version, "index": p.index, "file": f.file, "misrecorded": f.misrecorded}
+            for p, f in files
+        ]
+        request = self._request(
+            "fetch",
+            files=wanted,
+            artifacts=self._artifacts(),
+            controller=dict(self.inputs.controller),
+            wait=self.inputs.wait,
+        )
+        step = Step(
+            kind="fetch",
+            what=f"fetch {names} once{' on this machine' if here else ''}, check it against its own RECORD and record "
+            "its sha256",
+            why="nobody has recorded its hash and its first use is trusted; the environment is named by what comes",
+            request=None if here else request,
         )
         return (step,)
 
@@ -338,6 +367,7 @@ class _Node:
                     "target": self.target.name,
                     "not_plain": self._not_plain(),
                     "hardware": self.facts.hardware(),
+                    **self._trusted(),
                 },
             ),
             seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
@@ -345,6 +375,11 @@ class _Node:
 
     def _not_plain(self) -> list[str]:
         return sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")})
+
+    def _trusted(self) -> dict[str, Any]:
+        """The files whose hashes rest on a first use, for the stamp; nothing where there are none."""
+        trusted = [file.to_json_dict() for file in trusted_files(self.variant)]
+        return {"first_use": trusted} if trusted else {}
 
     def _variables(self) -> dict[str, Any]:
         return self.variant.variables(self.target.environment)
