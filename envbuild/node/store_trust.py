@@ -1,0 +1,68 @@
+"""Whose files in a wheel store count: a wheel is code that runs as us, so its sha256 must come from somebody we trust.
+
+We trust ourselves, root, and the owner of the store, the latter only where nobody else could have put the store there.
+A store may be writable for a group (a setgid prefix, umask 002): then each entry counts by its own owner, and its
+folder and files must be writable for that owner alone. That holds although others can rename whole entries in such a
+store, because an entry says its key and the inputs that give it.
+"""
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+    Trust = Tuple[str, frozenset[int], str]
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def overflow_uid() -> "int":
+    """The user id that stands for every user whom this user namespace or file server does not know."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as stream:
+            return int(stream.read())
+    except (OSError, ValueError):
+        return 65534
+
+
+def judge(path: "str") -> "Trust":
+    """For the store at the real path `path`: (why it must not be used at all or "", trusted user ids, a note or "")."""
+    facts = os.lstat(path)
+    if not stat.S_ISDIR(facts.st_mode):
+        return "it is not a folder", frozenset(), ""
+    if facts.st_mode & stat.S_IWOTH:
+        return "every user can write it (mode %04o)" % stat.S_IMODE(facts.st_mode), frozenset(), ""
+    mine = {os.geteuid(), 0}
+    if facts.st_uid in mine:
+        return "", frozenset(mine), ""
+    if facts.st_uid == overflow_uid():
+        return "", frozenset(mine), "its owner is not known here: only our own entries and those of root count"
+    weak = _replaceable(path, mine | {facts.st_uid})
+    if weak:
+        note = "others can write %s and so put a store there: only our own entries and those of root count" % weak
+        return "", frozenset(mine), note
+    return "", frozenset(mine | {facts.st_uid}), ""
+
+
+def _replaceable(path: "str", trusted: "set[int]") -> "str":
+    """The first folder above `path` in which somebody not trusted can rename, empty when there is none."""
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        facts = os.lstat(path)
+        sticky = facts.st_mode & stat.S_ISVTX
+        if facts.st_uid not in trusted or (facts.st_mode & _OTHERS and not sticky):
+            return path
+    return ""
+
+
+def problem(facts: "os.stat_result", trusted: "frozenset[int]", folder: "bool") -> "str":
+    """Why a file or folder of an entry does not count, in words; empty when it does."""
+    if not (stat.S_ISDIR(facts.st_mode) if folder else stat.S_ISREG(facts.st_mode)):
+        return "it is not a %s" % ("folder" if folder else "regular file")
+    if facts.st_uid not in trusted:
+        return "it belongs to user id %d" % facts.st_uid
+    if facts.st_mode & _OTHERS:
+        return "others can write it (mode %04o)" % stat.S_IMODE(facts.st_mode)
+    return ""

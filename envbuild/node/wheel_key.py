@@ -1,0 +1,189 @@
+"""The build key: sha256 over everything that decides the bits of a wheel built from source, and nothing else.
+
+Left out: where a source came from and where anything lies, the prefix, cache and tmp folders, the umask, labels, smoke
+tests, who builds, how many jobs, and what is only checked afterwards (`extensions`).
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+
+from envbuild.node import proc, record
+from envbuild.node.protocol import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+# Raised by hand when the way in which envbuild builds changes the bits of every wheel.
+RECIPE = 1
+_DEADLINE = 30.0
+# What a compiler or setup.py reads from the environment of the node, besides the variables of the stack.
+_READ = (
+    "CC",
+    "CXX",
+    "LDSHARED",
+    "CFLAGS",
+    "CXXFLAGS",
+    "CPPFLAGS",
+    "LDFLAGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "CUDAHOSTCXX",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "TORCH_NVCC_FLAGS",
+    "TORCH_CXX_FLAGS",
+    "FORCE_CUDA",
+    "MPICC",
+)
+_ASK = """
+import json, sysconfig
+print(json.dumps({k: sysconfig.get_config_var(k) or "" for k in ("SOABI", "CC", "CXX")}))
+"""
+
+
+def build_key(inputs: "dict[str, Any]") -> "str":
+    """sha256 (hex) over canonical JSON of `inputs` (see `key_inputs`)."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def key_inputs(
+    source: "dict[str, Any]",
+    variant: "dict[str, Any]",
+    toolchain: "dict[str, Any]",
+    arch_list: "Sequence[str]",
+    patches: "Sequence[str] | None" = None,
+) -> "dict[str, Any]":
+    """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
+
+    `toolchain`: of `read_toolchain`. `arch_list`: TORCH_CUDA_ARCH_LIST in parts. `patches`: digests of the patches as
+    applied, in order; default what the lock pins. Raises NodeError `request-invalid` where a patch has no digest:
+    two contents would share one key.
+    """
+    build = source.get("build") or {}
+    return {
+        "recipe": RECIPE,
+        # The name stands in the file names that assertions and debug information carry.
+        "source": source["name"],
+        "commit": source["commit"],
+        "tree": source["tree"],
+        "submodules": sorted([part["path"], part["commit"], part["tree"]] for part in source.get("submodules") or []),
+        "patches": _patch_digests(source, patches),
+        "path": source.get("path") or "",
+        "build": {
+            "kind": build.get("kind") or "wheel",
+            "flags": list(build.get("flags") or []),
+            "environment": dict(build.get("environment") or {}),
+            "modules": list(build.get("modules") or []),
+        },
+        "python": [variant["python"], toolchain.get("python") or ""],
+        "platform": variant.get("platform") or toolchain.get("machine") or "",
+        "torch": [variant.get("torch") or "", variant.get("flavour") or ""],
+        "packages": _versions({each["name"]: each["version"] for each in variant.get("packages") or []}),
+        "base": _versions(variant.get("provided") or {}),
+        # A value that is a path set only where it exists does not reach a build.
+        "variables": {key: value for key, value in (variant.get("environment") or {}).items() if _is_text(value)},
+        "arch_list": sorted(set(arch_list)),
+        "toolchain": {key: toolchain.get(key) or "" for key in ("cc", "cxx", "ld", "libc", "nvcc", "mpi")},
+        "environment": dict(toolchain.get("environment") or {}),
+    }
+
+
+def _is_text(value: "Any") -> "bool":
+    return isinstance(value, str)
+
+
+def _versions(packages: "dict[str, str]") -> "dict[str, str]":
+    return {record.normal_name(name): version for name, version in packages.items()}
+
+
+def _patch_digests(source: "dict[str, Any]", patches: "Sequence[str] | None") -> "list[str]":
+    names = list(source.get("patches") or [])
+    found = [pin["digest"] for pin in source.get("patch_pins") or []] if patches is None else list(patches)
+    if len(found) != len(names):
+        raise NodeError(
+            "request-invalid",
+            "source %s has %d patches and %d digests of them" % (source["name"], len(names), len(found)),
+            hint="lock the stack again, so that its patches are pinned",
+        )
+    return found
+
+
+def read_toolchain(python: "str", cuda_home: "str | None", env: "dict[str, str] | None" = None) -> "dict[str, Any]":
+    """What a build on this node would use: the first lines of each tool's version, and the variables that tools read.
+
+    Keys: `cc`, `cxx`, `ld`, `nvcc`, `mpi` (empty where there is none), `libc`, `machine`, `python` (SOABI of the
+    interpreter at `python`), `environment`. `env`: the environment of the build (default this process's); its PATH
+    counts. `mpi` is what mpicc would run: two MPIs of one release are not one ABI.
+    """
+    env = dict(os.environ) if env is None else env
+    told = _python_says(python, env)
+    cc = env.get("CC") or told.get("CC") or "cc"
+    cxx = env.get("CXX") or "c++"
+    nvcc = os.path.join(cuda_home, "bin", "nvcc") if cuda_home else "nvcc"
+    return {
+        "cc": _first_line(cc, env) or _first_line("cc", env) or _first_line("gcc", env),
+        "cxx": _first_line(cxx, env) or _first_line("g++", env),
+        "ld": _first_line("ld", env),
+        "nvcc": _nvcc_release(_says([nvcc, "--version"], env)),
+        "mpi": _says(shlex.split(env.get("MPICC") or "mpicc") + ["-show"], env).strip(),
+        "libc": _libc(env),
+        "machine": platform.machine(),
+        "python": told.get("SOABI") or "",
+        "environment": {name: env[name] for name in _READ if env.get(name)},
+    }
+
+
+def _says(argv: "list[str]", env: "dict[str, str]") -> "str":
+    path = env.get("PATH") or os.defpath
+    folders = [folder for folder in path.split(":") if folder.startswith("/")]
+    program = argv[0]
+    if "/" not in program:
+        found = [os.path.join(folder, program) for folder in folders]
+        program = next((each for each in found if os.path.isfile(each) and os.access(each, os.X_OK)), "")
+    if not program:
+        return ""
+    done = proc.run([program] + argv[1:], timeout=_DEADLINE, env=dict(env, LC_ALL="C.UTF-8"))
+    return done.out if done.ok else ""
+
+
+def _first_line(command: "str", env: "dict[str, str]") -> "str":
+    try:
+        argv = shlex.split(command)
+    except ValueError:
+        argv = [command]
+    lines = _says(argv + ["--version"], env).splitlines() if argv else []
+    return lines[0].strip() if lines else ""
+
+
+def _nvcc_release(text: "str") -> "str":
+    """`release 12.4, V12.4.131` and the line with its build from `nvcc --version`."""
+    release = re.search(r"release [^\n]+", text)
+    build = re.search(r"^Build [^\n]+", text, re.MULTILINE)
+    return "; ".join(each.group(0).strip() for each in (release, build) if each)
+
+
+def _libc(env: "dict[str, str]") -> "str":
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        pass
+    done = proc.run(["ldd", "--version"], timeout=_DEADLINE, env=dict(env, LC_ALL="C.UTF-8"))
+    return " ".join((done.out + done.err).split("\n")[:2]).strip()
+
+
+def _python_says(python: "str", env: "dict[str, str]") -> "dict[str, str]":
+    done = proc.run([python, "-I", "-S", "-c", _ASK], timeout=_DEADLINE, env=env)
+    try:
+        told = json.loads(done.out)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

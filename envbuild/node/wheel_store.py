@@ -1,0 +1,362 @@
+"""The wheel store: wheels built from source, by build key, so that what one node has built the others only install.
+
+    <store>/<key>/{<wheel>.whl, build.json}     complete from the rename that makes it; never changed afterwards
+    <store>/leases/<key>.json                   who builds it now (see lease.py); it only saves double work
+    <store>/tmp/<key>.<random>/                 an entry that is being written
+    <store>/quarantine/<key>.<random>/          a damaged entry, and beside it a `.json` that says why
+
+`build.json` (version 1): `key`, `inputs` (they give the key), `wheel`, `sha256`, `size`, `facts` (of the build),
+`builder`, `built_at`. Its mtime is the last use. No fcntl; ages are compared on the clock of the file server.
+"""
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+
+from envbuild.node import identity, lease, paths, protocol, store_trust, wheel_entry
+from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.wheel_entry import BUILD, VERSION, Entry, UnusableEntryError
+from envbuild.node.wheel_key import build_key, key_inputs, read_toolchain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = [
+    "Entry",
+    "Store",
+    "UnusableEntryError",
+    "build_key",
+    "default_path",
+    "key_inputs",
+    "obtain",
+    "read_toolchain",
+]
+
+WAIT = 3 * 3600.0
+_LONGEST_PAUSE = 5.0
+# A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
+_FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
+
+
+def default_path(prefix: "str") -> "str":
+    """The wheel store of a prefix where no other is named."""
+    return os.path.join(prefix, "store", "wheels")
+
+
+class Store:
+    """The store at `path`. `use` is `read-write`, `read-only` or `none`; `notes` say why, and what was not used.
+
+    A store that cannot be used is no error: nothing is found in it and nothing is put there.
+    """
+
+    def __init__(self, path: "str", create: "bool" = False) -> "None":
+        """Look at the store, with `create` making it; raises NodeError `disk-full` or `inodes-full` (exit 75)."""
+        self.path = os.path.realpath(path)
+        self.notes = []  # type: list[str]
+        self.use = "none"
+        self.trusted = frozenset()  # type: frozenset[int]
+        try:
+            if create:
+                os.makedirs(self.path, exist_ok=True)
+            refused, self.trusted, note = store_trust.judge(self.path)
+        except OSError as error:
+            self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
+            return
+        if refused:
+            self._note("is not used: " + refused)
+            return
+        if note:
+            self._note(note)
+        self.use = "read-only"
+        if create:
+            self._try_to_write()
+
+    def _note(self, text: "str") -> "None":
+        text = "wheel store %s: %s" % (self.path, text)
+        if text not in self.notes:
+            self.notes.append(text)
+            log("warning: " + text)
+
+    def _cannot(self, text: "str", error: "OSError") -> "None":
+        full = paths.os_error(error, self.path)
+        if full is not None:
+            raise full from error
+        self._note(text)
+
+    def _try_to_write(self) -> "None":
+        try:
+            for name in ("leases", "tmp", "quarantine"):
+                folder = self.place(name)
+                os.makedirs(folder, exist_ok=True)
+                if os.lstat(folder).st_mode & stat.S_IWOTH or not os.path.isdir(folder) or os.path.islink(folder):
+                    self._note("is only read: every user can write its folder %s" % name)
+                    return
+            self.now()
+            self.use = "read-write"
+        except OSError as error:
+            self._cannot("is only read, what is built is not kept: %s" % error, error)
+
+    def place(self, *names: "str") -> "str":
+        """A path below the store."""
+        return os.path.join(self.path, *names)
+
+    def now(self) -> "float":
+        """The file server's time in seconds since 1970; raises OSError where the store cannot be written."""
+        handle, temporary = tempfile.mkstemp(prefix=".now-", dir=self.place("tmp"))
+        os.close(handle)
+        try:
+            lease.touch(temporary)
+            return os.stat(temporary).st_mtime
+        finally:
+            os.unlink(temporary)
+
+    def folders(self) -> "list[str]":
+        """Names of the entries' folders, sorted. Reading the folder makes a network file system look again."""
+        try:
+            return sorted(name for name in os.listdir(self.path) if _FOLDER.match(name)) if self.use != "none" else []
+        except OSError:
+            return []
+
+    def find(self, key: "str") -> "Entry | None":
+        """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one."""
+        return self._take(key, None)
+
+    def take(self, key: "str", folder: "str") -> "Entry | None":
+        """As `find`, with the wheel copied into the private `folder` in the same pass.
+
+        What is installed is then what was checked, whatever happens to the store meanwhile.
+        """
+        return self._take(key, folder)
+
+    def _take(self, key: "str", folder: "str | None") -> "Entry | None":
+        there = self.folders()
+        for name in (key, "%s-%d" % (key, os.geteuid())):
+            if name not in there:
+                continue
+            try:
+                entry = wheel_entry.check(self.place(name), self.trusted, folder)
+            except UnusableEntryError as found:
+                self._not_used(name, found)
+                continue
+            try:
+                lease.touch(self.place(name, BUILD))
+            except OSError:
+                pass  # another's entry, or a file system that is only read
+            return entry
+        return None
+
+    def _not_used(self, name: "str", found: "UnusableEntryError") -> "None":
+        if found.kind == "gone":
+            return
+        if found.kind == "damaged" and self.use == "read-write":
+            self.quarantine(name, found.why)
+        else:
+            self._note("entry %.12s is not used: %s" % (name, found.why))
+
+    def quarantine(self, name: "str", why: "str") -> "str | None":
+        """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
+        where = self.place("quarantine", "%s.%s" % (name, uuid.uuid4().hex[:8]))
+        told = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
+        try:
+            os.rename(self.place(name), where)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._note("entry %.12s is damaged (%s) and cannot be moved away: %s" % (name, why, error))
+            return None
+        try:
+            lease.touch(where)
+            paths.write_json(where + ".json", told)
+        except (OSError, NodeError) as error:
+            log("the reason is not written: %s" % error)
+        self._note("entry %.12s was damaged and is in quarantine: %s" % (name, why))
+        return where
+
+    def put(
+        self,
+        inputs: "dict[str, Any]",
+        wheel: "str",
+        facts: "dict[str, Any]",
+        builder: "dict[str, Any] | None" = None,
+        built_at: "float | None" = None,
+    ) -> "Entry":
+        """Keep the wheel at the path `wheel` under the key of `inputs`; returns its Entry, or the one that was first.
+
+        Raises NodeError `disk-full`, `inodes-full` (exit 75) or `store-not-writable` (7), with nothing half there.
+        """
+        key = build_key(inputs)
+        if not wheel_entry.is_wheel_name(os.path.basename(wheel)):
+            raise NodeError("request-invalid", "not the name of a wheel: %r" % os.path.basename(wheel)[:100])
+        data = {"version": VERSION, "key": key, "inputs": inputs, "wheel": os.path.basename(wheel), "facts": facts}
+        data["builder"] = builder or {}
+        data["built_at"] = round(time.time() if built_at is None else built_at, 3)
+        try:
+            return self._put(data, wheel)
+        except OSError as error:
+            raise paths.os_error(error, self.path) or NodeError(
+                "store-not-writable",
+                "the wheel store %s cannot be written" % self.path,
+                why=str(error),
+                hint="name another store, or have its permissions changed",
+                exit_code=Exit.REFUSED,
+            ) from error
+
+    def _put(self, data: "dict[str, Any]", wheel: "str") -> "Entry":
+        if self.use != "read-write":
+            raise OSError(errno.EROFS, "; ".join(self.notes) or "the store is only read")
+        key = data["key"]
+        work = tempfile.mkdtemp(prefix=key + ".", dir=self.place("tmp"))
+        try:
+            wheel_entry.write(work, data, wheel)
+            for name in (key, key, "%s-%d" % (key, os.geteuid())):
+                try:
+                    os.rename(work, self.place(name))
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    first = self.find(key)
+                    if first is not None:
+                        return first
+                    continue
+                paths.sync_dir(self.path)
+                return Entry(self.place(name, data["wheel"]), data, True, time.time())
+            raise OSError(errno.EEXIST, "the places of %.12s are taken by entries that do not count" % key)
+        finally:
+            paths.remove_tree(work)
+
+    def sweep(self, key: "str") -> "None":
+        """Remove what dead builders of `key` left; only under its lease."""
+        for name in os.listdir(self.place("tmp")):
+            if name.startswith(key + "."):
+                try:
+                    paths.remove_tree(self.place("tmp", name))
+                except OSError:
+                    pass  # another user's
+
+
+def obtain(
+    store: "Store",
+    inputs: "dict[str, Any]",
+    owner: "dict[str, Any]",
+    build: "Callable[[str], dict[str, Any]]",
+    tmp: "str",
+    wait: "float | None" = None,
+) -> "tuple[Entry, bool]":
+    """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
+
+    `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
+    returns facts about the build. `tmp` is a private folder: the Entry's wheel lies below it, checked, and stays there.
+    While another builds the same wheel this waits for it, at most `wait` seconds (default three hours). A dead builder
+    is taken over, a failed one gives its lease back. A store that cannot be written is read; then, or when the disk
+    has filled up during the build, the wheel is used and not stored, which `store.notes` say.
+    Raises NodeError `build-busy` (75), `disk-full` or `inodes-full` (75, before anything is built), `build-failed` (4).
+    """
+    key = build_key(inputs)
+    entry = _private(store, key, tmp)
+    if entry is not None:
+        return entry, False
+    if store.use != "read-write":
+        return _build(store, inputs, owner, build, tmp), True
+    mine = dict(identity.here(), **owner)
+    mine["token"] = uuid.uuid4().hex
+    held, entry = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
+    if held is None:
+        assert entry is not None
+        return entry, False
+    try:
+        with held:
+            entry = _private(store, key, tmp)
+            if entry is not None:
+                return entry, False
+            store.sweep(key)
+            return _build(store, inputs, owner, build, tmp), True
+    finally:
+        held.release()
+
+
+def _private(store: "Store", key: "str", tmp: "str") -> "Entry | None":
+    if not any(name.startswith(key) for name in store.folders()):
+        return None
+    folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
+    entry = store.take(key, folder)
+    if entry is None:
+        shutil.rmtree(folder)
+    return entry
+
+
+def _wait(
+    store: "Store", key: "str", mine: "dict[str, Any]", tmp: "str", deadline: "float"
+) -> "tuple[lease.Lease | None, Entry | None]":
+    """The lease of `key`, or the entry that another builder finished meanwhile."""
+    said = ""
+    pause = 0.1
+    while True:
+        try:
+            held, other = lease.attempt(store.place("leases", key + ".json"), mine)
+        except OSError as error:
+            raise paths.os_error(error, store.path) or error from error
+        if held is not None:
+            return held, None
+        entry = _private(store, key, tmp)
+        if entry is not None:
+            return None, entry
+        who = "%s, which builds %s" % (lease.describe(other or {}), (other or {}).get("what", "%.12s" % key))
+        if time.monotonic() >= deadline:
+            raise NodeError(
+                "build-busy",
+                "another envbuild still builds %s" % mine.get("what", "%.12s" % key),
+                why="waited for %s" % who,
+                hint="run the same command again later; it will use what the other has built",
+                exit_code=Exit.TRY_AGAIN,
+                details={"key": key},
+            )
+        if who != said:
+            log("waiting for %s" % who)
+            said = who
+        time.sleep(max(0.01, min(pause, deadline - time.monotonic())))
+        pause = min(_LONGEST_PAUSE, pause * 1.5)
+
+
+def _build(
+    store: "Store",
+    inputs: "dict[str, Any]",
+    owner: "dict[str, Any]",
+    build: "Callable[[str], dict[str, Any]]",
+    tmp: "str",
+) -> "Entry":
+    out = tempfile.mkdtemp(prefix="built-", dir=tmp)
+    facts = build(out)
+    wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
+    if len(wheels) != 1:
+        raise NodeError(
+            "build-failed",
+            "%s: the build made %d wheels" % (owner.get("what", inputs.get("source", "?")), len(wheels)),
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+    wheel = os.path.join(out, wheels[0])
+    builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
+    if store.use == "read-write":
+        try:
+            stored = store.put(inputs, wheel, facts, builder)
+        except NodeError as error:
+            store._note("%s is used and not kept: %s (%s)" % (wheels[0], error, error.why))
+        else:
+            if stored.sha256 == wheel_entry.sha256(wheel):
+                stored.wheel = wheel
+                return stored
+            # Another builder was first with other bytes: every node then installs the same ones.
+            first = _private(store, stored.key, tmp)
+            if first is not None:
+                shutil.rmtree(out)
+                return first
+    data = {"key": build_key(inputs), "inputs": inputs, "facts": facts, "builder": builder, "built_at": time.time()}
+    data.update(sha256=wheel_entry.sha256(wheel), size=os.path.getsize(wheel))
+    return Entry(wheel, data, False)

@@ -1,0 +1,170 @@
+"""The build key changes with everything that decides the bits, and with nothing else."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node.protocol import NodeError
+from envbuild.node.wheel_key import build_key, key_inputs, read_toolchain
+from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT
+
+Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]
+
+
+def parts() -> Parts:
+    return copy.deepcopy(SOURCE), copy.deepcopy(VARIANT), copy.deepcopy(TOOLCHAIN), list(ARCH)
+
+
+def key(given: Parts) -> str:
+    return build_key(key_inputs(*given))
+
+
+def assign(place: int, *path: Any, value: Any) -> Callable[[Parts], None]:
+    def change(given: Parts) -> None:
+        at: Any = given[place]
+        for step in path[:-1]:
+            at = at[step]
+        assert at[path[-1]] != value
+        at[path[-1]] = value
+
+    return change
+
+
+CHANGING = {
+    "name": assign(0, "name", value="apex-fork"),
+    "commit": assign(0, "commit", value="1" * 40),
+    "tree": assign(0, "tree", value="1" * 40),
+    "submodule commit": assign(0, "submodules", 0, "commit", value="1" * 40),
+    "submodule tree": assign(0, "submodules", 0, "tree", value="1" * 40),
+    "submodule path": assign(0, "submodules", 0, "path", value="other"),
+    "no submodule": assign(0, "submodules", value=[]),
+    "patch": assign(0, "patch_pins", 0, "digest", value="1" * 64),
+    "folder of the project": assign(0, "path", value="other"),
+    "kind": assign(0, "build", "kind", value="kernels"),
+    "flag": assign(0, "build", "flags", value=["cpp_ext"]),
+    "order of flags": assign(0, "build", "flags", value=["cuda_ext", "cpp_ext"]),
+    "variable of the build": assign(0, "build", "environment", value={}),
+    "kernel source": assign(0, "build", "modules", 0, "sources", value=["b.cpp"]),
+    "kernel flag": assign(0, "build", "modules", 0, "cxx_flags", value=["-O2"]),
+    "python": assign(1, "python", value="3.12"),
+    "platform": assign(1, "platform", value="linux_aarch64"),
+    "torch": assign(1, "torch", value="2.4.0"),
+    "flavour": assign(1, "flavour", value="cu121"),
+    "package version": assign(1, "packages", 1, "version", value="70.0"),
+    "package": assign(1, "packages", 1, "name", value="wheel"),
+    "package of the base": assign(1, "provided", "numpy", value="2.0"),
+    "variable of the stack": assign(1, "environment", "NVTE_FRAMEWORK", value="jax"),
+    "architectures": lambda given: given[3].append("10.0"),
+    "no architecture": lambda given: given[3].clear(),
+    **{
+        f"toolchain {name}": assign(2, name, value="x") for name in ("cc", "cxx", "ld", "libc", "nvcc", "mpi", "python")
+    },
+    "variable of the node": assign(2, "environment", "CFLAGS", value="-O3"),
+}
+KEEPING = {
+    "where the source comes from": assign(0, "git", value="https://mirror.example.org/apex"),
+    "where a submodule comes from": assign(0, "submodules", 0, "git", value="https://mirror.example.org/c"),
+    "branch": lambda given: given[0].update(ref="main"),
+    "install as a path": assign(0, "install", value="path"),
+    "generated files": assign(0, "generated", value=[]),
+    "what is checked": assign(0, "build", "extensions", value=["amp_C", "xentropy"]),
+    "memory of a job": assign(0, "build", "memory_per_job", value=8.0),
+    "label": assign(1, "id", value="other"),
+    "digest of the variant": assign(1, "digest", value="0" * 64),
+    "smoke list": assign(1, "smoke", value=[]),
+    "index": assign(1, "packages", 1, "index", value="mirror"),
+    "files": assign(1, "packages", 1, "files", value=[{"file": "x.whl", "sha256": "0" * 64}]),
+    "spelling of a package": assign(1, "packages", 1, "name", value="SetupTools"),
+    "order of packages": lambda given: given[1]["packages"].reverse(),
+    "path of the node in a variable": assign(1, "environment", "NCCL_TOPO_FILE", "path", value="/elsewhere"),
+    "order of architectures": lambda given: given[3].reverse(),
+    "architecture twice": lambda given: given[3].append("8.0"),
+    "fields nobody said": lambda given: given[0]["build"].update(later=None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_decides_the_bits_changes_the_key(name: str) -> None:
+    given = parts()
+    CHANGING[name](given)
+    assert key(given) != key(parts())
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_does_not_decide_the_bits_keeps_the_key(name: str) -> None:
+    given = parts()
+    KEEPING[name](given)
+    assert key(given) == key(parts())
+
+
+def test_every_change_gives_a_key_of_its_own() -> None:
+    given = [parts() for _ in CHANGING]
+    for each, name in zip(given, CHANGING, strict=True):
+        CHANGING[name](each)
+    assert len({key(each) for each in given}) == len(CHANGING)
+
+
+def test_neither_place_nor_umask_nor_prefix_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(parts())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    old = os.umask(0o077)
+    try:
+        given = parts()
+        given[2].update(read_toolchain(sys.executable, None, dict(os.environ)))
+        here = key(given)
+        os.umask(0o002)
+        monkeypatch.setenv("TMPDIR", "/nowhere")
+        monkeypatch.setenv("PWD", "/nowhere")
+        given[2].update(read_toolchain(sys.executable, None, dict(os.environ)))
+    finally:
+        os.umask(old)
+    assert key(given) == here
+    assert key(parts()) == before
+    assert re.fullmatch("[0-9a-f]{64}", before)
+
+
+def test_a_patch_whose_content_is_not_pinned_has_no_key() -> None:
+    source, *rest = parts()
+    source["patch_pins"] = []
+    with pytest.raises(NodeError, match="1 patches and 0 digests"):
+        key_inputs(source, *rest)
+    assert key_inputs(source, *rest, patches=["9" * 64])["patches"] == ["9" * 64]
+
+
+def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path: Path) -> None:
+    for name, says in {
+        "cc": "cc (Tiny) 1.0\nmore",
+        "c++": "c++ (Tiny) 1.0",
+        "ld": "ld (Tiny) 1",
+        "mpicc": "cc -I/opt/mpi/include",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
+        (tmp_path / name).chmod(0o755)
+    cuda = tmp_path / "cuda" / "bin"
+    cuda.mkdir(parents=True)
+    said = "nvcc: NVIDIA (R)\nCuda compilation tools, release 12.4, V12.4.131\nBuild cuda_12.4.r12.4/compiler.1_0\n"
+    (cuda / "nvcc").write_text(f"#!/bin/sh\nprintf '%s' '{said}'\n")
+    (cuda / "nvcc").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CC": "cc -m64", "CFLAGS": "-O1", "HOME": "/nowhere"}
+    found = read_toolchain(sys.executable, str(cuda.parent), env)
+    assert found["cc"] == "cc (Tiny) 1.0"
+    assert (found["cxx"], found["ld"], found["mpi"]) == ("c++ (Tiny) 1.0", "ld (Tiny) 1", "cc -I/opt/mpi/include")
+    assert found["nvcc"] == "release 12.4, V12.4.131; Build cuda_12.4.r12.4/compiler.1_0"
+    assert found["environment"] == {"CC": "cc -m64", "CFLAGS": "-O1"}
+    assert "cpython" in found["python"]
+    assert re.match(r"(glibc|musl) ", found["libc"])
+
+
+def test_a_node_without_compilers_says_so_with_nothing(tmp_path: Path) -> None:
+    found = read_toolchain(sys.executable, None, {"PATH": str(tmp_path), "CC": "'unbalanced"})
+    assert [found[name] for name in ("cc", "cxx", "ld", "nvcc", "mpi")] == [""] * 5

@@ -1,0 +1,417 @@
+"""The wheel store: every use is checked, an entry is there whole or not at all, and strangers' files are not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import wheel_entry
+from envbuild.node.protocol import NodeError
+from envbuild.node.wheel_store import Entry, Store, default_path, obtain
+from tests.node.wheel_support import filled, inputs, wheel
+
+STRANGER = 54321
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+class Builder:
+    """A build that counts how often it runs."""
+
+    def __init__(self, top: Path, content: str = "VERSION = 1\n") -> None:
+        self.top, self.content, self.runs = top, content, 0
+
+    def __call__(self, out: str) -> dict[str, Any]:
+        self.runs += 1
+        wheel(Path(out), self.content)
+        return {"seconds": 1.5}
+
+
+def get(store: Store, builder: Builder, tmp: Path, **more: Any) -> tuple[Entry, bool]:
+    tmp.mkdir(exist_ok=True)
+    return obtain(store, inputs(), {"run": "run-1", "what": "apex"}, builder, str(tmp), **more)
+
+
+def test_what_one_builds_another_finds_with_its_record(tmp_path: Path) -> None:
+    builder = Builder(tmp_path)
+    store = Store(default_path(str(tmp_path / "prefix")), create=True)
+    assert store.use == "read-write"
+    first, built = get(store, builder, tmp_path / "tmp1")
+    assert (built, first.stored, builder.runs) == (True, True, 1)
+    again, built = get(Store(store.path, create=True), builder, tmp_path / "tmp2")
+    assert (built, builder.runs) == (False, 1)
+    assert (again.key, again.sha256, again.facts) == (first.key, first.sha256, {"seconds": 1.5})
+    assert (again.builder["run"], again.builder["what"]) == ("run-1", "apex")
+    assert again.inputs == inputs()
+    assert Path(again.wheel).is_relative_to(tmp_path / "tmp2"), "installed is the private, checked copy"
+    assert zipfile.ZipFile(again.wheel).testzip() is None
+    folder = Path(store.path)
+    assert names(folder / first.key) == ["apex-0.1-py3-none-any.whl", "build.json"]
+    assert (names(folder / "tmp"), names(folder / "leases"), names(folder / "quarantine")) == ([], [], [])
+    assert store.notes == []
+
+
+def test_a_store_is_the_same_under_every_umask(tmp_path: Path) -> None:
+    for umask in (0o077, 0o002, 0o022):
+        old = os.umask(umask)
+        try:
+            store, key = filled(tmp_path / f"store-{umask:o}", tmp_path)
+        finally:
+            os.umask(old)
+        folder = Path(store.path, key)
+        modes = [folder.stat().st_mode & 0o7777, *(each.stat().st_mode & 0o7777 for each in folder.iterdir())]
+        assert modes == [0o755, 0o644, 0o644]
+        assert store.find(key) is not None
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    record = folder / "build.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+
+
+def the_wheel(folder: Path) -> Path:
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def to_link(path: Path) -> None:
+    shutil.copy(path, path.parents[2] / "elsewhere.whl")
+    path.unlink()
+    path.symlink_to(path.parents[2] / "elsewhere.whl")
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "one bit": lambda folder: flip(the_wheel(folder)),
+    "cut short": lambda folder: os.truncate(the_wheel(folder), 10),
+    "wheel gone": lambda folder: the_wheel(folder).unlink(),
+    "wheel a link": lambda folder: to_link(the_wheel(folder)),
+    "record gone": lambda folder: (folder / "build.json").unlink(),
+    "record empty": lambda folder: (folder / "build.json").write_text(""),
+    "record deep": lambda folder: (folder / "build.json").write_text("[" * 100000),
+    "record of another version": lambda folder: rewrite(folder, version=2),
+    "record without sha256": lambda folder: rewrite(folder, sha256=None),
+    "another sha256": lambda folder: rewrite(folder, sha256="0" * 64),
+    "inputs of another key": lambda folder: rewrite(folder, inputs={"commit": "x"}),
+    "wheel outside": lambda folder: rewrite(folder, wheel="../x.whl"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_entry_is_quarantined_with_its_reason_and_built_again(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    DAMAGE[name](Path(store.path, key))
+    builder = Builder(tmp_path, "VERSION = 2\n")
+    entry, built = get(store, builder, tmp_path / "tmp")
+    assert (built, builder.runs, entry.stored) == (True, 1, True)
+    (moved, reason) = names(Path(store.path, "quarantine"))
+    assert (moved.split(".")[0], reason) == (key, moved + ".json")
+    told = json.loads(Path(store.path, "quarantine", reason).read_text())
+    assert told["entry"] == key
+    assert told["why"]
+    assert f"warning: wheel store {store.path}: entry {key[:12]} was damaged and is in quarantine" in (
+        capsys.readouterr().err
+    )
+    assert store.find(key) is not None
+    assert any("quarantine" in note for note in store.notes)
+
+
+def test_an_entry_moved_to_another_key_is_not_taken_for_that_key(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    _, other = filled(tmp_path / "store", tmp_path, commit="9" * 40)
+    shutil.rmtree(Path(store.path, key))
+    Path(store.path, other).rename(Path(store.path, key))
+    assert store.find(key) is None
+    assert any(f"it is of key {other[:12]}" in note or "its inputs give" in note for note in store.notes)
+
+
+def test_the_first_of_two_entries_stays_and_both_builders_use_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), create=True)
+    one = store.put(inputs(), str(wheel(tmp_path / "a", "A = 1\n")), {})
+    two = store.put(inputs(), str(wheel(tmp_path / "b", "B = 2\n")), {})
+    assert (two.sha256, two.wheel) == (one.sha256, one.wheel)
+
+    late = Store(store.path, create=True)
+
+    def slow(out: str) -> dict[str, Any]:
+        late.put(inputs(commit="7" * 40), str(wheel(tmp_path / "c", "C = 3\n")), {})
+        wheel(Path(out), "D = 4\n")
+        return {}
+
+    (tmp_path / "tmp").mkdir()
+    entry, built = obtain(late, inputs(commit="7" * 40), {"run": "r"}, slow, str(tmp_path / "tmp"))
+    assert built
+    assert entry.stored
+    assert b"C = 3" in zipfile.ZipFile(entry.wheel).read("apex/__init__.py")
+
+
+def test_a_use_is_recorded_on_the_entry(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    record = Path(store.path, key, "build.json")
+    os.utime(record, (1, 1))
+    assert store.find(key) is not None
+    assert record.stat().st_mtime > 1000
+
+
+def test_a_failed_build_gives_its_lease_back_and_stores_nothing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), create=True)
+
+    def fails(_out: str) -> dict[str, Any]:
+        raise NodeError("build-failed", "no compiler", exit_code=4)
+
+    for _ in range(2):
+        with pytest.raises(NodeError, match="no compiler"):
+            obtain(store, inputs(), {"run": "r"}, fails, str(tmp_path))
+    with pytest.raises(NodeError, match="the build made 0 wheels") as found:
+        obtain(store, inputs(), {"run": "r"}, lambda out: {}, str(tmp_path))
+    assert found.value.exit_code == 4
+    assert names(tmp_path / "store") == ["leases", "quarantine", "tmp"]
+    assert names(tmp_path / "store" / "leases") == []
+
+
+def test_what_a_dead_builder_left_of_this_key_is_swept(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), create=True)
+    key = Store(str(tmp_path / "other"), create=True).put(inputs(), str(wheel(tmp_path / "a")), {}).key
+    half, foreign = Path(store.path, "tmp", key + ".half"), Path(store.path, "tmp", "0" * 64 + ".half")
+    for each in (half, foreign):
+        each.mkdir()
+        (each / "x.whl").write_text("half")
+    get(store, Builder(tmp_path), tmp_path / "tmp")
+    assert names(Path(store.path, "tmp")) == [foreign.name]
+
+
+# Strangers
+
+
+@pytest.fixture
+def stranger() -> Callable[[Path], None]:
+    if os.geteuid() != 0:
+        pytest.skip("giving files to another user needs root")
+
+    def give(path: Path) -> None:
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+    return give
+
+
+def test_a_store_that_every_user_can_write_is_not_used_and_that_is_said(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    for mode in (0o777, 0o1777, 0o757):
+        Path(store.path).chmod(mode)
+        again = Store(store.path, create=True)
+        assert (again.use, again.find(key)) == ("none", None)
+        assert f"every user can write it (mode {mode:04o})" in again.notes[0]
+        builder = Builder(tmp_path)
+        entry, built = get(again, builder, tmp_path / "tmp")
+        assert (built, entry.stored, builder.runs) == (True, False, 1)
+        assert names(Path(store.path)) == sorted([key, "leases", "quarantine", "tmp"])
+
+
+@pytest.mark.parametrize("which", [".", "build.json", "apex-0.1-py3-none-any.whl"])
+def test_an_entry_that_belongs_to_a_stranger_is_not_used(
+    tmp_path: Path, which: str, stranger: Callable[[Path], None]
+) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    stranger(Path(store.path, key, which))
+    builder = Builder(tmp_path)
+    entry, built = get(store, builder, tmp_path / "tmp")
+    assert (built, entry.stored) == (True, True)
+    assert any(f"belongs to user id {STRANGER}" in note for note in store.notes)
+    assert names(Path(store.path, "quarantine")) == []
+    mine = f"{key}-{os.geteuid()}"
+    assert mine in names(Path(store.path)), "we keep our own beside it"
+    again, built = get(Store(store.path, create=True), builder, tmp_path / "tmp")
+    assert (built, builder.runs, again.sha256) == (False, 1, entry.sha256)
+
+
+@pytest.mark.parametrize("which", [".", "build.json", "apex-0.1-py3-none-any.whl"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_an_entry_that_others_can_write_is_not_used(tmp_path: Path, which: str, mode: int) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    path = Path(store.path, key, which)
+    path.chmod(path.stat().st_mode | mode)
+    assert store.find(key) is None
+    assert "others can write it" in store.notes[0]
+
+
+def test_a_group_may_share_a_store_and_each_entry_counts_by_its_owner(
+    tmp_path: Path, stranger: Callable[[Path], None]
+) -> None:
+    shared = tmp_path / "store"
+    shared.mkdir()
+    shared.chmod(0o2775)
+    old = os.umask(0o002)
+    try:
+        _, key = filled(shared, tmp_path)
+        assert (shared / "tmp").stat().st_mode & 0o2775 == 0o2775, "the others of the group can build too"
+    finally:
+        os.umask(old)
+    again = Store(str(shared), create=True)
+    assert (again.use, again.notes) == ("read-write", [])
+    assert again.find(key) is not None
+    for each in (shared / key, *(shared / key).iterdir()):
+        stranger(each)
+    assert again.find(key) is None
+
+
+def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_there(
+    tmp_path: Path, stranger: Callable[[Path], None]
+) -> None:
+    store, key = filled(tmp_path / "above" / "store", tmp_path)
+    for each in (Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir()):
+        stranger(each)
+    assert Store(store.path).find(key) is not None
+    (tmp_path / "above").chmod(0o775)
+    careful = Store(store.path)
+    assert careful.find(key) is None
+    assert f"others can write {tmp_path / 'above'}" in careful.notes[0]
+    (tmp_path / "above").chmod(0o755)
+    os.chown(tmp_path / "above", STRANGER + 1, STRANGER)
+    assert Store(store.path).find(key) is None
+
+
+def test_an_owner_whom_this_machine_does_not_know_is_nobody_in_particular(
+    tmp_path: Path, stranger: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from envbuild.node import store_trust
+
+    monkeypatch.setattr(store_trust, "overflow_uid", lambda: STRANGER)
+    store, key = filled(tmp_path / "store", tmp_path)
+    for each in (Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir()):
+        stranger(each)
+    careful = Store(store.path)
+    assert careful.find(key) is None
+    assert "its owner is not known here" in careful.notes[0]
+
+
+# Disks
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A small file system of its own, mounted with the options given."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755," + options, "tmpfs", str(folder)], check=False)
+        if done.returncode:
+            pytest.skip("mounting a small tmpfs needs root")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_store_that_cannot_be_written_is_read_and_building_goes_on_without_it(
+    tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    disk = small("size=2m")
+    store, key = filled(disk / "store", tmp_path)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    read = Store(store.path, create=True)
+    assert read.use == "read-only"
+    assert "is only read, what is built is not kept" in read.notes[0]
+    entry, built = get(read, Builder(tmp_path), tmp_path / "tmp")
+    assert (built, entry.key) == (False, key)
+    (tmp_path / "tmp2").mkdir()
+    more, built = obtain(read, inputs(commit="5" * 40), {"run": "r"}, Builder(tmp_path), str(tmp_path / "tmp2"))
+    assert (built, more.stored) == (True, False)
+    assert Path(more.wheel).exists()
+    with pytest.raises(NodeError) as found:
+        read.put(inputs(commit="5" * 40), more.wheel, {})
+    assert (found.value.code, found.value.exit_code) == ("store-not-writable", 7)
+
+
+def test_a_damaged_entry_of_a_store_that_is_only_read_is_told_and_passed_over(
+    tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    disk = small("size=2m")
+    store, key = filled(disk / "store", tmp_path)
+    flip(the_wheel(Path(store.path, key)))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    read = Store(store.path, create=True)
+    entry, built = get(read, Builder(tmp_path), tmp_path / "tmp")
+    assert (built, entry.stored) == (True, False)
+    assert any(f"entry {key[:12]} is not used: " in note for note in read.notes)
+
+
+@pytest.mark.parametrize(("options", "code"), [("size=128k", "disk-full"), ("size=16m,nr_inodes=12", "inodes-full")])
+def test_a_disk_that_fills_up_during_the_build_costs_the_entry_and_not_the_wheel(
+    tmp_path: Path, small: Callable[[str], Path], options: str, code: str
+) -> None:
+    disk = small(options)
+    store = Store(str(disk / "store"), create=True)
+
+    def fills(out: str) -> dict[str, Any]:
+        Builder(tmp_path, "".join(f"A{n} = {os.urandom(20)!r}\n" for n in range(20000)))(out)
+        while code == "inodes-full":
+            try:
+                Path(disk, os.urandom(8).hex()).touch()
+            except OSError:
+                break
+        return {}
+
+    (tmp_path / "tmp").mkdir()
+    entry, built = obtain(store, inputs(), {"run": "r"}, fills, str(tmp_path / "tmp"))
+    assert (built, entry.stored) == (True, False)
+    assert zipfile.ZipFile(entry.wheel).testzip() is None
+    assert any(f"is used and not kept: error[{code}]" in note for note in store.notes)
+    with pytest.raises(NodeError) as found:
+        store.put(inputs(), entry.wheel, {})
+    assert (found.value.code, found.value.exit_code) == (code, 75)
+    assert names(disk / "store") == ["leases", "quarantine", "tmp"]
+    assert names(disk / "store" / "tmp") == names(disk / "store" / "leases") == []
+
+
+def test_a_disk_that_is_full_before_the_build_is_told_before_the_build(
+    tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    disk = small("size=16m,nr_inodes=12")
+    store = Store(str(disk / "store"), create=True)
+    for number in range(20):
+        try:
+            (disk / str(number)).touch()
+        except OSError:
+            break
+    builder = Builder(tmp_path)
+    for again in (store, None):
+        with pytest.raises(NodeError) as found:
+            get(again or Store(store.path, create=True), builder, tmp_path / "tmp")
+        assert (found.value.code, found.value.exit_code, builder.runs) == ("inodes-full", 75, 0)
+
+
+def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "none"))
+    assert (store.use, store.folders(), store.find("0" * 64)) == ("none", [], None)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "file").write_text("")
+    assert Store(str(tmp_path / "file"), create=True).use == "none"
+
+
+def test_a_wheel_whose_name_is_no_plain_name_is_refused(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), create=True)
+    (tmp_path / "-x.whl").write_text("")
+    with pytest.raises(NodeError, match="not the name of a wheel"):
+        store.put(inputs(), str(tmp_path / "-x.whl"), {})
+    assert not wheel_entry.is_wheel_name("a/b.whl")
