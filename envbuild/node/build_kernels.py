@@ -1,0 +1,146 @@
+"""Kernels that a source would compile when it is first used, as a small project of their own.
+
+The project holds copies of the source's C, C++ and CUDA files (patched already) and a `setup.py` of ours, so that the
+same driver builds it as any other source. Its wheel is `<source>-kernels`; the modules lie in the package
+`envbuild_kernels` (a namespace: several sources may add to it), never at the top level, because Apex brings modules of
+the same names as Megatron's. The patch `megatron-fused-import` makes the source take them from there.
+Architectures come from TORCH_CUDA_ARCH_LIST alone.
+"""
+
+import json
+import os
+import shutil
+
+from envbuild.node import paths
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+PACKAGE = "envbuild_kernels"
+_COMPILED = (".c", ".cc", ".cpp", ".cxx", ".cu")
+_INCLUDED = (".h", ".hh", ".hpp", ".hxx", ".cuh", ".inc", ".inl", ".ipp", ".tpp", ".tcc", ".def")
+_SETUP = '''\
+"""Written by envbuild: kernels of {source} at commit {commit}, built ahead of time."""
+
+import json
+import os
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MODULES = json.loads(r"""
+{modules}
+""")
+
+
+def extension(module):
+    cuda = any(name.endswith(".cu") for name in module["sources"])
+    return (CUDAExtension if cuda else CppExtension)(
+        name="{package}." + module["name"],
+        sources=module["sources"],
+        include_dirs=[os.path.join(HERE, folder) for folder in module["include_dirs"]],
+        extra_compile_args={{"cxx": module["cxx_flags"], "nvcc": module["nvcc_flags"]}},
+    )
+
+
+setup(
+    name="{name}",
+    version="{version}",
+    packages=[],
+    py_modules=[],
+    ext_modules=[extension(module) for module in MODULES],
+    cmdclass={{"build_ext": BuildExtension}},
+    zip_safe=False,
+)
+'''
+
+
+def extensions(build: "dict[str, Any]") -> "list[str]":
+    """Import names of the modules that the wheel of a `kind: kernels` build holds."""
+    return ["%s.%s" % (PACKAGE, module["name"]) for module in build.get("modules") or []]
+
+
+def distribution(source: "dict[str, Any]") -> "str":
+    """Name of the wheel's distribution."""
+    return "%s-kernels" % source["name"]
+
+
+def project(folder: "str", source: "dict[str, Any]", build: "dict[str, Any]", out: "str" = "") -> "str":
+    """Write the project that builds `build["modules"]` of the patched tree at `folder`; returns its folder.
+
+    `out` is that folder, new; `<folder>-kernels` where it is not said. The tree itself is left alone. Raises NodeError
+    `kernel-sources-missing` (exit 4) and `request-invalid`.
+    """
+    out = out or folder.rstrip("/") + "-kernels"
+    modules = [_module(folder, source, module) for module in build.get("modules") or []]
+    if not modules:
+        raise NodeError("request-invalid", "source %s: kind kernels without modules" % source["name"])
+    os.makedirs(out, 0o700)
+    everything = {each for module in modules for each in module["include_dirs"]}
+    for name in _wanted(folder, everything):
+        there = os.path.join(out, name)
+        os.makedirs(os.path.dirname(there), exist_ok=True)
+        shutil.copyfile(os.path.join(folder, name), there)
+    for name in everything:
+        # A compiler refuses none of these, but a folder that is there holds no surprise.
+        os.makedirs(os.path.join(out, name), exist_ok=True)
+    text = _SETUP.format(
+        source=source["name"],
+        commit=source["commit"],
+        modules=json.dumps(modules, indent=2, sort_keys=True),
+        package=PACKAGE,
+        name=distribution(source),
+        version="0+g" + source["commit"][:12],
+    )
+    paths.write_atomic(os.path.join(out, "setup.py"), text.encode("utf-8"))
+    return out
+
+
+def _module(folder: "str", source: "dict[str, Any]", module: "dict[str, Any]") -> "dict[str, Any]":
+    """A module with every field, once its name is one and its files are in the tree."""
+    name = str(module["name"])
+    if not name.isidentifier():
+        raise NodeError(
+            "request-invalid", "source %s: a kernel module cannot be named %r" % (source["name"], name[:80])
+        )
+    made = {"name": name}  # type: dict[str, Any]
+    for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
+        made[key] = [str(each) for each in module.get(key) or []]
+    for path in made["sources"] + made["include_dirs"]:
+        if _leads_out(path) or any(mark in path for mark in '"\\'):
+            raise NodeError("request-invalid", "source %s: not a path inside it: %r" % (source["name"], path[:100]))
+    missing = [each for each in made["sources"] if not os.path.isfile(os.path.join(folder, each))]
+    missing += [each for each in made["include_dirs"] if not os.path.isdir(os.path.join(folder, each))]
+    if missing or not made["sources"]:
+        raise NodeError(
+            "kernel-sources-missing",
+            "source %s has no files for its kernel %s" % (source["name"], name),
+            why="not in the tree: %s" % (", ".join(missing) or "(no sources are named)"),
+            hint="`build.modules` of the stack names files of another commit",
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+    return made
+
+
+def _leads_out(path: "str") -> "bool":
+    return not path or path.startswith("/") or ".." in path.split("/")
+
+
+def _wanted(folder: "str", everything: "set[str]") -> "Iterator[str]":
+    """Files to copy, relative: what a compiler reads, and all of the include folders; no links out of the tree."""
+    top = os.path.realpath(folder) + os.sep
+    for at, folders, names in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each != ".git")
+        here = os.path.relpath(at, folder)
+        inside = any(here == each or here.startswith(each + "/") for each in everything)
+        for name in sorted(names):
+            path = os.path.join(at, name)
+            if not (inside or name.lower().endswith(_COMPILED + _INCLUDED)):
+                continue
+            if os.path.isfile(path) and os.path.realpath(path).startswith(top):
+                yield os.path.normpath(os.path.join(here, name))

@@ -1,0 +1,192 @@
+"""Kernels built ahead of time: what the project holds, what is refused, and a real wheel that imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import build_kernels
+from envbuild.node.protocol import NodeError
+from tests.node import torch_env
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SOURCE = {"name": "megatron-like", "commit": COMMIT}
+# One module in two C++ files that share a header beside them and one in another folder.
+TREE = {
+    "kernels/add.cpp": '#include <torch/extension.h>\n#include "add.h"\n#include "common.hpp"\n'
+    'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("add", &add); m.def("level", [] { return LEVEL; }); }\n',
+    "kernels/more.cpp": '#include "add.h"\nint add(int a, int b) { return a + b + OFFSET; }\n',
+    "kernels/add.h": "#pragma once\nint add(int a, int b);\n",
+    "shared/common.hpp": "#pragma once\n#define LEVEL 7\n",
+    "shared/table.txt": "one two\n",
+    "kernels/__init__.py": "raise SystemExit\n",
+    "README.md": "not compiled\n",
+}
+MODULE: dict[str, Any] = {
+    "name": "fused_add_cuda",
+    "sources": ["kernels/add.cpp", "kernels/more.cpp"],
+    "include_dirs": ["shared"],
+    "cxx_flags": ["-O2", "-DOFFSET=1"],
+    "nvcc_flags": ["-O3"],
+}
+
+
+def build_of(*modules: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "kernels", "modules": list(modules)}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in TREE.items():
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "tree"
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_project_holds_what_a_compiler_reads_and_the_tree_stays_as_it_is(tree: Path, tmp_path: Path) -> None:
+    before = files(tree)
+    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+    wanted = {
+        "setup.py",
+        "kernels/add.cpp",
+        "kernels/more.cpp",
+        "kernels/add.h",
+        "shared/common.hpp",
+        "shared/table.txt",
+    }
+    assert files(Path(out)) == wanted
+    assert files(tree) == before
+
+
+def test_without_a_place_the_project_stands_beside_the_tree(tree: Path) -> None:
+    assert build_kernels.project(str(tree), SOURCE, build_of(MODULE)) == str(tree) + "-kernels"
+
+
+def test_links_out_of_the_tree_are_not_followed(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.h").write_text("#define SECRET\n")
+    (tree / "shared" / "secret.h").symlink_to(tmp_path / "secret.h")
+    (tree / "shared" / "again.h").symlink_to("common.hpp")
+    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE))
+    assert "shared/secret.h" not in files(Path(out))
+    assert "shared/again.h" in files(Path(out))
+
+
+def run_setup(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the written setup.py gives to setup(), with stand-ins for setuptools and torch."""
+    seen: dict[str, Any] = {}
+    stand_ins = Path(folder).parent / "stand-ins"
+    (stand_ins / "torch" / "utils").mkdir(parents=True)
+    for name in ("torch/__init__.py", "torch/utils/__init__.py"):
+        (stand_ins / name).write_text("")
+    (stand_ins / "torch/utils/cpp_extension.py").write_text(
+        "class BuildExtension: pass\n"
+        "def CppExtension(**given): return ['cpp', given]\n"
+        "def CUDAExtension(**given): return ['cuda', given]\n"
+    )
+    (stand_ins / "setuptools.py").write_text("import json\ndef setup(**given): raise SystemExit(given)\n")
+    monkeypatch.syspath_prepend(str(stand_ins))
+    for name in [each for each in sys.modules if each.split(".")[0] in ("torch", "setuptools")]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        runpy.run_path(os.path.join(folder, "setup.py"))
+    except SystemExit as stop:
+        assert isinstance(stop.code, dict)
+        seen = stop.code
+    for name in [each for each in sys.modules if each.split(".")[0] in ("torch", "setuptools")]:
+        monkeypatch.delitem(sys.modules, name)
+    return seen
+
+
+def test_a_cuda_file_among_the_sources_makes_a_cuda_extension_without_architectures(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "kernels" / "mul_kernel.cu").write_text("__global__ void mul() {}\n")
+    cuda = {"name": "mul_cuda", "sources": ["kernels/mul_kernel.cu"], "nvcc_flags": ["-O3", '-DTEXT="a b"']}
+    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE, cuda))
+    given = run_setup(out, monkeypatch)
+    assert given["name"] == "megatron-like-kernels" and given["version"] == "0+g0123456789ab"
+    assert given["packages"] == given["py_modules"] == []
+    (kind, first), (other, second) = given["ext_modules"]
+    assert (kind, first["name"]) == ("cpp", "envbuild_kernels.fused_add_cuda")
+    assert first["include_dirs"] == [os.path.join(out, "shared")]
+    assert first["extra_compile_args"] == {"cxx": ["-O2", "-DOFFSET=1"], "nvcc": ["-O3"]}
+    assert (other, second["name"]) == ("cuda", "envbuild_kernels.mul_cuda")
+    assert second["extra_compile_args"] == {"cxx": [], "nvcc": ["-O3", '-DTEXT="a b"']}
+    assert "gencode" not in json.dumps(given["ext_modules"])
+
+
+def test_the_import_names_are_known_before_the_build() -> None:
+    assert build_kernels.extensions(build_of(MODULE)) == ["envbuild_kernels.fused_add_cuda"]
+    assert build_kernels.extensions({"kind": "wheel"}) == []
+
+
+def test_files_of_another_commit_are_named(tree: Path) -> None:
+    module = dict(MODULE, sources=["kernels/add.cpp", "kernels/gone.cu"], include_dirs=["nowhere"])
+    with pytest.raises(NodeError) as caught:
+        build_kernels.project(str(tree), SOURCE, build_of(module))
+    assert (caught.value.code, caught.value.exit_code) == ("kernel-sources-missing", 4)
+    assert "kernels/gone.cu, nowhere" in caught.value.why
+    assert not os.path.exists(str(tree) + "-kernels")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "a.b"},
+        {"name": 'x"; import os #'},
+        {"sources": ["../add.cpp"]},
+        {"sources": ["/etc/passwd"]},
+        {"include_dirs": ["shared/../../x"]},
+    ],
+)
+def test_names_and_paths_that_could_lead_elsewhere_are_refused(tree: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(NodeError) as caught:
+        build_kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)))
+    assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
+
+
+def test_no_modules_are_refused(tree: Path) -> None:
+    with pytest.raises(NodeError, match="without modules"):
+        build_kernels.project(str(tree), SOURCE, build_of())
+
+
+@pytest.mark.slow
+def test_the_real_torch_builds_a_wheel_whose_kernel_imports(tree: Path, tmp_path: Path) -> None:
+    environment = Path(torch_env.torch_environment())
+    python = str(environment / "bin" / "python")
+    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+    known = subprocess.run([python, "-c", "import setuptools, wheel"], capture_output=True, check=False)
+    if known.returncode:
+        pytest.skip("the torch environment has no setuptools or no wheel")
+    env = dict(os.environ, MAX_JOBS="2")
+    done = subprocess.run(
+        [python, "setup.py", "-q", "bdist_wheel"], cwd=out, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (wheel,) = (Path(out) / "dist").glob("megatron_like_kernels-0+g0123456789ab-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    held = [name for name in files(tmp_path / "site") if name.endswith(".so")]
+    assert len(held) == 1 and held[0].startswith("envbuild_kernels/fused_add_cuda.")
+    program = "import torch\nimport envbuild_kernels.fused_add_cuda as k\nprint(k.add(1, 2), k.level(), k.__name__)"
+    seen = subprocess.run(
+        [python, "-c", program],
+        env=dict(os.environ, PYTHONPATH=str(tmp_path / "site")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout.split() == ["4", "7", "envbuild_kernels.fused_add_cuda"]
