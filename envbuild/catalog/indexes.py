@@ -88,6 +88,12 @@ def load_indexes() -> MappingProxyType[str, IndexEntry]:
     return MappingProxyType({entry.name: entry for template in read.indexes for entry in template.expanded()})
 
 
+def index_addresses() -> dict[str, dict[str, str]]:
+    """Every index that has an address, as requests name them: name to `url` and `kind` (`index`, `find-links`)."""
+    kinds = {"simple": "index", "find-links": "find-links"}
+    return {name: {"url": entry.url, "kind": kinds[entry.kind]} for name, entry in load_indexes().items() if entry.url}
+
+
 def index_for_torch(version: str, flavour: str) -> IndexEntry:
     """The index that holds the wheels of one torch release in one flavour, other than the default index.
 

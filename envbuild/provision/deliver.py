@@ -73,6 +73,13 @@ class Delivery:
         return members | {f"sources/{path.name}": path for path in self.sources.values()}
 
 
+def artifact_cache() -> Path:
+    """The folder on this machine that keeps what was fetched for nodes: `packages/<sha256>/<file>` and `sources/`."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("envbuild") / "artifacts"
+
+
 def store_folder(prefix: str, variant: Variant) -> str:
     """Where a variant's delivery goes on the node."""
     return f"{prefix}/store/{variant.digest[:12]}"

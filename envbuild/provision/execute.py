@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
-from envbuild.model.target import Target
 from envbuild.provision.ansible import TaskEvent, run_playbook
 from envbuild.provision.inventory import Inventory, NodeHost
 from envbuild.provision.journal import EventKind, Journal
 from envbuild.provision.payload import read_answer
 from envbuild.provision.rundir import RunDir
 from envbuild.redact import redact_data
+
+if TYPE_CHECKING:
+    from envbuild.provision.work import Work
 
 FORKS = 32
 
@@ -34,11 +36,10 @@ class Progress(Protocol):
 
 @dataclass
 class Outcome:
-    """Answers of the node program by node and verb, errors of nodes that could not answer, and the task count."""
+    """Answers of the node program by node and verb, and errors of nodes that could not answer."""
 
     responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
-    tasks: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,60 +67,37 @@ def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
     return text if text and "{" not in text else None
 
 
-def execute(
-    plan: Plan,
-    target: Target,
-    files: Mapping[str, NodeFiles],
-    *,
-    run: RunDir,
-    journal: Journal,
-    progress: Progress,
-    deadline: float,
-    cancel: Callable[[], bool],
-) -> Outcome:
+def execute(plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
     """Run every step of every node that has one.
 
     Raises EnvbuildError as `run_playbook` does; what nodes answered until then is in the journal.
     """
-    outcome = Outcome()
     requests = {
         node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
         for node in plan.nodes
         if node.steps
     }
-    run_hosts(
-        requests, target, files, outcome=outcome, run=run, journal=journal, progress=progress, deadline=deadline,
-        cancel=cancel,
-    )  # fmt: skip
-    return outcome
+    return run_hosts(requests, files, work)
 
 
 def run_hosts(
-    requests: Mapping[str, Mapping[str, dict[str, Any]]],
-    target: Target,
-    files: Mapping[str, NodeFiles],
-    *,
-    outcome: Outcome,
-    run: RunDir,
-    journal: Journal,
-    progress: Progress,
-    deadline: float,
-    cancel: Callable[[], bool],
-) -> None:
-    """One play over the nodes of `requests` (node to verb to request); answers go into `outcome` as they arrive."""
-    hosts = tuple(_host(node, verbs, files[node], run) for node, verbs in requests.items())
+    requests: Mapping[str, Mapping[str, dict[str, Any]]], files: Mapping[str, NodeFiles], work: Work
+) -> Outcome:
+    """One play over the nodes of `requests` (node to verb to request); its tasks count in `work`."""
+    outcome = Outcome()
+    hosts = tuple(_host(node, verbs, files[node], work.run) for node, verbs in requests.items())
     if not hosts:
-        return
-    journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
+        return outcome
+    work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
     try:
         result = run_playbook(
             "provision.yml",
-            Inventory(hosts, target.connection),
-            run_dir=run.path,
-            on_event=_Watcher(outcome, journal, progress),
+            Inventory(hosts, work.prepared.target.connection),
+            run_dir=work.run.path,
+            on_event=_Watcher(outcome, work.journal, work.progress),
             forks=min(FORKS, len(hosts)),
-            deadline=deadline,
-            cancel=cancel,
+            deadline=work.settings.deadline,
+            cancel=work.settings.cancel,
         )
     finally:
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
@@ -127,11 +105,12 @@ def run_hosts(
             for verb, path in host.requests.items():
                 told = requests[host.name][verb]
                 if (clean := redact_data(told)) != told:
-                    run.write_json(path, clean)
-    outcome.tasks += result.tasks_run
+                    work.run.write_json(path, clean)
+    work.tasks += result.tasks_run
     for host in hosts:
         if host.name not in result.nodes:
             outcome.errors[host.name] = _silent(host.name, result.rc)
+    return outcome
 
 
 def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir) -> NodeHost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from envbuild import __version__
@@ -12,14 +13,15 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute, tmp_folder
+from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
 from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.look import look_and_plan, plan_of
-from envbuild.provision.payload import write_payload
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.rundir import RunDir
+from envbuild.provision.stage import node_files
 from envbuild.provision.survey import Survey
 from envbuild.provision.work import Settings, Work
+from envbuild.redact import redact_data
 
 
 def provision(
@@ -68,14 +70,12 @@ def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple
 def _carry_out(work: Work, plan: Plan) -> Evidence:
     """Do what the plan says, then verify what is there."""
     outcome = Outcome()
+    if any(step.kind == "fetch" for node in plan.nodes for step in node.steps):
+        plan = _first_use(work, plan)
     if not plan.nothing_to_do:
         plan, files = _stage(work, plan)
         with work.phase("provision", "provisioning"):
-            outcome = execute(
-                plan, work.prepared.target, files, run=work.run, journal=work.journal, progress=work.progress,
-                deadline=work.settings.deadline, cancel=work.settings.cancel,
-            )  # fmt: skip
-    work.tasks += outcome.tasks
+            outcome = execute(plan, files, work)
     with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
         _verify(work, plan, outcome)
     nodes = _node_evidence(work, plan, outcome)
@@ -84,45 +84,39 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     return write_evidence(work, "provision", nodes, warnings=plan.warnings, pages=not plan.nothing_to_do)
 
 
+def _first_use(work: Work, plan: Plan) -> Plan:
+    """Fetch and record what nobody has hashed; then the plan with names that follow from those hashes."""
+    from envbuild.provision.first_use import settle
+
+    settle(work, plan)
+    made = plan_of(work)
+    work.run.write_json(work.run.path / "plan.json", redact_data(made.to_json_dict()))
+    work.journal.append(EventKind.PLANNED, nothing_to_do=made.nothing_to_do)
+    return made
+
+
 def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
     """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves."""
-    deliveries: dict[str, tuple[NodeFiles, dict[str, Any]]] = {}
+    deliveries: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
     if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
         with work.phase("fetch", "fetching packages and sources for the nodes"):
             deliveries = _deliver(work, plan)
         plan = plan_of(work, {node: request for node, (_, request) in deliveries.items()})
-    files: dict[str, NodeFiles] = {}
-    packed = work.prepared.target.connection.kind != "local"
-    for node in plan.nodes:
-        if not node.steps:
-            continue
-        tools = work.tools[node.node]
-        facts = work.survey.facts[node.node]
-        missing = tools.missing(facts.toolchain)
-        payload = work.run.path / f"toolchain-{node.node}.sh" if missing else None
-        if payload is not None:
-            write_payload(payload, missing, prefix=facts.prefix.path, packed=packed)
-        staged = deliveries[node.node][0] if node.node in deliveries else None
-        files[node.node] = NodeFiles(
-            tools.python,
-            tools.pyz,
-            payload,
-            staged.artifacts if staged else None,
-            staged.store if staged else None,
-            tmp=tmp_folder(work.prepared.target.tmp, facts.user, facts.home),
-            prefix=facts.prefix.path,
-        )
+    nothing: tuple[None, None] = (None, None)
+    files = {
+        node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0])
+        for node in plan.nodes
+        if node.steps
+    }
     return plan, files
 
 
-def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any]]]:
-    """Fetch once per variant, pack once, and say where it lies on each node."""
-    import platformdirs
+def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[str, Any]]]:
+    """Fetch once per variant, pack once; by node the archive and its folder there, and what the request says of it."""
+    from envbuild.provision.deliver import artifact_cache, fetch_delivery, store_folder
 
-    from envbuild.provision.deliver import fetch_delivery, store_folder
-
-    cache = platformdirs.user_cache_path("envbuild") / "artifacts"
-    out: dict[str, tuple[NodeFiles, dict[str, Any]]] = {}
+    cache = artifact_cache()
+    out: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
     for node in plan.nodes:
         if not any(step.kind == "deliver" for step in node.steps):
             continue
@@ -135,7 +129,7 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[NodeFiles, dict[str, Any
         if not archive.exists():
             delivery.write_archive(archive)
         store = store_folder(facts.prefix.path, variant)
-        out[node.node] = (NodeFiles("", "", None, archive, store), delivery.request(store))
+        out[node.node] = ((archive, store), delivery.request(store))
     return out
 
 

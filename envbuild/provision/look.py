@@ -13,7 +13,7 @@ from envbuild.node import identity
 from envbuild.provision import toolchain
 from envbuild.provision.bundle import node_pyz_digest
 from envbuild.provision.collect import first_error
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
@@ -53,11 +53,10 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
     """The plan for the nodes that something was chosen for; `artifacts` as `make_plan` takes them."""
-    from envbuild.catalog.indexes import load_indexes
+    from envbuild.catalog.indexes import index_addresses
+    from envbuild.catalog.patches import patches_of
     from envbuild.plan import make_plan
 
-    kinds = {"simple": "index", "find-links": "find-links"}
-    indexes = {name: {"url": e.url, "kind": kinds[e.kind]} for name, e in load_indexes().items() if e.url}
     prepared, survey = work.prepared, work.survey
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
     made = make_plan(
@@ -72,10 +71,13 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         pyz_digest=node_pyz_digest(),
         tools=work.tools,
         repair=tuple(work.tools) if work.settings.repair else (),
-        indexes=indexes,
+        indexes=index_addresses(),
         artifacts=artifacts,
         tool_bytes=tools,
         wait=work.settings.wait,
+        patches=patches_of(prepared.lock),
+        jobs=work.settings.jobs,
+        check_rebuild=work.settings.check_rebuild,
     )
     return made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
 
@@ -142,12 +144,7 @@ def _bring_python(work: Work) -> None:
         write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
         tmp = tmp_folder(target.tmp, answer.findings.get("user", ""))
         files[node] = NodeFiles(tools[0].path(prefix), "", payload, tmp=tmp)
-    outcome = Outcome()
-    run_hosts(
-        {node: {} for node in files}, target, files, outcome=outcome, run=work.run, journal=work.journal,
-        progress=work.progress, deadline=work.settings.deadline, cancel=work.settings.cancel,
-    )  # fmt: skip
-    work.tasks += outcome.tasks
+    outcome = run_hosts({node: {} for node in files}, files, work)
     told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
     again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)

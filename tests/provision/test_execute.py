@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import ExitCode
+from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.collect import first_error
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
 from envbuild.provision.journal import read_journal
 from envbuild.provision.look import refusal
+from envbuild.provision.prepare import Choice, Prepared
 from envbuild.provision.rundir import RunDir
+from envbuild.provision.work import Settings, Work
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
@@ -30,18 +34,25 @@ class _Silent:
         """Say nothing."""
 
 
+def _prepared(tmp_path: Path) -> Prepared:
+    target = Target(name="here", prefix=str(tmp_path / "prefix"))
+    variant = Variant(id="v", digest="0" * 64, python="3.11")
+    variant = variant.model_copy(update={"digest": variant.compute_digest("s", "exact")})
+    lock = Lock(stack="s", profile="exact", manifest_digest="0" * 64, variants=(variant,))
+    stack = Stack(name="s", summary="a test", profiles={"exact": Profile(python=("3.11",))})
+    return Prepared(stack, "exact", target, lock, tmp_path / "s.lock.toml", "0" * 64, Choice("here"))
+
+
 def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | None, object]]]:
     """Run the toolchain step alone: the outcome, and (status, error) of the finished steps in the journal."""
     payload = tmp_path / "payload.sh"
     payload.write_text(f"#!/bin/sh\n{script}\n")
     run = RunDir.create(tmp_path / "runs")
-    outcome = Outcome()
     with run.open_journal() as journal:
-        run_hosts(
-            {"localhost": {}}, Target(name="here", prefix=str(tmp_path / "prefix")),
-            {"localhost": NodeFiles(sys.executable, "", payload, prefix=str(tmp_path / "prefix"))},
-            outcome=outcome, run=run, journal=journal, progress=_Silent(), deadline=60, cancel=lambda: False,
-        )  # fmt: skip
+        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal, _Silent())
+        files = {"localhost": NodeFiles(sys.executable, "", payload, prefix=str(tmp_path / "prefix"))}
+        outcome = run_hosts({"localhost": {}}, files, work)
+    assert work.tasks == 1
     events = read_journal(run.path / "journal.jsonl").events
     ended = [event.data for event in events if event.kind == "step-finished"]
     return outcome, [(data["status"], data["error"]) for data in ended]
@@ -52,7 +63,6 @@ def test_a_node_that_only_got_its_toolchain_has_answered(tmp_path: Path) -> None
     assert outcome.errors == {}
     assert first_error(outcome.responses["localhost"].values()) is None
     assert ended == [("changed", None)]
-    assert outcome.tasks == 1
 
 
 def test_what_a_payload_says_went_wrong_is_the_error_of_its_node(tmp_path: Path) -> None:

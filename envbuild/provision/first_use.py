@@ -1,0 +1,181 @@
+"""First use: files whose hash nobody has recorded are fetched once, compared over all nodes, and recorded.
+
+It comes before everything that uses them, because the environment is named by what they are. With `delivery: node`
+every node that needs such a file fetches it, and all have to see the same; with `delivery: controller` this machine
+does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.first_use import add_first_uses, fill
+from envbuild.model.first_use import FirstUse
+from envbuild.model.plan import Plan, Step
+from envbuild.node import pipconf
+from envbuild.node.fetch import fetch_file
+from envbuild.node.protocol import NodeError
+from envbuild.provision.collect import first_error
+from envbuild.provision.execute import run_hosts
+from envbuild.provision.journal import EventKind, utc_now
+from envbuild.provision.stage import node_files
+from envbuild.provision.survey import built_variant
+from envbuild.provision.work import Work
+from envbuild.resolve.candidate import unrecorded_files
+
+Row = Mapping[str, Any]
+"""what the verb `fetch` says of one file"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One file as one node saw it."""
+
+    node: str
+    row: Row
+
+
+def settle(work: Work, plan: Plan) -> None:
+    """Carry out the plan's `fetch` steps; the plan has to be made anew then.
+
+    The record and the lock of the run have the hashes after it. Nodes whose file could not be had, or on which it
+    differs, are errors in the survey, and nothing more is done there.
+    """
+    steps = {node.node: step for node in plan.nodes for step in node.steps if step.kind == "fetch"}
+    with work.phase("first-use", "fetching files whose hash nobody has recorded"):
+        here = work.prepared.target.delivery == "controller"
+        seen = _fetch_here(work, steps) if here else _fetch_on_nodes(work, steps)
+        packages = _packages(work, steps)
+        _fail(work, differing(seen))
+        agreed = {one.row["file"]: one for one in reversed(seen) if one.node not in work.survey.errors}
+        uses = [_first_use(work, packages[name], one.row) for name, one in sorted(agreed.items())]
+        _record(work, uses, seen)
+
+
+def _packages(work: Work, nodes: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Name and version of the package of every file that is to be fetched."""
+    return {
+        file.file: (package.name, package.version)
+        for node in nodes
+        for package, file in unrecorded_files(work.survey.variants[node], work.survey.facts[node])
+    }
+
+
+def _fetch_on_nodes(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
+    requests = {node: {"fetch": step.request} for node, step in steps.items() if step.request is not None}
+    outcome = run_hosts(requests, {node: node_files(work, node) for node in requests}, work)
+    seen: list[Seen] = []
+    for node in requests:
+        answers = outcome.responses.get(node, {})
+        error = outcome.errors.get(node) or first_error(answers.values())
+        if error is None and "fetch" not in answers:
+            error = EnvbuildError("step-failed", f"{node} said nothing about what it fetched")
+        if error is not None:
+            _fail(work, {node: error})
+            continue
+        facts = work.survey.facts[node]
+        rows = [row for row in answers["fetch"]["result"]["files"] if isinstance(row, dict)]
+        # The node has these files now, and its tools; the plan that is made anew goes by that.
+        there = {**facts.files_found, **{str(row["file"]): str(row["path"]) for row in rows}}
+        tools = tuple(dict.fromkeys((*facts.toolchain, *(tool.folder for tool in work.tools[node].tools))))
+        work.survey.facts[node] = facts.model_copy(update={"files_found": there, "toolchain": tools})
+        seen += [Seen(node, row) for row in rows]
+    return seen
+
+
+def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
+    """Fetch into the cache that deliveries are made from; every node gets this one file."""
+    from envbuild.catalog.indexes import index_addresses
+    from envbuild.provision.deliver import artifact_cache
+
+    folder = artifact_cache() / "packages"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    artifacts: dict[str, Any] = {"find_links": [], "indexes": index_addresses()}
+    known: dict[str, Row | EnvbuildError] = {}
+    seen: list[Seen] = []
+    for node in steps:
+        for package, file in unrecorded_files(work.survey.variants[node], work.survey.facts[node]):
+            if file.file not in known:
+                wanted = {"package": package.name, "version": package.version, "index": package.index}
+                wanted |= {"file": file.file, "misrecorded": file.misrecorded}
+                try:
+                    known[file.file] = fetch_file(wanted, artifacts, pipconf.read(os.environ), str(folder))
+                except NodeError as error:
+                    known[file.file] = EnvbuildError.from_dict(error.as_dict())
+            found = known[file.file]
+            if isinstance(found, EnvbuildError):
+                _fail(work, {node: found})
+            else:
+                seen.append(Seen(node, found))
+    return seen
+
+
+def differing(seen: Iterable[Seen]) -> dict[str, EnvbuildError]:
+    """Errors of all nodes that saw a file which is not the same everywhere: nobody knows which one is right."""
+    by_file: dict[str, list[Seen]] = {}
+    for one in seen:
+        by_file.setdefault(str(one.row["file"]), []).append(one)
+    errors: dict[str, EnvbuildError] = {}
+    for file, all_seen in by_file.items():
+        first = all_seen[0]
+        other = next((one for one in all_seen if one.row["sha256"] != first.row["sha256"]), None)
+        if other is None:
+            continue
+        why = "; ".join(f"{one.node} got sha256 {one.row['sha256']} from {one.row['found']}" for one in (first, other))
+        for one in all_seen:
+            errors.setdefault(
+                one.node,
+                EnvbuildError(
+                    "hash-mismatch",
+                    f"{file} is not the same on all nodes",
+                    why=why,
+                    hint="nothing was recorded and nothing was built; find out which one is right before any is used",
+                    exit_code=ExitCode.INTEGRITY,
+                    details={"file": file, "seen": {each.node: each.row["sha256"] for each in all_seen}},
+                ),
+            )
+    return errors
+
+
+def _first_use(work: Work, package: tuple[str, str], row: Row) -> FirstUse:
+    return FirstUse(
+        file=row["file"],
+        sha256=row["sha256"],
+        size=row["size"],
+        package=package[0],
+        version=package[1],
+        index=row["index"],
+        found=row["found"],
+        first_used=utc_now(),
+        run=work.run.id,
+    )
+
+
+def _record(work: Work, uses: list[FirstUse], seen: list[Seen]) -> None:
+    """Record, and give lock and variants of the run the hashes. What is recorded otherwise fails its nodes."""
+    known: dict[str, FirstUse] = {}
+    for use in uses:
+        try:
+            known[use.file] = add_first_uses([use])[use.file]
+        except EnvbuildError as error:
+            _fail(work, {one.node: error for one in seen if one.row["file"] == use.file})
+        else:
+            work.journal.append(EventKind.FIRST_USE, **use.to_json_dict())
+    lock = fill(work.prepared.lock, known)
+    work.prepared = replace(work.prepared, lock=lock)
+    survey = work.survey
+    for node in [node for node in survey.variants if node not in survey.errors]:
+        variant = built_variant(lock, survey.resolutions[node], survey.facts[node])
+        survey.variants[node] = variant
+        survey.resolutions[node] = survey.resolutions[node].model_copy(update={"variant_digest": variant.digest})
+
+
+def _fail(work: Work, errors: Mapping[str, EnvbuildError]) -> None:
+    """Nothing more is done on these nodes."""
+    for node, error in errors.items():
+        work.survey.errors.setdefault(node, error)
+        work.tools.pop(node, None)
