@@ -2,77 +2,19 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from envbuild.model.facts import NodeFacts, StampFacts
-from envbuild.model.first_use import trusted_files
+from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.model.patch import Patch
+from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.node.protocol import PROTOCOL
-from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of, unrecorded_files
-from envbuild.resolve.engine import gpu_usable
-from envbuild.resolve.estimate import Estimate, estimate, size
+from envbuild.plan_node import Inputs, NodeSteps, NodeTools
+from envbuild.resolve.candidate import bound_variant, stamp_of
+from envbuild.resolve.estimate import size
 from envbuild.resolve.expect import unexpected
-from envbuild.resolve.image import in_image
-from envbuild.resolve.versions import split_local
-
-# Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
-SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "training": 60.0}
-HASH_BYTES_PER_SECOND = 400e6
-TOOLCHAIN_SECONDS = 3.0
-
-
-class NodeTool(Protocol):
-    """A tool as the planner sees it (`provision/payload.py` has the real ones)."""
-
-    @property
-    def name(self) -> str:
-        """What it is: `uv`, `python`, `envbuild-node`."""
-
-    @property
-    def folder(self) -> str:
-        """`<name>-<12 hex>` under `<prefix>/tools/`."""
-
-
-class NodeTools(Protocol):
-    """The tools of one node (`provision/toolchain.py`); paths are absolute on the node."""
-
-    @property
-    def tools(self) -> tuple[NodeTool, ...]:
-        """All that provisioning takes."""
-
-    @property
-    def uv(self) -> str:
-        """Path of uv."""
-
-    @property
-    def interpreter(self) -> str | None:
-        """The environment's interpreter, which may be one of the tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What steps need beside facts.
-
-    `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
-    the node program; `tools` per node; `indexes` address and kind by index name; `artifacts` per node replaces what the
-    planner would say; `tool_bytes` size by tool folder; `wait` seconds for a busy prefix.
-    """
-
-    run: str
-    controller: Mapping[str, Any]
-    pyz_digest: str
-    tools: Mapping[str, NodeTools]
-    repair: Collection[str] = ()
-    indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tool_bytes: Mapping[str, int] = field(default_factory=dict)
-    wait: float = 0.0
 
 
 def make_plan(
@@ -92,13 +34,19 @@ def make_plan(
     artifacts: Mapping[str, Mapping[str, Any]] | None = None,
     tool_bytes: Mapping[str, int] | None = None,
     wait: float = 0.0,
+    patches: Mapping[str, Patch] | None = None,
+    jobs: int | None = None,
+    check_rebuild: bool = False,
 ) -> Plan:
     """Steps for every node that a variant was chosen for; refused nodes are named in the warnings.
 
     `tools` must have an entry for each of those nodes, `repair` names nodes that are built again although their stamp
     is there; the other arguments are described at `Inputs`.
     """
-    inputs = Inputs(run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait)
+    inputs = Inputs(
+        run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait,
+        patches or {}, jobs, check_rebuild,
+    )  # fmt: skip
     nodes = tuple(
         _node_plan(facts[node], resolution, target, lock, inputs)
         for node, resolution in resolutions.items()
@@ -106,11 +54,6 @@ def make_plan(
     )
     warnings = plan_warnings(nodes, target, facts, resolutions)
     return Plan(stack=stack, profile=profile, target=target.name, nodes=nodes, warnings=warnings)
-
-
-def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
-    """`<prefix>/envs/<stack>-<profile>-<first 12 of the digest>`."""
-    return posixpath.join(prefix, "envs", f"{stack}-{profile}-{digest[:12]}")
 
 
 def chosen_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
@@ -124,7 +67,7 @@ def chosen_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Vari
 
 def _node_plan(facts: NodeFacts, resolution: Resolution, target: Target, lock: Lock, inputs: Inputs) -> NodePlan:
     variant = chosen_variant(lock, resolution, facts)
-    node = _Node(facts, target, lock, variant, inputs, resolution)
+    node = NodeSteps(facts, target, lock, variant, inputs, resolution)
     stamp = stamp_of(facts, lock, variant.digest)
     return NodePlan(
         node=facts.node,
@@ -134,261 +77,6 @@ def _node_plan(facts: NodeFacts, resolution: Resolution, target: Target, lock: L
         steps=node.steps(stamp),
         resolution=resolution,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """One node while its steps are made."""
-
-    facts: NodeFacts
-    target: Target
-    lock: Lock
-    variant: Variant
-    inputs: Inputs
-    resolution: Resolution
-
-    @property
-    def prefix(self) -> str:
-        return self.facts.prefix.path
-
-    @property
-    def environment(self) -> str:
-        return environment_path(self.prefix, self.lock.stack, self.lock.profile, self.variant.digest)
-
-    @property
-    def tools(self) -> NodeTools:
-        return self.inputs.tools[self.facts.node]
-
-    @property
-    def interpreter(self) -> str | None:
-        return self.tools.interpreter or self.resolution.interpreter
-
-    def steps(self, stamp: StampFacts | None) -> tuple[Step, ...]:
-        """Nothing for a finished environment that is current; one link for one that is not; else everything."""
-        repaired = self.facts.node in self.inputs.repair
-        if stamp is not None and not repaired:
-            reason = self._why_activate(stamp)
-            if reason is None:
-                return ()
-            return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
-        cost = estimate(self.variant, platform_of(self.variant, self.facts))
-        if in_image(self.variant, self.target):
-            return self._image(cost)
-        why = "it is built again as asked" if repaired else "no finished environment with this digest is there"
-        return (
-            *self._toolchain(),
-            *self._fetch(),
-            *self._deliver(cost),
-            self._install(cost, why, repaired),
-            self._smoke(),
-            self._activate("stamped last, so that a half-built environment is never used", cost.disk_bytes),
-        )
-
-    def _image(self, cost: Estimate) -> tuple[Step, ...]:
-        """What would be built for the engine `container`; no step is a call of the node program on this node."""
-        base = self.variant.base.image or f"an image with Python {self.variant.python}"
-        what = f"build an image with {self.variant.id} on {base}: {cost.in_words()}, and {base} itself"
-        why = "the target's engine is container"
-        sums = {key: getattr(cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
-        build = Step(kind="install", what=what, why=why, **sums)
-        return (build, self._smoke().model_copy(update={"request": None}))
-
-    def _why_activate(self, stamp: StampFacts) -> str | None:
-        if not stamp.current:
-            return "another one is in use"
-        there = (stamp.stamp or {}).get("variables")
-        return "its variables have changed" if there is not None and there != self._variables() else None
-
-    def _request(self, verb: str, **args: Any) -> dict[str, Any]:
-        return {
-            "protocol": PROTOCOL,
-            "verb": verb,
-            "run": self.inputs.run,
-            "prefix": self.prefix,
-            "args": {"environment": self.environment, **args},
-        }
-
-    def _toolchain(self) -> tuple[Step, ...]:
-        there = set(self.facts.toolchain)
-        missing = [tool for tool in self.tools.tools if tool.folder not in there]
-        if not missing:
-            return ()
-        amount = sum(self.inputs.tool_bytes.get(tool.folder, 0) for tool in missing)
-        names = ", ".join(tool.name for tool in missing)
-        step = Step(
-            kind="toolchain",
-            what=f"put {names} into {self.prefix}/tools",
-            why=f"not there yet, or not these very files (node program {self.inputs.pyz_digest[:12]})",
-            disk_bytes=amount,
-            inodes=2 * len(missing),
-            seconds=TOOLCHAIN_SECONDS,
-        )
-        return (step,)
-
-    def _fetch(self) -> tuple[Step, ...]:
-        """What nobody has recorded the hash of; the rules let it through only when the user trusts its first use."""
-        files = unrecorded_files(self.variant, self.facts)
-        if not files:
-            return ()
-        names = ", ".join(file.file for _, file in files)
-        here = self.target.delivery == "controller"
-        wanted = [
-            {"package": p.name, "version": p.version, "index": p.index, "file": f.file, "misrecorded": f.misrecorded}
-            for p, f in files
-        ]
-        request = self._request(
-            "fetch",
-            files=wanted,
-            artifacts=self._artifacts(),
-            controller=dict(self.inputs.controller),
-            wait=self.inputs.wait,
-        )
-        step = Step(
-            kind="fetch",
-            what=f"fetch {names} once{' on this machine' if here else ''}, check it against its own RECORD and record "
-            "its sha256",
-            why="nobody has recorded its hash and its first use is trusted; the environment is named by what comes",
-            request=None if here else request,
-        )
-        return (step,)
-
-    def _deliver(self, cost: Estimate) -> tuple[Step, ...]:
-        if self.target.delivery != "controller":
-            return ()
-        packages, sources = len(self.variant.packages), len(self.variant.sources)
-        step = Step(
-            kind="deliver",
-            what=f"bring {packages} files and {sources} sources to {self.prefix}/store",
-            why="the target says that nodes fetch nothing themselves",
-            fetch_bytes=cost.fetch_bytes,
-            disk_bytes=cost.fetch_bytes,
-            inodes=packages + sources,
-            seconds=round(cost.fetch_bytes / 40e6, 1),
-        )
-        return (step,)
-
-    def _artifacts(self) -> dict[str, Any]:
-        given = self.inputs.artifacts.get(self.facts.node)
-        if given is not None:
-            return dict(given)
-        if self.target.delivery == "controller":
-            store = posixpath.join(self.prefix, "store")
-            bundles = {s.name: posixpath.join(store, f"{s.name}-{s.commit[:12]}.bundle") for s in self.variant.sources}
-            return {"find_links": [store], "indexes": {}, "offline": True, "sources": bundles}
-        named = {package.index for package in self.variant.packages}
-        indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
-        return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
-
-    def _found_folders(self) -> list[str]:
-        """Folders of the node in which the probe found files of the variant."""
-        files = {file.file for package in self.variant.packages for file in package.files}
-        found = self.facts.files_found
-        return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
-
-    def _install(self, cost: Estimate, why: str, repaired: bool) -> Step:
-        args: dict[str, Any] = {
-            "stack": self.lock.stack,
-            "profile": self.lock.profile,
-            "variant": self.variant.to_json_dict(),
-            "interpreter": self.interpreter,
-            "tools": {"uv": self.tools.uv},
-            "artifacts": self._artifacts(),
-            "cache": self._place(self.target.cache) or posixpath.join(self.prefix, "cache", "uv"),
-            "tmp": self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
-            "controller": dict(self.inputs.controller),
-            "wait": self.inputs.wait,
-        }
-        if repaired:
-            args["repair"] = True
-        fetched = self.target.delivery == "node"
-        return Step(
-            kind="install",
-            what=f"build {self.variant.id} on {self._standing()}: {cost.in_words()}",
-            why=why,
-            request=self._request("install", **args),
-            fetch_bytes=cost.fetch_bytes if fetched else 0,
-            disk_bytes=cost.disk_bytes,
-            inodes=cost.inodes,
-            seconds=cost.seconds,
-        )
-
-    def _standing(self) -> str:
-        python = f"Python {self.variant.python}"
-        if self.variant.base.kind == "none":
-            return f"{python} ({self.interpreter or self.variant.interpreter.name})"
-        return f"{python} and its packages ({self.interpreter})"
-
-    def _smoke(self) -> Step:
-        return Step(
-            kind="smoke",
-            what=f"run the smoke test: {', '.join(item.name for item in self.variant.smoke) or 'nothing'}",
-            why="what does not work is not stamped",
-            request=self._request(
-                "smoke",
-                variant=self.variant.to_json_dict(),
-                items=self._smoke_items(),
-                cuda=self._uses_cuda(),
-                tmp=self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
-            ),
-            seconds=sum(SMOKE_SECONDS[item.name] for item in self.variant.smoke),
-        )
-
-    def _smoke_items(self) -> list[dict[str, Any]]:
-        """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
-        items = [item.to_json_dict() for item in self.variant.smoke]
-        for metric, least in self.target.node_floors.items():
-            holders = [item for item in items if metric in item.get("floors", {})]
-            for item in holders or [item for item in items if item["name"] == "machine"]:
-                item["floors"] = {**item.get("floors", {}), metric: least}
-        return items
-
-    def _uses_cuda(self) -> bool:
-        if not gpu_usable(self.facts):
-            return False
-        flavour = self.variant.flavour or split_local(self.variant.provided.get("torch", ""))[1]
-        has_torch = self.variant.torch is not None or "torch" in self.variant.provided
-        return has_torch and flavour != "cpu"
-
-    def _activate(self, why: str, read_bytes: int) -> Step:
-        link = posixpath.join(self.prefix, "current", self.lock.stack)
-        return Step(
-            kind="activate",
-            what=f"point {link} at {posixpath.basename(self.environment)}",
-            why=why,
-            request=self._request(
-                "activate",
-                stack=self.lock.stack,
-                profile=self.lock.profile,
-                variant=self.variant.to_json_dict(),
-                variables=self._variables(),
-                controller=dict(self.inputs.controller),
-                wait=self.inputs.wait,
-                evidence={
-                    "target": self.target.name,
-                    "not_plain": self._not_plain(),
-                    "hardware": self.facts.hardware(),
-                    **self._trusted(),
-                },
-            ),
-            seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
-        )
-
-    def _not_plain(self) -> list[str]:
-        return sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")})
-
-    def _trusted(self) -> dict[str, Any]:
-        """The files whose hashes rest on a first use, for the stamp; nothing where there are none."""
-        trusted = [file.to_json_dict() for file in trusted_files(self.variant)]
-        return {"first_use": trusted} if trusted else {}
-
-    def _variables(self) -> dict[str, Any]:
-        return self.variant.variables(self.target.environment)
-
-    def _place(self, template: str | None) -> str | None:
-        """A path of the target with `{user}` and `{home}` filled in from the facts."""
-        if template is None:
-            return None
-        return template.replace("{user}", self.facts.user).replace("{home}", self.facts.home)
 
 
 def plan_warnings(

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.patches import load_patch
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
+from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan import chosen_variant, make_plan, total_fetch
 from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expect import unexpected
 from envbuild.resolve.supply import Supply
-from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
+from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock, torch_package
 from tests.resolve.test_engine import TORCH_SITE, stamped, with_site
 
 
@@ -283,3 +285,76 @@ def test_chosen_variant_needs_a_choice() -> None:
 )
 def test_hardware_that_is_not_as_expected_is_said(node: str, expects: dict[str, Any], fits: bool) -> None:
     assert (unexpected(node_facts(node), target(expects=expects)) == ()) is fits
+
+
+SOURCE = {"name": "apex", "git": "https://example.org/apex", "commit": "1" * 40, "tree": "2" * 40}
+FLAGS = {"flags": ["cpp_ext", "cuda_ext"]}
+
+
+def compiled_lock(**source: Any) -> Lock:
+    """A CUDA torch and one compiled source for Python 3.10."""
+    fields = {"id": "cu124-py3.10", "python": "3.10", "torch": "2.5.0", "flavour": "cu124"}
+    packages = [torch_package("2.5.0", "3.10", size=900_000_000)]
+    return make_lock({**fields, "packages": packages, "sources": [{**SOURCE, "build": FLAGS, **source}]})
+
+
+def patches() -> dict[str, Patch]:
+    return {"apex-cuda-check": load_patch("apex-cuda-check")}
+
+
+def test_what_is_compiled_is_told_to_the_install_and_to_the_reader() -> None:
+    plan = planned(node_facts("h100", nvcc=["11.8", "12.4"]), compiled_lock(), where=target(build_jobs=16))
+    assert request(plan, "install")["args"]["build"] == {
+        "store": "/data/envbuild/store/wheels",
+        "arch_list": ["9.0"],
+        "cuda_home": "/usr/local/cuda-12.4",
+        "nvcc": "12.4",
+        "jobs": 16,
+        "check_rebuild": False,
+    }
+    step = next(step for step in only(plan).steps if step.kind == "install")
+    assert "; compile apex (2 flags, for 9.0) with 16 jobs, where the wheel store has no wheel of them" in step.what
+    alone = planned(node_facts("h100"), compiled_lock(), where=target(build_jobs=1))
+    assert next(s for s in only(alone).steps if s.kind == "install").seconds > step.seconds + 600
+
+
+def test_store_and_jobs_of_the_user_and_the_target_reach_the_install() -> None:
+    where = target(store="{home}/wheels", build_jobs=4)
+    plan = planned(node_facts("h100"), compiled_lock(), where=where, jobs=2, check_rebuild=True)
+    build = request(plan, "install")["args"]["build"]
+    assert (build["store"], build["jobs"], build["check_rebuild"]) == ("/home/u/wheels", 2, True)
+
+
+def test_every_step_speaks_of_the_variant_that_is_compiled_for_these_gpus() -> None:
+    plan = planned(node_facts("h100"), compiled_lock())
+    for kind in ("install", "smoke", "activate"):
+        variant = request(plan, kind)["args"]["variant"]
+        assert (variant["arch_list"], variant["digest"]) == (["9.0"], only(plan).variant_digest)
+    assert only(plan).environment.endswith(only(plan).variant_digest[:12])
+
+
+def test_an_arch_list_of_the_stack_reaches_the_build_as_it_is() -> None:
+    lock = compiled_lock()
+    said = lock.variants[0].to_json_dict() | {"environment": {"TORCH_CUDA_ARCH_LIST": "7.0;8.0+PTX"}}
+    args = request(planned(node_facts("h100"), make_lock(said)), "install")["args"]
+    assert args["build"]["arch_list"] == ["7.0", "8.0+PTX"]
+    assert "arch_list" not in args["variant"]
+
+
+def test_patches_come_from_the_catalog_with_the_bounds_of_the_lock() -> None:
+    digest = load_patch("apex-cuda-check").tried[0].commit
+    pin = {"name": "apex-cuda-check", "digest": "a" * 64, "least": 3, "most": 4}
+    named = {"patches": ["apex-cuda-check"], "commit": digest}
+    plain = planned(node_facts("h100"), compiled_lock(**named), patches=patches())
+    pinned = planned(node_facts("h100"), compiled_lock(**named, patch_pins=[pin]), patches=patches())
+    ((one,), (two,)) = (request(plan, "install")["args"]["patches"]["apex"] for plan in (plain, pinned))
+    exact = patches()["apex-cuda-check"].expected(digest)
+    assert one["hits"] == {"least": exact[0], "most": exact[1]}
+    assert two["hits"] == {"least": 3, "most": 4}
+    assert one["parts"] == two["parts"]
+    assert "patches" not in request(planned(node_facts("h100"), compiled_lock()), "install")["args"]
+
+
+def test_without_sources_nothing_is_said_of_builds() -> None:
+    args = request(planned(node_facts("cpu-laptop")), "install")["args"]
+    assert not {"build", "patches"} & set(args)

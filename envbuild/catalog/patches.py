@@ -16,6 +16,7 @@ from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.validation import manifest_error
 from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError
+from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch, Recipe
 
 _SED_TIMEOUT = 30.0
@@ -47,6 +48,12 @@ def load_patch(name: str) -> Patch:
             hint=did_you_mean(name, [*patches, *by_alias]) or "`envbuild patch list` names them",
         )
     return patch
+
+
+def patches_of(lock: Lock) -> dict[str, Patch]:
+    """The patches that the sources of a lock name, by those names. Raises EnvbuildError `patch-unknown`, exit 2."""
+    names = sorted({name for variant in lock.variants for source in variant.sources for name in source.patches})
+    return {name: load_patch(name) for name in names}
 
 
 def digest_of(name: str) -> str:

@@ -33,6 +33,12 @@ _BUILD_OPTIONS = (
         help="Take a file whose hash nobody has recorded as it is now, record its sha256, and hold to it.",
     ),
     click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compile jobs at once on a node; else the target's, else from its cores and memory.",
+    ),
+    click.option(
         "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for another envbuild this long."
     ),
 )
@@ -75,7 +81,14 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
     )
 
 
-def settings_of(config: Config, *, repair: bool = False, command: tuple[str, ...] = ()) -> Settings:
+def settings_of(
+    config: Config,
+    *,
+    repair: bool = False,
+    jobs: int | None = None,
+    check_rebuild: bool = False,
+    command: tuple[str, ...] = (),
+) -> Settings:
     """How a run behaves, from the configuration."""
     from envbuild.cli import interrupts
     from envbuild.provision.work import Settings
@@ -86,6 +99,8 @@ def settings_of(config: Config, *, repair: bool = False, command: tuple[str, ...
         toolchain_file=config.toolchain,
         wait=config.wait,
         repair=repair,
+        jobs=jobs,
+        check_rebuild=check_rebuild,
         command=command,
         cancel=interrupts.seen,
     )

@@ -24,15 +24,24 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same without envbuild, and stop.")
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
+@click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
 @common_options
-def provision(ui: Ui, /, dry_run: bool, print_script: bool, repair: bool, no_locked: bool, **flags: Any) -> int:
+def provision(
+    ui: Ui, /, dry_run: bool, print_script: bool, repair: bool, check_rebuild: bool, no_locked: bool, **flags: Any
+) -> int:
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=not no_locked)
-    settings = settings_of(config, repair=repair, command=("envbuild", *sys.argv[1:]))
+    settings = settings_of(
+        config,
+        repair=repair,
+        jobs=flags.get("jobs"),
+        check_rebuild=check_rebuild,
+        command=("envbuild", *sys.argv[1:]),
+    )
     if dry_run or print_script:
         return _plan_only(ui, prepared, settings, script=print_script)
     return _provision(ui, prepared, settings)
@@ -51,7 +60,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     config = configured(flags)
     if facts is not None:
         return _plan_recorded(ui, prepare(choice_of(flags, config), recorded=True), facts, config.toolchain)
-    return _plan_only(ui, prepare(choice_of(flags, config)), settings_of(config), script=False)
+    return _plan_only(ui, prepare(choice_of(flags, config)), settings_of(config, jobs=flags.get("jobs")), script=False)
 
 
 def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:

@@ -37,7 +37,8 @@ class Candidate(StrictModel):
 class Resolution(StrictModel):
     """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
 
-    `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it.
+    `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it; `nvcc`
+    the path of the compiler for it.
     """
 
     node: str
@@ -47,6 +48,7 @@ class Resolution(StrictModel):
     variant_digest: str | None = None
     interpreter: str | None = None
     arch_list: tuple[str, ...] | None = None
+    nvcc: str | None = None
     decisions: tuple[Decision, ...]
     candidates: tuple[Candidate, ...]
 

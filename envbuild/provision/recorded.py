@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from envbuild.catalog.patches import patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
@@ -59,6 +60,7 @@ def plan_recorded(
         controller=identity.here(),
         pyz_digest=node_pyz_digest(),
         tools=tools,
+        patches=patches_of(prepared.lock),
         tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
     )
     return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey

@@ -20,13 +20,18 @@ DEADLINE = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds."""
+    """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds.
+
+    `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare.
+    """
 
     runs_root: Path
     toolchain_file: Path | None = None
     wait: float = 600.0
     deadline: float = DEADLINE
     repair: bool = False
+    jobs: int | None = None
+    check_rebuild: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 

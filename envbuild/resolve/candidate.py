@@ -71,7 +71,7 @@ def request_for(
         machine=variant.platform.removeprefix("linux_"),
         index=index,
         installed=installed,
-        compiled=tuple(s.name for s in variant.sources if s.build and _needs_nvcc(s.build)),
+        compiled=tuple(s.name for s in variant.sources if s.build and needs_nvcc(s.build)),
         built=tuple(s.name for s in variant.sources if s.build),
         arch_list=stack_arch_list(variant),
         expected_gpu=expected_gpu,
@@ -81,7 +81,8 @@ def request_for(
     )
 
 
-def _needs_nvcc(build: Build) -> bool:
+def needs_nvcc(build: Build) -> bool:
+    """Whether a build compiles CUDA code, as far as its flags, extensions and files say so."""
     said = (*build.flags, *(build.extensions or ()))
     files = [file for module in build.modules or () for file in module.sources]
     return any(word in text for text in said for word in NVCC_WORDS) or any(file.endswith(".cu") for file in files)

@@ -12,7 +12,7 @@ from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.resolve.arch import bound_arch_list
+from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.candidate import (
     Interpreter,
@@ -160,6 +160,7 @@ class Resolver:
             variant_digest=best.variant.digest if best else None,
             interpreter=path,
             arch_list=best.variant.arch_list if best else None,
+            nvcc=self._nvcc(best, facts) if best else None,
             decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
             candidates=tuple(
                 Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
@@ -216,6 +217,13 @@ class Resolver:
             return None
         seen = seen_inside(facts) if in_image(variant, self.target) else facts
         return bound_arch_list(seen, self._request(variant, python), self.compat)
+
+    def _nvcc(self, best: _Judged, facts: NodeFacts) -> str | None:
+        """The compiler for the CUDA code of the sources; of an image to be built nobody knows it."""
+        if not any(source.build for source in best.variant.sources) or in_image(best.variant, self.target):
+            return None
+        found = toolkit(facts, self._request(best.variant, best.python), self.compat)
+        return found.path if found else None
 
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
         return request_for(variant, python, self.compat, self.target.expects.gpu)

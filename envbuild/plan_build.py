@@ -1,0 +1,91 @@
+"""What of a plan is about sources: the patches they get, what is compiled for which GPUs, and where wheels are kept."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import LockedSource, Variant
+from envbuild.model.patch import Patch
+from envbuild.model.stack import Build
+from envbuild.resolve.arch import given_codes
+from envbuild.resolve.candidate import needs_nvcc, stack_arch_list
+
+# CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
+COMPILE_CPU_SECONDS = 1110.0
+OTHER_CPU_SECONDS = 20.0
+
+
+def patch_specs(variant: Variant, patches: Mapping[str, Patch]) -> dict[str, list[dict[str, Any]]]:
+    """The patches of each source as the node program takes them, with the bounds that the lock pins.
+
+    `patches` has those of the catalog by the names that sources use. Raises KeyError for one that is not there.
+    """
+    return {source.name: _specs(source, patches) for source in variant.sources if source.patches}
+
+
+def _specs(source: LockedSource, patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
+    pins = {pin.name: pin for pin in source.patch_pins}
+    specs = []
+    for name in source.patches:
+        spec = patches[name].spec(source.commit)
+        if name in pins:
+            spec["hits"] = {"least": pins[name].least, "most": pins[name].most}
+        specs.append(spec)
+    return specs
+
+
+def build_request(
+    variant: Variant,
+    facts: NodeFacts,
+    nvcc: str | None,
+    *,
+    store: str | None,
+    jobs: int | None,
+    check_rebuild: bool,
+) -> dict[str, Any]:
+    """The `build` of an install request; `nvcc` is the path that the resolver chose, `store` a path on the node."""
+    found = next((each for each in facts.nvcc if each.path == nvcc), None)
+    return {
+        "store": store or posixpath.join(facts.prefix.path, "store", "wheels"),
+        "arch_list": list(arch_codes(variant)),
+        "cuda_home": posixpath.dirname(posixpath.dirname(found.path)) if found else None,
+        "nvcc": found.version if found else None,
+        "jobs": jobs,
+        "check_rebuild": check_rebuild,
+    }
+
+
+def arch_codes(variant: Variant) -> tuple[str, ...]:
+    """What CUDA code is compiled for: what the resolver bound, or what the stack says itself."""
+    return variant.arch_list if variant.arch_list is not None else given_codes(stack_arch_list(variant))
+
+
+def compile_text(variant: Variant, jobs: int | None) -> str:
+    """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty where nothing is."""
+    codes = ";".join(arch_codes(variant))
+    names = ", ".join(_one(source.name, source.build, codes) for source in variant.sources if source.build)
+    if not names:
+        return ""
+    many = f" with {jobs} jobs" if jobs is not None else ""
+    return f"compile {names}{many}, where the wheel store has no wheel of them"
+
+
+def _one(name: str, build: Build, codes: str) -> str:
+    said = [_count(len(build.modules), "kernel")] if build.modules else []
+    said += [_count(len(build.flags), "flag")] if build.flags else []
+    said += [f"for {codes}"] if codes else []
+    return f"{name} ({', '.join(said)})" if said else name
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def compile_seconds(variant: Variant, jobs: int | None) -> float:
+    """Rough seconds of compiling everything; a wheel that the store has takes none."""
+    built = [source.build for source in variant.sources if source.build]
+    work = sum(COMPILE_CPU_SECONDS if needs_nvcc(build) else OTHER_CPU_SECONDS for build in built)
+    return round(work / max(jobs or 1, 1), 1)
