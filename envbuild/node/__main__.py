@@ -24,6 +24,7 @@ VERBS = {
     "envs": "envs",
     "use": "use",
     "remove": "remove",
+    "wheels": "wheels",
 }
 
 

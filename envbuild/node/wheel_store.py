@@ -66,6 +66,8 @@ class Store:
             if create:
                 os.makedirs(self.path, exist_ok=True)
             refused, self.trusted, note = store_trust.judge(self.path)
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
             return

@@ -1,0 +1,249 @@
+"""The verb `wheels`: lists, verifies and prunes a wheel store."""
+
+import os
+import time
+
+from envbuild.node import identity, lease, paths, protocol, wheel_entry
+from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.wheel_store import Store, default_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KEEP_DAYS = 90.0
+_DAY = 86400.0
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Do `args.action` (`list`, `verify` or `prune`) in `args.store` (default `<prefix>/store/wheels`).
+
+    `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
+    used for `args.keep_days`, with `args.dry_run` it only says so. Every result has `store` and `notes`.
+    """
+    args = request["args"]
+    given = args.get("store")
+    if given is not None and not isinstance(given, str):
+        raise NodeError("request-invalid", "`store` must be a path")
+    path = protocol.expand_prefix(given) if given else default_path(request["prefix"])
+    action = args.get("action")
+    if action == "list":
+        result = _list(Store(path))
+    elif action == "verify":
+        result = _verify(Store(path))
+    elif action == "prune":
+        result = _prune(path, args)
+    else:
+        raise NodeError("request-invalid", "`wheels` cannot %s" % str(action)[:80], hint="list, verify or prune")
+    return bool(result.pop("changed", False)), result
+
+
+def describe(store: "Store", name: "str") -> "dict[str, Any]":
+    """What an entry says of itself, its wheel not read; `state` is `unchecked`, `damaged` or `not used`, with `why`."""
+    try:
+        data, last_used = wheel_entry.read(store.place(name), store.trusted)
+    except wheel_entry.UnusableEntryError as found:
+        state = "damaged" if found.kind == "damaged" else "not used"
+        return {"entry": name, "key": name[:64], "state": state, "why": found.why, "size": size_of(store.place(name))}
+    inputs = data["inputs"]
+    toolchain = inputs.get("toolchain") or {}
+    builder = data.get("builder") or {}
+    return {
+        "entry": name,
+        "key": data["key"],
+        "state": "unchecked",
+        "source": inputs.get("source"),
+        "commit": inputs.get("commit"),
+        "torch": "+".join(part for part in inputs.get("torch") or [] if part) or None,
+        "python": (inputs.get("python") or [None])[0],
+        "cuda": toolchain.get("nvcc") or None,
+        "arch_list": inputs.get("arch_list") or [],
+        "compiler": toolchain.get("cxx") or toolchain.get("cc") or None,
+        "wheel": data["wheel"],
+        "sha256": data["sha256"],
+        "size": data["size"],
+        "built_at": data.get("built_at"),
+        "last_used": round(last_used, 3),
+        "builder": {key: builder[key] for key in ("host", "user", "run") if key in builder},
+    }
+
+
+def size_of(path: "str") -> "int":
+    """Bytes of the files in a folder, or of a file."""
+    if not os.path.isdir(path) or os.path.islink(path):
+        try:
+            return os.lstat(path).st_size
+        except OSError:
+            return 0
+    return sum(size_of(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+
+
+def _quarantined(store: "Store") -> "list[dict[str, Any]]":
+    found = []
+    for name in _names(store.place("quarantine")):
+        if not name.endswith(".json"):
+            told = paths.read_json(store.place("quarantine", name + ".json"))
+            told = told if isinstance(told, dict) else {}
+            size = size_of(store.place("quarantine", name))
+            found.append({"name": name, "why": told.get("why"), "at": told.get("at"), "size": size})
+    return found
+
+
+def _names(folder: "str") -> "list[str]":
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _list(store: "Store") -> "dict[str, Any]":
+    entries = [describe(store, name) for name in store.folders()]
+    total = sum(each["size"] for each in entries)
+    return {
+        "store": store.path,
+        "notes": store.notes,
+        "entries": entries,
+        "bytes": total,
+        "quarantine": _quarantined(store),
+    }
+
+
+def _verify(store: "Store") -> "dict[str, Any]":
+    entries = []
+    for name in store.folders():
+        told = describe(store, name)
+        if told["state"] == "unchecked":
+            try:
+                wheel_entry.check(store.place(name), store.trusted)
+                told["state"] = "good"
+            except wheel_entry.UnusableEntryError as found:
+                if found.kind == "gone":
+                    continue
+                told.update(state="damaged" if found.kind == "damaged" else "not used", why=found.why)
+        entries.append(told)
+    damaged = [each["entry"] for each in entries if each["state"] == "damaged"]
+    return {"store": store.path, "notes": store.notes, "entries": entries, "damaged": damaged, "ok": not damaged}
+
+
+def _prune(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+    days = args.get("keep_days", KEEP_DAYS)
+    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days <= 1e6:
+        raise NodeError("request-invalid", "`keep_days` must be a number of days, 0 or more")
+    dry = bool(args.get("dry_run"))
+    store = Store(path, create=os.path.isdir(path) and not dry)
+    if os.path.isdir(path) and not dry and store.use != "read-write":
+        raise NodeError(
+            "store-not-writable",
+            "the wheel store %s cannot be pruned" % store.path,
+            why="; ".join(store.notes),
+            hint="its owner can prune it",
+            exit_code=Exit.REFUSED,
+        )
+    work = _Pruning(store, float(days), dry)
+    work.entries()
+    work.leftovers()
+    freed = sum(each["size"] for each in work.removed)
+    return {
+        "store": store.path,
+        "notes": store.notes,
+        "removed": work.removed,
+        "kept": work.kept,
+        "bytes": freed,
+        "dry_run": dry,
+        "changed": bool(work.removed) and not dry,
+    }
+
+
+class _Pruning:
+    """One pass over a store: what goes and what stays, with the reason."""
+
+    def __init__(self, store: "Store", days: "float", dry: "bool") -> "None":
+        self.store = store
+        self.dry = dry
+        self.removed = []  # type: list[dict[str, Any]]
+        self.kept = []  # type: list[dict[str, Any]]
+        now = time.time() if dry or store.use != "read-write" else store.now()
+        self.before = now - days * _DAY
+        # What a builder may still be writing is left alone, however short the time asked for.
+        self.writing = min(self.before, now - _DAY)
+
+    def entries(self) -> "None":
+        """Entries that nobody used for so long."""
+        for name in self.store.folders():
+            told = describe(self.store, name)
+            last = told.get("last_used") or _mtime(self.store.place(name))
+            if last >= self.before:
+                self.kept.append({"name": name, "why": "used since"})
+            else:
+                self._remove(self.store.place(name), name[:64], dict(told, name=name), wheel_entry.BUILD)
+
+    def leftovers(self) -> "None":
+        """The quarantine, half-written entries of dead builders, and their leases."""
+        for item in _quarantined(self.store):
+            path = self.store.place("quarantine", item["name"])
+            if _mtime(path) < self.before:
+                self._remove(path, "", item)
+                if not self.dry and not os.path.lexists(path):
+                    _unlink(path + ".json")
+        for name in _names(self.store.place("tmp")):
+            path = self.store.place("tmp", name)
+            if _mtime(path) < self.writing:
+                key = name.split(".")[0]
+                told = {"name": "tmp/" + name, "size": size_of(path)}
+                self._remove(path, key if len(key) == 64 else "", told)
+        for name in _names(self.store.place("leases")):
+            path = self.store.place("leases", name)
+            if _mtime(path) < self.writing and not self.dry:
+                _unlink(path)
+
+    def _remove(self, path: "str", key: "str", told: "dict[str, Any]", used: "str" = "") -> "None":
+        """Remove `path` under the lease of `key`, so that nobody builds it or puts it there meanwhile.
+
+        `used`: the file in it whose time is the last use; an entry that was used since it was judged stays.
+        """
+        held = None
+        try:
+            if key:
+                held, owner = self._lease(key)
+                if owner is not None:
+                    self.kept.append({"name": told["name"], "why": "held by " + lease.describe(owner)})
+                    return
+            if used and self.before <= _mtime(os.path.join(path, used)) < float("inf"):
+                return
+            if not self.dry:
+                self._delete(path)
+            self.removed.append(told)
+        except OSError as error:
+            self.kept.append({"name": told["name"], "why": "cannot be removed: %s" % error.strerror})
+        finally:
+            if held is not None:
+                held.release()
+
+    def _lease(self, key: "str") -> "tuple[lease.Lease | None, dict[str, Any] | None]":
+        path = self.store.place("leases", key + ".json")
+        if not self.dry:
+            mine = dict(identity.here(), run="prune", what="wheels prune")
+            return lease.attempt(path, dict(mine, token=os.urandom(16).hex()))
+        owner = lease.read_at(path)
+        alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))
+        return None, owner if alive else None
+
+    def _delete(self, path: "str") -> "None":
+        """Rename away, then delete: no entry is ever half there."""
+        away = self.store.place("tmp", "%s.pruned-%s" % (os.path.basename(path)[:64], os.urandom(4).hex()))
+        os.rename(path, away)
+        paths.remove_tree(away)
+
+
+def _mtime(path: "str") -> "float":
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _unlink(path: "str") -> "None":
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

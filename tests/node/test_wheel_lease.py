@@ -1,0 +1,186 @@
+"""Two builders of one wheel: one builds, the other waits and uses it; a dead one is taken over, on every clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node.wheel_store import Store, build_key
+from tests.node.wheel_support import inputs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """A builder process; `said` is what it printed so far."""
+
+    def __init__(self, top: Path, name: str, **options: Any) -> None:
+        given = {"store": str(top / "store"), "tmp": str(top / name), "run": name, **options}
+        self.out, self.err = top / f"{name}.out", top / f"{name}.err"
+        argv = [sys.executable, "-m", "tests.node.wheel_builder", json.dumps(given)]
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(argv, stdout=out, stderr=err, cwd=ROOT, start_new_session=True)
+
+    @property
+    def said(self) -> list[str]:
+        return self.out.read_text().splitlines()
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < deadline, self.err.read_text()
+            assert self.process.poll() is None, self.err.read_text()
+            time.sleep(0.02)
+
+    def builds(self) -> bool:
+        return "building" in self.said
+
+    def waits(self) -> bool:
+        return "waiting for" in self.err.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> dict[str, Any]:
+        self.process.wait(timeout=30)
+        found = json.loads(self.said[-1])
+        assert isinstance(found, dict)
+        return found
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Process] = []
+
+    def one(name: str, **options: Any) -> Process:
+        running.append(Process(tmp_path, name, **options))
+        return running[-1]
+
+    yield one
+    for each in running:
+        if each.process.poll() is None:
+            each.kill()
+
+
+def intact(store: Path) -> None:
+    """One entry, good; nothing half there, nobody's lease, nothing in quarantine."""
+    opened = Store(str(store))
+    (name,) = opened.folders()
+    assert name == build_key(inputs())
+    assert opened.find(name) is not None
+    assert opened.notes == []
+    left = {folder: sorted(each.name for each in (store / folder).iterdir()) for folder in ("tmp", "leases")}
+    assert left == {"tmp": [], "leases": []}
+    assert list((store / "quarantine").iterdir()) == []
+
+
+def test_one_builds_and_the_other_waits_says_for_whom_and_uses_it(tmp_path: Path, start: Start) -> None:
+    go = tmp_path / "go"
+    one = start("one", until=str(go))
+    one.until(one.builds)
+    two = start("two")
+    two.until(two.waits)
+    go.touch()
+    assert one.end()["built"] is True
+    told = two.end()
+    assert (told["built"], told["by"]) == (False, "one")
+    assert f"waiting for run one on {os.uname().nodename}, process {one.process.pid}, which builds apex" in (
+        two.err.read_text()
+    )
+    intact(tmp_path / "store")
+
+
+def test_of_many_at_once_exactly_one_builds(tmp_path: Path, start: Start) -> None:
+    many = [start(f"n{number}", content=f"N = {number}\n") for number in range(5)]
+    told = [each.end() for each in many]
+    assert sorted(each["built"] for each in told) == [False] * 4 + [True]
+    assert len({each["sha256"] for each in told}) == 1
+    intact(tmp_path / "store")
+
+
+def test_a_deadline_ends_the_waiting_with_try_again(tmp_path: Path, start: Start) -> None:
+    one = start("one", until=str(tmp_path / "never"))
+    one.until(one.builds)
+    two = start("two", wait=0.2)
+    told = two.end()
+    assert (told["code"], told["exit"], two.process.returncode) == ("build-busy", 75, 75)
+    assert "run one on" in told["why"]
+
+
+@pytest.mark.parametrize("in_put", [False, True], ids=["while it builds", "while it stores"])
+def test_a_builder_that_is_killed_is_taken_over_at_once_and_the_store_is_intact(
+    tmp_path: Path, start: Start, in_put: bool
+) -> None:
+    one = start("one", until=str(tmp_path / "never"), in_put=in_put)
+    one.until(one.builds)
+    two = start("two")
+    two.until(two.waits)
+    half = list((tmp_path / "store" / "tmp").iterdir())
+    assert bool(half) == in_put
+    os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait()
+    told = two.end()
+    assert (told["built"], told["by"]) == (True, "two")
+    assert "took over the lease of run one" in two.err.read_text()
+    intact(tmp_path / "store")
+
+
+def test_a_killed_builder_without_a_waiter_holds_up_nobody_later(tmp_path: Path, start: Start) -> None:
+    one = start("one", until=str(tmp_path / "never"), in_put=True)
+    one.until(one.builds)
+    one.kill()
+    assert Store(str(tmp_path / "store")).folders() == []
+    assert start("two").end()["built"] is True
+    intact(tmp_path / "store")
+
+
+def test_a_builder_on_another_machine_counts_by_its_heartbeat_on_the_file_servers_clock(
+    tmp_path: Path, start: Start
+) -> None:
+    clock = tmp_path / "clock"
+    clock.write_text("1000000")
+    one = start("one", until=str(tmp_path / "never"), clock=str(clock), host="elsewhere")
+    one.until(one.builds)
+    two = start("two", clock=str(clock), host="here")
+    two.until(two.waits)
+    for minute in range(1, 6):  # alive: its heartbeat goes with the clock
+        clock.write_text(str(1000000 + 60 * minute))
+        time.sleep(0.3)
+    assert not two.builds()
+    one.kill()
+    clock.write_text(str(1000300 + 119))
+    time.sleep(0.5)
+    assert not two.builds()
+    assert two.process.poll() is None
+    clock.write_text(str(1000300 + 121))
+    assert two.end()["built"] is True
+    intact(tmp_path / "store")
+
+
+def test_a_builder_that_wakes_up_late_uses_what_its_successor_stored(tmp_path: Path, start: Start) -> None:
+    clock, go = tmp_path / "clock", tmp_path / "go"
+    clock.write_text("1000000")
+    one = start("one", until=str(go), clock=str(clock), host="elsewhere", content="LATE = 1\n")
+    one.until(one.builds)
+    one.process.send_signal(signal.SIGSTOP)
+    clock.write_text("1000500")
+    two = start("two", clock=str(clock), host="here")
+    second = two.end()
+    assert (second["built"], second["by"]) == (True, "two")
+    go.touch()
+    one.process.send_signal(signal.SIGCONT)
+    assert one.end()["sha256"] == second["sha256"]
+    intact(tmp_path / "store")
