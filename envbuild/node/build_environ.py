@@ -1,0 +1,119 @@
+"""The variables of a build: the environment's own programs first, the target's GPUs, and nothing that varies."""
+
+import os
+import re
+import shutil
+
+from envbuild.node import proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
+_COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
+_PLACE = "/envbuild"
+
+
+class Toolchain:
+    """What a build on this node can use; asked once, see `look`.
+
+    `prefix_map`: the compiler's option that takes folders out of files, without its value. `objtemp`: nvcc has
+    `-objtemp`. `nvcc`, `strip`, `ccache`: paths or None.
+    """
+
+    def __init__(
+        self,
+        prefix_map: "str" = "-fdebug-prefix-map",
+        objtemp: "bool" = False,
+        nvcc: "str | None" = None,
+        strip: "str | None" = None,
+        ccache: "str | None" = None,
+    ) -> "None":
+        """Plain data."""
+        self.prefix_map = prefix_map
+        self.objtemp = objtemp
+        self.nvcc = nvcc
+        self.strip = strip
+        self.ccache = ccache
+
+
+def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":
+    """Ask the programs that a build with the variables `env` would use."""
+    path = env.get("PATH", os.defpath)
+    compiler = env.get("CC", "").split() or ["cc"]
+    help_ = proc.run(compiler + ["--help=common"], timeout=20.0, env=env)
+    version = proc.run(compiler + ["-dumpversion"], timeout=20.0, env=env).out.strip()
+    number = re.match(r"\d+", version)
+    # gcc 8 and clang 10 have it; clang's -dumpversion is its own version since 11 and 4.2.1 before.
+    new = "-ffile-prefix-map" in help_.out or (number is not None and int(number.group()) >= 8)
+    nvcc = os.path.join(cuda_home, "bin", "nvcc") if cuda_home else shutil.which("nvcc", path=path)
+    if nvcc is not None and not os.access(nvcc, os.X_OK):
+        nvcc = None
+    objtemp = nvcc is not None and "-objtemp" in proc.run([nvcc, "--help"], timeout=60.0, env=env).out
+    return Toolchain(
+        prefix_map="-ffile-prefix-map" if new else "-fdebug-prefix-map",
+        objtemp=objtemp,
+        nvcc=nvcc,
+        strip=shutil.which("strip", path=path),
+        ccache=shutil.which("ccache", path=path),
+    )
+
+
+def variables(
+    environment: "str", stack: "dict[str, Any]", own: "dict[str, Any]", arch_list: "list[str]", cuda_home: "str | None"
+) -> "dict[str, str | None]":
+    """What a build sees beyond this node's own variables; the source's `own` win over the stack's.
+
+    `environment`: the folder of the environment. A stack's variables that are not plain text are not for builds.
+    """
+    extra = {name: value for name, value in stack.items() if isinstance(value, str)}  # type: dict[str, str | None]
+    folders = [os.path.join(environment, "bin")]
+    if cuda_home:
+        extra["CUDA_HOME"] = cuda_home
+        folders.append(os.path.join(cuda_home, "bin"))
+    if arch_list:
+        extra["TORCH_CUDA_ARCH_LIST"] = ";".join(arch_list)
+    extra.update(own)
+    extra.update(
+        PATH=":".join(folders + [os.environ.get("PATH", "/usr/bin:/bin")]),
+        VIRTUAL_ENV=environment,
+        SOURCE_DATE_EPOCH=str(EPOCH),
+        PYTHONHASHSEED="0",
+        # Set by a job or a user, these would let other modules or a debugger into the build.
+        PYTHONSAFEPATH=None,
+        PYTHONINSPECT=None,
+        PYTHONBREAKPOINT=None,
+    )
+    return extra
+
+
+def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, str]") -> "dict[str, str]":
+    """Compiler flags with which the same source gives the same file in other folders.
+
+    `places`: folder -> the name that stands for it. A folder whose name an option cannot hold is left as it is.
+    """
+    flags = [
+        "%s=%s=%s/%s" % (tools.prefix_map, folder, _PLACE, name)
+        for folder, name in places.items()
+        if re.match(r"[^\s=,'\"\\$]+\Z", folder)
+    ]
+    out = {name: " ".join([env.get(name, "")] + flags).strip() for name in ("CFLAGS", "CXXFLAGS")}
+    words = ["-Xcompiler " + flag for flag in flags] + (["-objtemp"] if tools.objtemp else [])
+    if tools.nvcc is not None and words:
+        out["NVCC_APPEND_FLAGS"] = " ".join([env.get("NVCC_APPEND_FLAGS", "")] + words).strip()
+    return out
+
+
+def cached(env: "dict[str, str]", tools: "Toolchain", folder: "str") -> "dict[str, str]":
+    """Variables that put ccache before the compilers, by links in the new folder `folder`; empty without ccache."""
+    if tools.ccache is None or env.get("CCACHE_DISABLE"):
+        return {}
+    os.makedirs(folder)
+    for name in _COMPILERS:
+        if shutil.which(name, path=env.get("PATH", os.defpath)):
+            os.symlink(tools.ccache, os.path.join(folder, name))
+    out = {"PATH": folder + ":" + env.get("PATH", os.defpath)}
+    if tools.nvcc is not None and not env.get("PYTORCH_NVCC"):
+        out["PYTORCH_NVCC"] = "%s %s" % (tools.ccache, tools.nvcc)
+    return out

@@ -1,0 +1,104 @@
+"""The canonical build path: a source is built under one name on every node, for compilers write paths into files."""
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+
+from envbuild.node import identity, paths
+
+CANONICAL = "/tmp/envbuild-build"  # noqa: S108 - used only when it is a private folder of ours
+_ROOM = 4  # times the size of the tree that must be free, and a gigabyte
+_OWNER = "owner.json"
+_UNOWNED = 3600.0  # seconds after which a folder without an owner is nobody's
+
+
+class Folder:
+    """A private, empty folder for one build; a context manager that removes it. `canonical`: it has the one name."""
+
+    def __init__(self, name: "str", size: "int", elsewhere: "str", top: "str" = CANONICAL) -> "None":
+        """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
+        self.path = os.path.join(top, name)
+        self.canonical = _usable(top, size) and _claim(self.path)
+        if not self.canonical:
+            self.path = tempfile.mkdtemp(prefix="build-%s-" % name, dir=elsewhere)
+
+    def __enter__(self) -> "Folder":
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *_: "object") -> "None":
+        """Remove it."""
+        paths.remove_tree(self.path)
+
+
+def _usable(top: "str", size: "int") -> "bool":
+    """Whether `top` is a folder of ours that nobody else can write to, with room for a build."""
+    try:
+        os.mkdir(top, 0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    try:
+        facts, disk = os.lstat(top), os.statvfs(top)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+    return private and disk.f_bavail * disk.f_frsize > size * _ROOM + 10**9
+
+
+def _claim(path: "str") -> "bool":
+    """Make `path`; one that a dead process of this machine left is removed, one of a living process is not touched."""
+    for _ in range(2):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not _left_behind(path):
+                return False
+            trash = "%s.trash-%d" % (path, os.getpid())
+            try:
+                os.rename(path, trash)  # only one of several can
+            except OSError:
+                return False
+            paths.remove_tree(trash)
+            continue
+        except OSError:
+            return False
+        paths.write_json(os.path.join(path, _OWNER), identity.here())
+        return True
+    return False
+
+
+def _left_behind(path: "str") -> "bool":
+    owner = paths.read_json(os.path.join(path, _OWNER))
+    if not isinstance(owner, dict):
+        # It is written right after the folder is made.
+        try:
+            return time.time() - os.lstat(path).st_mtime > _UNOWNED
+        except OSError:
+            return False
+    here = identity.here()
+    rebooted = owner.get("host") == here["host"] and owner.get("boot_id") != here["boot_id"]
+    return rebooted or (identity.same_machine(owner) and not identity.is_alive(owner))
+
+
+def copy(tree: "str", to: "str") -> "None":
+    """A clean copy of a tree, links as links; raises OSError."""
+    try:
+        shutil.copytree(tree, to, symlinks=True)
+    except shutil.Error as error:
+        raise OSError("cannot copy %s: %s" % (tree, str(error)[:500])) from error
+
+
+def size(tree: "str") -> "int":
+    """Bytes in a tree."""
+    total = 0
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                pass
+    return total

@@ -1,0 +1,379 @@
+"""Builds one source into a wheel: in a clean copy at one path, its extensions in parallel, and proves what came out.
+
+Two routes: our driver runs setup.py (which delivers flags for certain, whatever pip would do with them), everything
+else goes through PEP 517. Torch and all build tools are packages of the environment; nothing is isolated or fetched.
+"""
+
+import hashlib
+import json
+import os
+import pkgutil
+import re
+import tempfile
+import time
+
+from envbuild.node import (
+    build_environ,
+    build_folder,
+    build_gate,
+    build_jobs,
+    build_network,
+    build_proof,
+    build_zip,
+    paths,
+    pipconf,
+    proc,
+    protocol,
+    sources,
+    uv,
+)
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
+_PROGRAMS = ("build_driver", "build_gate")
+_BACKEND = re.compile(r"(?m)^\s*build-backend\s*=\s*[\"']([^\"']*)[\"']")
+_SECTION = re.compile(r"(?ms)^\s*\[build-system\]\s*$(.*?)(?=^\s*\[|\Z)")
+
+
+class Options:
+    """How to build, and with what.
+
+    `tool`: uv with its caches and folders; `tmp`: a private folder (default: the tool's). `variables`: the variant's
+    environment. `build`: the source's `build` (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST
+    as a list. `cuda_home`: the toolkit. `jobs`: compile jobs at once (default: from cores and memory). `budget`: one
+    that is open already, for several sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
+    """
+
+    def __init__(
+        self,
+        tool: "uv.Uv",
+        variables: "dict[str, Any] | None" = None,
+        build: "dict[str, Any] | None" = None,
+        arch_list: "list[str] | None" = None,
+        cuda_home: "str | None" = None,
+        jobs: "int | None" = None,
+        tmp: "str | None" = None,
+        check_rebuild: "bool" = False,
+        budget: "build_jobs.Budget | None" = None,
+    ) -> "None":
+        """Plain data."""
+        self.tool = tool
+        self.variables = variables or {}
+        self.build = build
+        self.arch_list = list(arch_list or [])
+        self.cuda_home = cuda_home
+        self.jobs = jobs
+        self.tmp = tmp or tool.tmp
+        self.check_rebuild = check_rebuild
+        self.budget = budget
+
+
+def build_wheel(
+    python: "str", source: "dict[str, Any]", project: "str", out: "str", options: "Options"
+) -> "dict[str, Any]":
+    """Build `source`, whose checked and patched tree holds the folder `project`, into a wheel in the folder `out`.
+
+    `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
+    Result: `wheel` (path), `sha256`, `route` (`setup.py`, `pep517` or `kernels`), `seconds`, `jobs` (compile jobs at
+    once), `extensions` (import names), `arch` (as `build_proof.architectures`), `network` (`off` or `on: why`),
+    `ccache`, `retried` (after an OOM kill), `canonical` (built at the canonical path), `rebuild` (None, or {equal,
+    different: [members]}).
+
+    Raises NodeError `build-failed`, `extensions-missing`, `arch-missing` (exit 4), `disk-full` (75).
+    """
+    if options.budget is None:
+        with build_jobs.Budget(options.jobs) as budget:
+            return _Build(python, source, project, out, options, budget).run()
+    return _Build(python, source, project, out, options, options.budget).run()
+
+
+def build_all(calls: "Mapping[str, Callable[[build_jobs.Budget], Any]]", jobs: "int | None" = None) -> "dict[str, Any]":
+    """Run one call for each source at once, under one budget that each gets; returns name -> what its call returned.
+
+    A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
+    the first one (in order) that failed raised.
+    """
+    failures = {}  # type: dict[str, BaseException]
+    results = {}  # type: dict[str, Any]
+
+    def run(name: "str", call: "Callable[[build_jobs.Budget], Any]", budget: "build_jobs.Budget") -> "None":
+        try:
+            results[name] = call(budget)
+        except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
+            failures[name] = error
+
+    with build_jobs.Budget(jobs) as budget:
+        threads = [(lambda name=name, call=call: run(name, call, budget)) for name, call in calls.items()]
+        proc.parallel(threads)
+    for name in calls:
+        if name in failures:
+            raise failures[name]
+    return {name: results[name] for name in calls}
+
+
+def route(project: "str", build: "dict[str, Any]") -> "str":
+    """`kernels`, `setup.py` (there is one and no backend but setuptools) or `pep517`."""
+    if build.get("kind") == "kernels":
+        return "kernels"
+    if not os.path.isfile(os.path.join(project, "setup.py")):
+        return "pep517"
+    section = _SECTION.search(_read(os.path.join(project, "pyproject.toml")))
+    if section is None:
+        return "setup.py"
+    backend = _BACKEND.search(section.group(1))
+    ours = backend is None or backend.group(1).split(":")[0] == "setuptools.build_meta"
+    return "setup.py" if ours and "backend-path" not in section.group(1) else "pep517"
+
+
+def _read(path: "str") -> "str":
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+class _Build:
+    """One build, from its request to its result."""
+
+    def __init__(
+        self,
+        python: "str",
+        source: "dict[str, Any]",
+        project: "str",
+        out: "str",
+        options: "Options",
+        budget: "build_jobs.Budget",
+    ) -> "None":
+        self.python = python
+        self.source = source
+        self.name = source["name"]
+        self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
+        self.tree = project
+        for _ in self.inside.split("/") if self.inside else ():
+            self.tree = os.path.dirname(os.path.normpath(self.tree))
+        self.out = out
+        self.options = options
+        self.budget = budget
+        self.build = (options.build if options.build is not None else source.get("build")) or {}
+        self.flags = sources.option_flags(self.build.get("flags") or [])
+        self.memory = float(self.build.get("memory_per_job") or build_jobs.MEMORY_PER_JOB)
+        self.route = route(project, self.build)
+        self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+        self.retried = False
+        self.ccache = False
+
+    def run(self) -> "dict[str, Any]":
+        begun = time.monotonic()
+        self.prefix, network = build_network.off()
+        jobs = self.budget.limit(self.memory)
+        log("building %s (%s, %d job%s)" % (self.name, self.route, jobs, "" if jobs == 1 else "s"))
+        os.makedirs(self.out, exist_ok=True)
+        wheel, report, canonical = self._once(self.out, False)
+        seconds = time.monotonic() - begun
+        result = {
+            "wheel": wheel,
+            "sha256": _sha256(wheel),
+            "route": self.route,
+            "seconds": round(seconds, 2),
+            "jobs": jobs,
+            "extensions": self._prove(wheel, report),
+            "arch": build_proof.architectures([wheel], self.options.arch_list, self.options.cuda_home),
+            "network": network,
+            "ccache": self.ccache,
+            "retried": self.retried or self.budget.retried,
+            "canonical": canonical,
+            "rebuild": self._again(wheel) if self.options.check_rebuild else None,
+        }
+        log("built %s in %.1f s" % (os.path.basename(wheel), seconds))
+        return result
+
+    def _again(self, wheel: "str") -> "dict[str, Any]":
+        """Build once more, without ccache (which would give back the first one's objects), and compare."""
+        with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tmp) as folder:
+            other, _, _ = self._once(folder, True)
+            found = build_zip.different(wheel, other)
+            equal = (
+                not found and os.path.basename(wheel) == os.path.basename(other) and _sha256(wheel) == _sha256(other)
+            )
+        return {"equal": equal, "different": found}
+
+    def _once(self, out: "str", again: "bool") -> "tuple[str, dict[str, Any], bool]":
+        name = "%s-%s" % (self.name, self.source["commit"][:12])
+        with build_folder.Folder(name, build_folder.size(self.tree), self.options.tmp) as folder:
+            work = _Work(folder.path)
+            build_folder.copy(self.tree, work.tree)
+            env = self._environ(work, again)
+            done = self._run(work, env)
+            if not done.ok and self._killed(done, work):
+                # Where single commands are not held back: all of it once more, on top of what is compiled.
+                self.budget.halve()
+                self.retried = True
+                log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
+                done = self._run(work, env)
+            report = paths.read_json(work.report) or {}
+            self._record(done)
+            if not done.ok:
+                raise self._failed(done, report)
+            wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
+            if len(wheels) != 1:
+                raise self._error("the build made %d wheels" % len(wheels))
+            strip = self.tools.strip
+            return build_zip.settle(os.path.join(work.out, wheels[0]), out, strip, work.tmp), report, folder.canonical
+
+    def _environ(self, work: "_Work", again: "bool") -> "dict[str, str]":
+        own = self.build.get("environment") or {}
+        options = self.options
+        extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
+        env = options.tool.environ(dict(extra, TMPDIR=work.tmp))
+        self.tools = build_environ.look(env, options.cuda_home)
+        places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env"}
+        env.update(build_environ.equal_files(env, self.tools, places))
+        if again:
+            env["CCACHE_DISABLE"] = "1"
+        cached = build_environ.cached(env, self.tools, os.path.join(work.path, "ccache"))
+        self.ccache = self.ccache or bool(cached)
+        env.update(cached)
+        return env
+
+    def _run(self, work: "_Work", env: "dict[str, str]") -> "proc.Finished":
+        project = os.path.join(work.tree, self.inside)
+        socket, jobs = self.budget.socket, self.budget.limit(self.memory)
+        guard = self.prefix + [self.python, "-I", "-S", work.program("build_gate"), "guard", socket, "--"]
+        env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
+        if self.route == "pep517":
+            words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", self.python]
+            words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
+            with _Held(socket, jobs, self.memory * jobs):
+                return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
+        request = {
+            "flags": self.flags,
+            "out": work.out,
+            "report": work.report,
+            "gate": work.program("build_gate"),
+            "socket": socket,
+            "memory": self.memory,
+            "jobs": jobs,
+            "logs": work.logs,
+            "source": self.name,
+            "modules": self.build.get("modules") if self.route == "kernels" else None,
+        }
+        file = os.path.join(work.path, "request.json")
+        paths.write_json(file, request)
+        words = [self.python, work.program("build_driver"), file]
+        return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
+
+    def _killed(self, done: "proc.Finished", work: "_Work") -> "bool":
+        if self.route != "pep517" and (paths.read_json(work.report) or {}).get("gated") != "extensions":
+            return False
+        return done.rc in (137, 247) or build_gate.KILLED.search(done.out.encode("utf-8")) is not None
+
+    def _record(self, done: "proc.Finished") -> "None":
+        """The whole output, into the log file of the run only."""
+        if protocol.log.path is None:
+            return
+        message = "output of the build of %s:\n%s" % (self.name, pipconf.redact(done.out + done.err))
+        try:
+            with open(protocol.log.path, "ab") as stream:
+                line = json.dumps({"t": round(time.time(), 3), "message": message})
+                stream.write(line.encode("ascii") + b"\n")
+        except OSError as error:
+            log("the build's output is not in the log file: %s" % error)
+
+    def _failed(self, done: "proc.Finished", report: "dict[str, Any]") -> "NodeError":
+        text = done.out + "\n" + done.err
+        if report.get("unread"):
+            return self._missing(
+                "its setup.py at this commit does not know the flag%s %s"
+                % ("" if len(report["unread"]) == 1 else "s", " ".join(report["unread"]))
+            )
+        if "No space left on device" in text or "Disk quota exceeded" in text:
+            return paths.full_disk(self.options.tmp, uv.tail(text))
+        if done.timed_out:
+            return self._error("it was not done after %d minutes" % (DEADLINE // 60))
+        what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
+        log(uv.tail(text, 400))
+        return self._error(what + uv.tail(text, 30))
+
+    def _error(self, why: "str") -> "NodeError":
+        return NodeError(
+            "build-failed",
+            "source %s could not be built" % self.name,
+            why=why,
+            hint="its build tools must be packages of the lock; the whole output is in the node's log",
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+
+    def _missing(self, why: "str", names: "list[str] | None" = None) -> "NodeError":
+        return NodeError(
+            "extensions-missing",
+            "source %s would be a wheel without what was asked for" % self.name,
+            why=why,
+            hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
+            exit_code=Exit.BUILD_FAILED,
+            details={"extensions": names} if names else None,
+            changed=True,
+        )
+
+    def _prove(self, wheel: "str", report: "dict[str, Any]") -> "list[str]":
+        """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
+        there = build_zip.modules(build_zip.members(wheel))
+        wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
+        wanted += self.build.get("extensions") or []
+        wanted += [each["name"] for each in self.build.get("modules") or [] if self.route == "kernels"]
+        missing = sorted({name for name in wanted if name not in there})
+        if missing:
+            os.unlink(wheel)
+            raise self._missing("it holds no %s; it holds %s" % (
+                ", ".join(missing), ", ".join(sorted(there)) or "no extension at all"), missing)  # fmt: skip
+        return sorted(there)
+
+
+class _Work:
+    """The folders of one build, and the programs in it."""
+
+    def __init__(self, path: "str") -> "None":
+        self.path = path
+        self.tree = os.path.join(path, "src")
+        self.tmp = os.path.join(path, "tmp")
+        self.out = os.path.join(path, "out")
+        self.logs = os.path.join(path, "logs")
+        self.report = os.path.join(path, "report.json")
+        for folder in (self.tmp, self.out, self.logs):
+            os.mkdir(folder)
+        for name in _PROGRAMS:
+            data = pkgutil.get_data(__name__.rpartition(".")[0], name + ".py")
+            assert data is not None
+            with open(self.program(name), "wb") as stream:
+                stream.write(data)
+
+    def program(self, name: "str") -> "str":
+        return os.path.join(self.path, name + ".py")
+
+
+class _Held:
+    """Tokens that a whole build holds, for one whose compile commands cannot be held back singly."""
+
+    def __init__(self, path: "str", cores: "int", memory: "float") -> "None":
+        self.line = build_gate.connect(path)
+        build_gate.send(self.line, {"op": "take", "cores": cores, "memory": memory, "weight": 1})
+
+    def __enter__(self) -> "None":
+        build_gate.receive(self.line)
+
+    def __exit__(self, *_: "object") -> "None":
+        self.line.close()
+
+
+def _sha256(path: "str") -> "str":
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for part in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(part)
+    return digest.hexdigest()
