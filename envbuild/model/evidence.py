@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from envbuild.model.common import StrictModel
 from envbuild.model.facts import NodeFacts
+from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
 EVIDENCE_VERSION = "1.0"
@@ -36,7 +37,10 @@ class Check(StrictModel):
 
 
 class NodeEvidence(StrictModel):
-    """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all."""
+    """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
+
+    `first_use` are files of its environment that nobody but a first user vouches for.
+    """
 
     node: str
     status: Literal["ok", "unchanged", "failed", "unreachable", "refused"]
@@ -52,6 +56,7 @@ class NodeEvidence(StrictModel):
     checks: tuple[Check, ...] = ()
     drift: tuple[dict[str, str], ...] = ()
     drift_count: int = 0
+    first_use: tuple[TrustedFile, ...] = ()
     error: dict[str, Any] | None = None
     files: int | None = None
     bytes: int | None = None

@@ -76,6 +76,15 @@ def failed_node(
     )
 
 
+def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
+    """What a reader has to know of how the environments came to be; the files themselves are with their nodes."""
+    count = len({(file.file, file.sha256) for node in nodes for file in node.first_use})
+    if not count:
+        return ()
+    those = "its hash" if count == 1 else "their hashes"
+    return (f"{count} file{'s' * (count != 1)} trusted on first use: nobody else has recorded {those}",)
+
+
 def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
     """The exit code of a run: the gravest, and `PARTIAL` among them when some nodes are good and some are not."""
     codes = [node.exit for node in nodes]

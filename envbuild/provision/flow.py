@@ -9,6 +9,8 @@ from typing import Any
 from envbuild import __version__
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.first_use import trusted_files
+from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
@@ -179,7 +181,7 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
     out = [
         collect.node_evidence(
             node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)
-        )
+        ).model_copy(update={"first_use": trusted_files(_variant(work, node))})
         for node in plan.nodes
     ]
     planned = {node.node for node in plan.nodes}
@@ -190,6 +192,12 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
             )
             out.append(found)
     return out
+
+
+def _variant(work: Work, node: NodePlan) -> Variant | None:
+    """The variant of a planned node; of one that is kept, the variant of the lock with that digest."""
+    same = (item for item in work.prepared.lock.variants if item.digest == node.variant_digest)
+    return work.survey.variants.get(node.node) or next(same, None)
 
 
 def write_evidence(
@@ -212,6 +220,7 @@ def write_evidence(
         exit=collect.run_exit(nodes),
         command=work.settings.command,
         nodes=tuple(nodes),
+        deviations=collect.deviations(nodes),
         warnings=warnings,
         tools=_tool_versions(),
         ansible_tasks=work.tasks,

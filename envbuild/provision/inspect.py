@@ -7,6 +7,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
 from envbuild.node import identity
@@ -154,5 +155,6 @@ def _node(
             "packages": dict(stamp.get("packages") or {}),
             "base_packages": dict(stamp.get("base_packages") or {}),
             "sources": tuple(stamp.get("sources") or ()),
+            "first_use": trusted_files(variant),
         }
     )

@@ -12,6 +12,7 @@ _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red
 _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
 _MAX_NODES = 3
 _MAX_CHECKS = 6
+_MAX_TRUSTED = 2
 
 Line = tuple[str, str]
 """text and style: words of bold, dim and a colour"""
@@ -35,6 +36,7 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     lines.append((f"  {verdict.detail}", ""))
     lines.append(("", ""))
     lines += _what(evidence)
+    lines += _trusted(evidence)
     lines += _nodes(evidence)
     lines += _checks(evidence)
     tail = [(f"  report  {report}", "cyan")] if report else []
@@ -75,6 +77,19 @@ def _what(evidence: Evidence) -> list[Line]:
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
         (f"  {'run':<15} {evidence.run}{took}", "dim")
     ]
+
+
+def _trusted(evidence: Evidence) -> list[Line]:
+    """The files that nobody but a first user vouches for, with their whole hashes."""
+    files = view.trusted_files(evidence)
+    if not files:
+        return []
+    lines: list[Line] = [("", ""), (f"  ! {view.plural(len(files), 'file')} trusted on first use", "bold yellow")]
+    for file in files[:_MAX_TRUSTED]:
+        lines += [(f"    {file.file}", "yellow"), (f"      sha256 {file.sha256}", "yellow")]
+    if len(files) > _MAX_TRUSTED:
+        lines.append((f"    and {len(files) - _MAX_TRUSTED} more in the report", "yellow"))
+    return lines
 
 
 def _good(node: NodeEvidence) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 
 Tone = Literal["good", "partial", "bad"]
@@ -57,6 +58,8 @@ class View:
     nodes_by_need: tuple[NodeEvidence, ...]
     """failed nodes first, then nodes with a failed check, then the rest"""
     commands: tuple[str, ...]
+    trusted: tuple[TrustedFile, ...] = ()
+    """files whose hashes rest on a first use, each once"""
     phases: tuple[tuple[str, float, float], ...] = ()
     """name, seconds, part of the longest one (0 to 1)"""
 
@@ -72,8 +75,15 @@ def make_view(evidence: Evidence) -> View:
         builds=_builds(evidence.nodes),
         nodes_by_need=tuple(sorted(evidence.nodes, key=_need)),
         commands=_commands(evidence),
+        trusted=trusted_files(evidence),
         phases=tuple((name, seconds, max(0.0, seconds / longest)) for name, seconds in evidence.phases.items()),
     )
+
+
+def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:
+    """The files of all nodes whose hashes rest on a first use, each once, by name."""
+    found = {(file.file, file.sha256): file for node in evidence.nodes for file in node.first_use}
+    return tuple(found[key] for key in sorted(found))
 
 
 def _need(node: NodeEvidence) -> tuple[bool, bool]:
