@@ -13,9 +13,9 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.unrecorded import hash_unrecorded
+from envbuild.lock.unrecorded import CODE, hash_unrecorded
 from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
-from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.plan import NodePlan, Plan, Step
 
 quote = shlex.quote
 
@@ -99,6 +99,9 @@ def _comment(text: str) -> str:
 
 def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping[str, Mapping[str, str]]) -> str:
     first = nodes[0]
+    for step in first.steps:
+        if step.kind == "fetch":
+            raise _first_use(step)
     requests = {step.kind: step.request for step in first.steps if step.request is not None}
     lines = [f"# For {_comment(', '.join(node.node for node in nodes))}", f"{name}() {{"]
     if first.nothing_to_do:
@@ -118,6 +121,17 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
         lines += _sources(variant)
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])
+
+
+def _first_use(step: Step) -> EnvbuildError:
+    """A script cannot hold to a hash that is known only once it has run."""
+    return EnvbuildError(
+        CODE,
+        "a script cannot trust a file on first use",
+        why=f"it would have to {step.what}",
+        hint="provision once with `--trust-first-use`; with the recorded hash there can be a script",
+        exit_code=ExitCode.INTEGRITY,
+    )
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:

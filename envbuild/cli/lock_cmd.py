@@ -60,6 +60,7 @@ def create(
     from envbuild.lock.create import create_lock, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
+    from envbuild.lock.first_use import read_first_uses
 
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)
@@ -76,6 +77,7 @@ def create(
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
+        first_uses=read_first_uses(),
     )
     changed = made != previous
     if changed:
@@ -240,6 +242,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _row(variant: Variant) -> dict[str, Any]:
+    from envbuild.model.first_use import is_trusted
+
     files = [item for package in variant.packages for item in package.files]
     return {
         "id": variant.id,
@@ -248,6 +252,7 @@ def _row(variant: Variant) -> dict[str, Any]:
         "sources": len(variant.sources),
         "bytes": sum(item.size or 0 for item in files),
         "unrecorded": [item.file for item in files if item.sha256 == "unrecorded"],
+        "first_use": [f"{item.file}: {item.witness}" for item in files if is_trusted(item)],
     }
 
 
@@ -258,6 +263,7 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         size = f"{row['bytes'] / 1e6:,.1f} MB"
         lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} packages  {size:>11}")
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
+        lines += [f"    only recorded by yourself: {text}" for text in row["first_use"]]
     return "\n".join([*lines, *([changes] if changes else [])])
 
 

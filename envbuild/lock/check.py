@@ -16,6 +16,7 @@ from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.unrecorded import CODE
+from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
@@ -209,6 +210,11 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         LockFinding("image-unrecorded", "note", name, f"{image.name} has no recorded digest: {image.reason or ''}")
         for name, image in images
         if image.digest == "unrecorded"
+    ]
+    notes += [
+        LockFinding("hash-first-use", "note", variant.id, f"{file.file} is of the {file.witness}; no other record")
+        for variant in lock.variants
+        for file in trusted_files(variant)
     ]
     return notes + [
         LockFinding(CODE, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")

@@ -15,6 +15,7 @@ from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
+from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve
@@ -30,6 +31,7 @@ from envbuild.lock.torch_wheels import (
     with_misrecorded,
 )
 from envbuild.lock.uvtool import uv_version
+from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedImage, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Base, Profile, Stack
 from envbuild.node import pipconf
@@ -118,10 +120,13 @@ def create_lock(
     upgrade: bool = False,
     supply: Supply | None = None,
     standalone: Mapping[str, LockedInterpreter] | None = None,
+    first_uses: Mapping[str, FirstUse] | None = None,
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    Raises EnvbuildError: `profile-unknown` (exit 2), and what resolution, sources, bases and records raise.
+    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. Raises
+    EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what
+    resolution, sources, bases and records raise.
     """
     profile = _profile(stack, profile_name)
     supply = supply or default_supply(find_links, indexes)
@@ -129,7 +134,9 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = tuple(lock_source(source) for source in profile.sources)
-    maker = _Maker(stack.name, profile_name, profile, supply, base, day.isoformat() if day else None, upgrade, sources)
+    until = day.isoformat() if day else None
+    uses = dict(first_uses or {})
+    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses)
     plans = variant_plans(profile, standalone_interpreters() if standalone is None else standalone)
     lock = Lock(
         stack=stack.name,
@@ -180,6 +187,7 @@ class _Maker:
     as_of: str | None
     upgrade: bool
     sources: tuple[LockedSource, ...]
+    first_uses: dict[str, FirstUse]
 
     def variant(self, plan: Plan, old: Variant | None) -> Variant:
         """One locked variant."""
@@ -193,6 +201,7 @@ class _Maker:
             request = replace(request, requirements=pins, constraints=(), excludes=(), no_deps=True)
         packages = self._packages(request, choice, previous)
         check_against_records(packages, self.supply.records)
+        check_against_uses(packages, self.first_uses)
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
@@ -250,7 +259,8 @@ class _Maker:
         origin = choice.origin if choice else PYPI
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
         kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
-        return tuple(with_misrecorded(item, self.supply.records) for item in kept)
+        known = [with_misrecorded(item, self.supply.records) for item in kept]
+        return tuple(fill_package(item, self.first_uses) for item in known)
 
 
 def _image(base: Base) -> LockedImage | None:

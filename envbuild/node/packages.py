@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 UNRECORDED = "unrecorded"
+FIRST_USE = "first use on "  # how the witness of such a hash begins
 
 
 class Group:
@@ -42,7 +43,7 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
                 "hash-unrecorded",
                 "nobody has recorded a hash of %s %s" % (package["name"], package["version"]),
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
-                hint="fetch the file from its publisher, check it, and add its sha256 to the lock",
+                hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256",
                 exit_code=Exit.INTEGRITY,
             )
 
@@ -192,7 +193,19 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)
+    if error.code == "hash-mismatch":
+        _name_first_use(group, error)
     raise error
+
+
+def _name_first_use(group: "Group", error: "NodeError") -> "None":
+    """Say so where the expected hash is no more than what this user, or who made the lock, first saw."""
+    for package in group.packages:
+        said = next((f["witness"] for f in package["files"] if str(f.get("witness")).startswith(FIRST_USE)), None)
+        if said and error.what.startswith("%s==" % package["name"]):
+            error.what = "%s %s is not the file that was trusted on first use" % (package["name"], package["version"])
+            error.hint = "%s; find out why it changed; if the new one is right, remove its entry from " % said
+            error.hint += "first-use.toml in the controller's data folder"
 
 
 def _check_index(group: "Group", error: "NodeError") -> "None":
