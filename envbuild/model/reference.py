@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from envbuild.model.common import EnvName, Name, Sha256, StrictModel, Text, WebUrl
+from envbuild.model.launch import LaunchData
 
 _Count = Annotated[int, Field(ge=1)]
 
@@ -110,7 +111,10 @@ class DataFile(StrictModel):
 
 
 class Reference(StrictModel):
-    """All tables of one stack; `prepare` are the argument lists that make the data, run in the source's folder."""
+    """All tables of one stack; `prepare` are the argument lists that make the data, run in the source's folder.
+
+    `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
+    """
 
     models: tuple[ModelSize, ...] = ()
     cases: tuple[BenchmarkCase, ...] = ()
@@ -121,3 +125,4 @@ class Reference(StrictModel):
     memory: MemoryModel | None = None
     data: tuple[DataFile, ...] = ()
     prepare: tuple[tuple[Text, ...], ...] = ()
+    launch: LaunchData | None = None

@@ -1,0 +1,143 @@
+"""`envbuild launch`: the commands of a stack, printed."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.choose import configured
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from envbuild.launch.place import Place
+    from envbuild.model.launch import Launch
+
+
+@click.command("launch")
+@click.argument("stack")
+@click.option("--profile", help="Profile of the stack (default: exact).")
+@click.option("-t", "--target", metavar="TARGET", help="Whose prefix: a shipped target, or a file.")
+@click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's).")
+@click.option("--master", metavar="ADDR", help="Address of the first node; needed from two nodes on.")
+@click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's).")
+@click.option("--job", metavar="ID", help="Job id of the scheduler.")
+@click.option("--node", "rank", type=click.IntRange(min=0), help="Only what the node of this rank runs.")
+@click.option("--hostfile", metavar="FILE", help="Node file of the MPI launcher.")
+@click.option("--image", metavar="IMAGE", help="Container image to start in: a registry's, or a .sqsh file.")
+@click.option("--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix).")
+@click.option("--output", metavar="DIR", help="Where the run writes (default: here).")
+@click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
+@common_options
+def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
+    """Print the commands that start STACK (a shipped name or a path). Nothing is run."""
+    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.launch.recipes import launch as make
+    from envbuild.launch.shell import render
+
+    loaded = load_stack(stack)
+    profile = pick_profile(loaded, flags["profile"])
+    if flags["parameters"]:
+        return _parameters(ui, loaded.stack)
+    place = _place(loaded.stack.name, flags)
+    made = make(loaded.stack, profile, _settings(flags["settings"]), place)
+    made = _of_rank(made, flags["rank"])
+    activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
+    data = {"launch": made.to_json_dict(), "activate": activate}
+    ui.result({key: value for key, value in data.items() if value is not None}, lambda: render(made, activate))
+    return 0
+
+
+def _settings(texts: tuple[str, ...]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise click.UsageError(f"--set takes KEY=VALUE, not {text!r}")
+        if key in out:
+            raise click.UsageError(f"--set {key} is given twice")
+        out[key] = value
+    return out
+
+
+def _place(stack: str, flags: dict[str, Any]) -> Place:
+    from pydantic import ValidationError
+
+    from envbuild.catalog.loader import load_target
+    from envbuild.launch.place import Place
+
+    config = configured(flags)
+    target = load_target(flags["target"] or config.target, template=True).target
+    gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
+    if gpus is None:
+        raise click.UsageError("--gpus-per-node is needed: the target does not say it")
+    try:
+        return Place(
+            nodes=flags["nodes"],
+            gpus_per_node=gpus,
+            environment=_absolute(flags["environment"] or f"{_prefix(config.prefix or target.prefix)}/current/{stack}"),
+            output=_absolute(flags["output"] or "."),
+            master=flags["master"],
+            port=flags["port"],
+            job=flags["job"],
+            hostfile=_absolute(flags["hostfile"]) if flags["hostfile"] else None,
+            image=flags["image"],
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise EnvbuildError(
+            "launch-place", f"{first['loc'][0]} {first['input']!r} is not possible", why=str(first["msg"])
+        ) from error
+
+
+def _absolute(path: str) -> str:
+    # Links stay: the environment in use is one.
+    return str(Path(path).expanduser().absolute())
+
+
+def _prefix(template: str) -> str:
+    """The prefix as it is for whoever asks here; on other machines the user and the home may have other names."""
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    filled = template.replace("{home}", str(Path.home())).replace("{data}", data)
+    return filled.replace("{user}", getpass.getuser()) if "{user}" in filled else filled
+
+
+def _of_rank(made: Launch, rank: int | None) -> Launch:
+    """Only the commands of one node; a command without a node of its own belongs to the first."""
+    if rank is None:
+        return made
+    commands = tuple(command for command in made.commands if (command.node or 0) == rank)
+    if not commands:
+        raise EnvbuildError(
+            "launch-node",
+            f"node {rank} runs no command of its own",
+            hint="one command of node 0 starts all nodes" if rank < made.nodes else f"nodes are 0 to {made.nodes - 1}",
+        )
+    return made.model_copy(update={"commands": commands})
+
+
+def _parameters(ui: Ui, stack: Any) -> int:
+    from envbuild.launch.recipes import RECIPES, launch_data
+
+    _, data = launch_data(stack)
+    rows = [
+        {"name": field.alias or name, "default": data.defaults.get(field.alias or name), "what": field.description}
+        for name, field in RECIPES[data.recipe].parameters.model_fields.items()
+    ]
+    width = max(len(str(row["name"])) for row in rows)
+
+    def human() -> str:
+        return "\n".join(
+            f"{row['name']:{width}}  {row['what']}" + (f" (default: {row['default']})" if row["default"] else "")
+            for row in rows
+        )
+
+    ui.result({"parameters": rows}, human)
+    return 0

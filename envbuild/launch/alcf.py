@@ -1,0 +1,239 @@
+"""ALCF's Megatron-DeepSpeed: one MPI command for all nodes, with the variables of the guide as parameters.
+
+What the scripts compute (`ALCF/args.sh`, `launch.sh` at the pinned commit) is computed here; the words are the stack's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from envbuild.launch.order import Order
+from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
+from envbuild.launch.words import Value, fill, fill_config
+from envbuild.model.common import Text
+from envbuild.model.launch import Answer, Command, Default, Launch, LaunchFile
+from envbuild.model.reference import ModelSize
+
+PORT = 5432
+
+
+class AlcfParameters(Parameters):
+    """The variables of the guide and of its scripts, by their own names."""
+
+    model_size_key: Text = Field(alias="MODEL_SIZE_KEY", description="row of the model table")
+    model_type: Literal["gpt", "bert"] = Field(alias="MODEL_TYPE", description="which pretrain_*.py is started")
+    seq_len: Count = Field(alias="SEQ_LEN", description="sequence length in tokens and number of positions")
+    micro_batch: Count = Field(alias="MICRO_BATCH", description="micro-batch size of a GPU")
+    gas: Count = Field(alias="GAS", description="gradient accumulation steps")
+    sp_type: Literal["megatron", "ds"] = Field(
+        alias="SP_TYPE", description="sequence parallel of Megatron or DeepSpeed"
+    )
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
+        alias="ZERO_STAGE", description="ZeRO stage; above 0 on the CPU"
+    )
+    ppsize: Count = Field(alias="PPSIZE", description="pipeline stages")
+    spsize: Count = Field(alias="SPSIZE", description="DeepSpeed sequence parallel; SP_TYPE=ds computes it")
+    mpsize: Count | None = Field(None, alias="MPSIZE", description="tensor parallel; all GPUs of the job when not said")
+    use_sequence_parallel: bool | None = Field(
+        None, alias="USE_SEQUENCE_PARALLEL", description="Megatron's sequence parallel; on with SP_TYPE=megatron"
+    )
+    flash_attention_1: bool = Field(False, alias="USE_FLASH_ATTN_V1", description="flash attention 1")
+    flash_attention_2: bool = Field(False, alias="USE_FLASH_ATTN_V2", description="flash attention 2")
+    flash_attention_triton: bool = Field(False, alias="USE_FLASH_ATTN_TRITON", description="flash attention in Triton")
+    wandb_mode: Literal["disabled", "offline", "online"] = Field(
+        alias="WANDB_MODE", description="wandb; compute nodes reach the network through a proxy at most"
+    )
+    data_dir: Text = Field(alias="DATA_DIR", description="folder of the data, the vocabulary and the merges")
+    data_type: Text = Field(alias="DATA_TYPE", description="name of the data without .bin and .idx")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(alias="SEED", description="seed of all ranks")
+    train_iters: Count = Field(alias="TRAIN_ITERS", description="iterations")
+    launcher: Literal["mpiexec", "mpirun", "srun"] = Field(
+        alias="LAUNCHER", description="mpiexec of PALS (Polaris), mpirun of Open MPI (ThetaGPU), srun (Perlmutter)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Degrees:
+    tensor: int
+    pipeline: int
+    sequence: int
+    data: int
+    global_batch: int
+    sequence_parallel: bool
+    computed: tuple[Default, ...]
+
+
+def make(order: Order) -> Launch:
+    """The MPI command, and the DeepSpeed file that it reads."""
+    given, defaults = read(AlcfParameters, order.values, order.data.defaults)
+    model = model_row(order.reference, given.model_size_key, "MODEL_SIZE_KEY")
+    flash = _flash(given)
+    degrees = _degrees(given, model, order.place.gpus)
+    require(
+        given.zero_stage < 2 or degrees.pipeline == 1,
+        f"ZeRO {given.zero_stage} with {degrees.pipeline} pipeline stages",
+        why="DeepSpeed's pipeline engine takes ZeRO 0 and 1 only (rule zero-needs-no-pipeline)",
+        hint="ZERO_STAGE=1, or PPSIZE=1",
+    )
+    values = _values(order, given, model, degrees, flash)
+    config = "zero-3" if given.zero_stage == 3 else "zero"
+    text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
+    argv = (
+        *fill(order.data.before[given.launcher], values),
+        order.place.program("python3"),
+        f"{order.directory()}/pretrain_{given.model_type}.py",
+        *fill(order.data.arguments, values),
+    )
+    address, port = order.place.rendezvous(PORT)
+    environment = {
+        **order.data.environment,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(order.place.gpus),
+        "WANDB_MODE": given.wandb_mode,
+    }
+    return Launch(
+        stack=order.stack,
+        profile=order.profile_name,
+        nodes=order.place.nodes,
+        gpus_per_node=order.place.gpus_per_node,
+        model=model.name,
+        degrees={
+            "tensor": degrees.tensor,
+            "pipeline": degrees.pipeline,
+            "sequence": degrees.sequence,
+            "data": degrees.data,
+            "global-batch": degrees.global_batch,
+            "micro-batch": given.micro_batch,
+        },
+        files=(LaunchFile(path=str(values["config"]), text=text),),
+        commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
+        defaults=(*defaults, *degrees.computed),
+        answers=_answers(order),
+        notes=_notes(order, given),
+    )
+
+
+def _flash(given: AlcfParameters) -> str | None:
+    """Name of the one flash attention that is on; the scripts take the first of several without a word."""
+    on = [
+        name
+        for name, value in (
+            ("v1", given.flash_attention_1),
+            ("v2", given.flash_attention_2),
+            ("triton", given.flash_attention_triton),
+        )
+        if value
+    ]
+    require(len(on) < 2, f"flash attention {' and '.join(on)} at once", hint="one USE_FLASH_ATTN_… at a time")
+    return on[0] if on else None
+
+
+def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
+    """Parallel degrees as args.sh has them, except that an MPSIZE that is said is kept."""
+    computed: list[Default] = []
+    tensor, sequence = given.mpsize or 0, given.spsize
+    if not tensor:
+        tensor = max(1, gpus // given.ppsize)
+        why = f"all {gpus} GPUs of the job" + (f" over {given.ppsize} pipeline stages" if given.ppsize > 1 else "")
+        computed.append(Default(name="MPSIZE", value=str(tensor), why=f"tensor parallel: {why}"))
+    if given.sp_type == "ds":
+        sequence = 1 if tensor == gpus else gpus
+        require(
+            tensor in (1, gpus),
+            f"SP_TYPE=ds with MPSIZE={tensor}",
+            why="the scripts set MPSIZE back to 1 there without a word",
+            hint=f"MPSIZE=1 for sequence parallel {gpus}, or leave it out for tensor parallel {gpus}",
+        )
+        computed.append(Default(name="SPSIZE", value=str(sequence), why="what SP_TYPE=ds makes of MPSIZE"))
+    on = given.use_sequence_parallel
+    if on is None:
+        on = given.sp_type == "megatron"
+        computed.append(
+            Default(name="USE_SEQUENCE_PARALLEL", value=str(int(on)), why=f"what SP_TYPE={given.sp_type} means")
+        )
+    data = require_shape(model, gpus, tensor, given.ppsize, sequence)
+    # args.sh divides what all GPUs take in a step by each degree in turn, rounding down, and never below 1.
+    batch = max(1, gpus * given.micro_batch * given.gas // tensor // given.ppsize // sequence)
+    return _Degrees(tensor, given.ppsize, sequence, data, batch, on and given.sp_type == "megatron", tuple(computed))
+
+
+def _values(
+    order: Order, given: AlcfParameters, model: ModelSize, degrees: _Degrees, flash: str | None
+) -> dict[str, Value]:
+    place = order.place
+    return {
+        "world": place.gpus,
+        "nodes": place.nodes,
+        "gpus_per_node": place.gpus_per_node,
+        "hostfile": place.hostfile,
+        "seed": given.seed,
+        "iterations": given.train_iters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "sequence_length": given.seq_len,
+        "micro_batch": given.micro_batch,
+        "accumulation": given.gas,
+        "global_batch": degrees.global_batch,
+        "tensor_parallel": degrees.tensor,
+        "pipeline_parallel": degrees.pipeline,
+        "sequence_degree": degrees.sequence,
+        "one_stage": degrees.pipeline == 1,
+        "stages": degrees.pipeline > 1,
+        "sequence_parallel": degrees.sequence_parallel,
+        "zero": given.zero_stage,
+        "cpu_optimizer": given.zero_stage > 0,
+        "flash_v1": flash == "v1",
+        "flash_v2": flash == "v2",
+        "flash_triton": flash == "triton",
+        "wandb": given.wandb_mode != "disabled",
+        "data": given.model_type == "gpt",
+        "data_dir": given.data_dir.rstrip("/"),
+        "data_type": given.data_type,
+        "tensorboard": f"{place.output}/outputs/{_run_name(given, model, degrees, flash)}/tensorboard",
+        "config": f"{place.output}/ds_config-gpt.json",
+    }
+
+
+def _run_name(given: AlcfParameters, model: ModelSize, degrees: _Degrees, flash: str | None) -> str:
+    """The name of a run as args.sh puts it together, so that old results are found beside new ones."""
+    parts: list[str] = [given.model_type]
+    parts += ["SP"] if degrees.sequence_parallel else []
+    parts += ["actCkpt"]
+    parts += [f"flashAttn_{flash}"] if flash else []
+    parts += [model.name, f"z{given.zero_stage}", f"seqlen{given.seq_len}"]
+    parts += [f"mp{degrees.tensor}", f"pp{degrees.pipeline}", f"sp{degrees.sequence}"]
+    parts += [f"nl{model.layers}", f"hs{model.hidden}", f"gb{degrees.global_batch}", f"mb{given.micro_batch}"]
+    return "_".join(parts)
+
+
+def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
+    notes = []
+    if given.data_dir == order.data.defaults.get("DATA_DIR"):
+        notes.append(f"DATA_DIR={given.data_dir} is the folder of a workshop of 2023; expect that it cannot be read")
+    if order.place.hostfile is None and given.launcher != "srun":
+        notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
+    if given.sp_type == "ds":
+        notes.append("the scripts themselves say that SP_TYPE=ds with MPSIZE of all GPUs has no effect")
+    return tuple(notes)
+
+
+def _answers(order: Order) -> tuple[Answer, ...]:
+    return order.answers(
+        ("alcf-exit-code", "one command in the foreground; its exit code is the run's"),
+        ("alcf-seed", "a fixed seed, the same on every rank and every start"),
+        ("alcf-unknown-key", "MODEL_SIZE_KEY comes from the table, other keys are refused"),
+        ("alcf-tensor-parallel", "the degrees are said; MPSIZE is kept when it is given, with pipeline stages too"),
+        ("alcf-flash-attention", "0 means off"),
+        ("alcf-hosfile", "one host file for the launcher, the world size and the log"),
+        ("alcf-wrong-base", "python3 of the environment, not the first on PATH"),
+        ("alcf-data-path", "DATA_DIR and DATA_TYPE instead of a folder chosen by host name"),
+        ("alcf-setup-scripts", "LAUNCHER instead of the host name's first letters"),
+        ("alcf-wandb", "WANDB_MODE=disabled unless you say otherwise"),
+        ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1"),
+    )

@@ -1,0 +1,177 @@
+"""MegatronAPP: torchrun on each pod, the workers after the master's port is open, addresses from arguments."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from envbuild.launch.order import Order
+from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
+from envbuild.launch.words import Value, fill
+from envbuild.model.common import Text
+from envbuild.model.launch import Answer, Command, Default, Endpoint, Launch
+from envbuild.model.reference import ModelSize
+
+PORT = 6000
+
+
+def _addresses(text: str) -> str:
+    parts = text.split(",")
+    if not all(part and not part.startswith("-") and set(part) <= set("0123456789abcdefABCDEF.:") for part in parts):
+        raise ValueError("addresses are numeric and separated by commas")
+    return text
+
+
+class AppParameters(Parameters):
+    """Degrees of the pipeline, batch sizes, addresses, and where data and checkpoints lie."""
+
+    model: Text = Field(description="row of the model table")
+    pipeline_parallel: Count = Field(description="pipeline stages")
+    model_chunks: Count | None = Field(
+        None, description="virtual stages of a GPU; times the stages it divides the layers"
+    )
+    tensor_parallel: Count = Field(description="tensor parallel")
+    micro_batch: Count = Field(description="sequences a GPU and microbatch")
+    global_batch: Count = Field(description="sequences a step")
+    train_iters: Count = Field(description="iterations; the trace tools of the document want 20")
+    data: Text | None = Field(None, description="folder of the prepared data, the vocabulary and the merges")
+    checkpoints: Text | None = Field(None, description="folder of the checkpoints")
+    addresses: Annotated[Text, AfterValidator(_addresses)] | None = Field(
+        None, description="InfiniBand addresses of the nodes in the order of their ranks, separated by commas"
+    )
+
+
+def make(order: Order) -> Launch:
+    """One command a node; rank 0 is the master, the others wait for its port."""
+    given, taken = read(AppParameters, order.values, order.data.defaults)
+    model = model_row(order.reference, given.model, "model")
+    place = order.place
+    chunks = given.model_chunks or int(order.data.defaults["chunks_of_many" if place.nodes > 1 else "chunks_of_one"])
+    computed = () if given.model_chunks else (_chunks_default(chunks, place.nodes),)
+    data, microbatches = _bounds(order, given, model, chunks)
+    address, port = place.rendezvous(PORT)
+    values: dict[str, Value] = {
+        "nodes": place.nodes,
+        "gpus_per_node": place.gpus_per_node,
+        "address": address,
+        "port": port,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "sequence_length": model.sequence,
+        "micro_batch": given.micro_batch,
+        "global_batch": given.global_batch,
+        "iterations": given.train_iters,
+        "pipeline_parallel": given.pipeline_parallel,
+        "tensor_parallel": given.tensor_parallel,
+        "virtual_layers": model.layers // (given.pipeline_parallel * chunks),
+        "data": (given.data or f"{place.output}/datasets").rstrip("/"),
+        "checkpoints": (given.checkpoints or f"{place.output}/checkpoints").rstrip("/"),
+    }
+    return Launch(
+        stack=order.stack,
+        profile=order.profile_name,
+        nodes=place.nodes,
+        gpus_per_node=place.gpus_per_node,
+        model=model.name,
+        degrees={
+            "pipeline": given.pipeline_parallel,
+            "chunks": chunks,
+            "tensor": given.tensor_parallel,
+            "data": data,
+            "global-batch": given.global_batch,
+            "micro-batch": given.micro_batch,
+            "microbatches": microbatches,
+        },
+        commands=tuple(_command(order, given, values, rank) for rank in range(place.nodes)),
+        defaults=(*taken, *computed),
+        answers=_answers(order),
+        notes=_notes(order, given),
+    )
+
+
+def _chunks_default(chunks: int, nodes: int) -> Default:
+    where = "run_master.sh and run_worker.sh (4 layers a virtual stage)" if nodes > 1 else "run_single.sh"
+    return Default(name="model_chunks", value=str(chunks), why=f"what {where} starts")
+
+
+def _command(order: Order, given: AppParameters, values: dict[str, Value], rank: int) -> Command:
+    place = order.place
+    address, port = place.rendezvous(PORT)
+    environment = {**order.data.environment, "MEGATRONAPP_GPUS_PER_NODE": str(place.gpus_per_node)}
+    if place.nodes > 1 and given.addresses:
+        environment["MEGATRONAPP_NODE_ADDRESSES"] = given.addresses
+    if place.job:
+        environment["MEGATRONAPP_JOB"] = place.job
+    return Command(
+        node=rank,
+        argv=(
+            place.program("torchrun"),
+            *fill(order.data.before["torchrun"], {**values, "rank": rank}),
+            "pretrain_gpt.py",
+            *fill(order.data.arguments, values),
+        ),
+        environment=environment,
+        directory=order.directory(),
+        wait_for=Endpoint(address=address, port=port) if rank else None,
+    )
+
+
+def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -> tuple[int, int]:
+    """Data-parallel degree and microbatches; refuses what the code asserts or rounds down without a word."""
+    stages = given.pipeline_parallel
+    require(
+        model.layers % (stages * chunks) == 0,
+        f"{stages} stages x {chunks} chunks do not divide the {model.layers} layers of {model.name}",
+        why="the script divides and rounds down without a word (finding app-layers-divide)",
+        hint="stages x chunks of " + ", ".join(str(n) for n in range(1, model.layers + 1) if model.layers % n == 0),
+    )
+    require(
+        stages > 2,
+        f"{stages} pipeline stages are too few for virtual stages",
+        why="megatron/arguments.py asserts more than 2 where virtual stages are given (finding app-two-stages)",
+        hint="pipeline_parallel=4",
+    )
+    data = require_shape(model, order.place.gpus, given.tensor_parallel, stages)
+    step = given.micro_batch * data
+    require(
+        given.global_batch % step == 0 and given.global_batch // step % stages == 0,
+        f"global batch {given.global_batch} / (micro-batch {given.micro_batch} x data parallel {data}) is no multiple "
+        f"of the {stages} stages",
+        why="the interleaved schedule wants a multiple of the stages as its number of microbatches",
+        hint=f"global_batch={max(1, round(given.global_batch / step / stages)) * step * stages}",
+    )
+    if given.addresses and order.place.nodes > 1:
+        count = len(given.addresses.split(","))
+        require(
+            count == order.place.nodes,
+            f"{count} InfiniBand addresses for {order.place.nodes} nodes",
+            hint="one address a node, in the order of the ranks",
+        )
+    return data, given.global_batch // step
+
+
+def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
+    notes = []
+    if order.place.nodes > 1 and not given.addresses:
+        notes.append(
+            "no InfiniBand addresses (addresses=A,B): all ranks take shared memory, which works within one node only"
+        )
+    if order.place.job is None:
+        notes.append(
+            "shared memory is named by MASTER_PORT where no job id is known; two runs on one host need two ports"
+        )
+    return tuple(notes)
+
+
+def _answers(order: Order) -> tuple[Answer, ...]:
+    return order.answers(
+        ("app-master-address", "the master's address is an argument, on the workers too"),
+        ("app-layers-divide", "stages x chunks must divide the layers"),
+        ("app-two-stages", "three stages at least, and microbatches that the stages divide"),
+        ("app-infiniband-addresses", "addresses and GPUs a node are variables, not constants of a build"),
+        ("app-semaphores", "shared memory is named by job and removed by its own run only"),
+        ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie in the output folder"),
+        ("app-trace-stdout", "the trace lines come with the program's own output, without the helper's"),
+    )

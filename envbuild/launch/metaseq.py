@@ -1,0 +1,145 @@
+"""Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from envbuild.explain.memory import parameters as weights
+from envbuild.launch.order import Order
+from envbuild.launch.parameters import Count, Parameters, model_row, read, require
+from envbuild.launch.words import Value, fill
+from envbuild.model.common import Text
+from envbuild.model.launch import Answer, Command, Default, Launch
+from envbuild.model.reference import ModelSize
+
+END = "done training in"
+
+
+class MetaseqParameters(Parameters):
+    """What the document's two commands set."""
+
+    model_size: Text = Field(description="row of the model table")
+    trials: Count = Field(description="-t, trials of the sweep; a benchmark has one")
+    prefix: Text | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="-p, name of the run; a run whose folder exists is skipped",
+    )
+    where: Literal["azure", "aws", "fair"] = Field(description="whose defaults metaseq takes")
+    submit: Literal["local", "salloc", "sbatch"] | None = Field(
+        None, description="local: here on one node; salloc: in the job that runs; sbatch: opt-baselines submits its own"
+    )
+    checkpoints: Text | None = Field(None, description="folder of the run; must be writable from every node")
+    gpu_gb: Count | None = Field(None, description="memory of a GPU in 10^9 bytes, for the least number of nodes")
+
+
+def make(order: Order) -> Launch:
+    """The one opt-baselines command."""
+    given, taken = read(MetaseqParameters, order.values, order.data.defaults)
+    model = model_row(order.reference, given.model_size, "model_size")
+    place = order.place
+    copies, batch = _bounds(order, model, given.gpu_gb)
+    submit = given.submit or ("local" if place.nodes == 1 else "salloc" if place.job else "sbatch")
+    require(
+        submit != "local" or place.nodes == 1,
+        f"submit=local with {place.nodes} nodes",
+        why="opt-baselines sets the number of nodes back to 1 there without a word (finding opt-local-nodes)",
+        hint="submit=salloc in a job, submit=sbatch from a login node",
+    )
+    prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
+    checkpoints = given.checkpoints or f"{place.output}/checkpoints"
+    values: dict[str, Value] = {
+        "model": model.name,
+        "trials": given.trials,
+        "gpus_per_node": place.gpus_per_node,
+        "nodes": place.nodes,
+        "prefix": prefix,
+        "local": submit == "local",
+        "salloc": submit == "salloc",
+        "where": given.where,
+        "checkpoints": checkpoints,
+    }
+    said = [
+        (
+            given.submit,
+            "submit",
+            submit,
+            f"{place.nodes} node{'s' * (place.nodes > 1)}" + ", in a job" * bool(place.job),
+        ),
+        (given.prefix, "prefix", prefix, "model size and job"),
+        (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
+    ]
+    command = Command(
+        node=0,
+        argv=(place.program("opt-baselines"), *fill(order.data.arguments, values)),
+        environment=dict(order.data.environment),
+        directory=place.output,
+        ends=END,
+    )
+    return Launch(
+        stack=order.stack,
+        profile=order.profile_name,
+        nodes=place.nodes,
+        gpus_per_node=place.gpus_per_node,
+        model=model.name,
+        degrees={"tensor": model.model_parallel or 1, "data": copies, "sequences-a-rank": batch},
+        commands=(command,),
+        defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
+        answers=_answers(order),
+        notes=_notes(submit),
+    )
+
+
+def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> tuple[int, int]:
+    """Copies of the model and sequences of each rank; refuses what opt_baselines.py refuses, or lets become 0."""
+    place, parallel = order.place, model.model_parallel or 1
+    require(place.gpus_per_node >= 2, "opt-baselines wants two GPUs a node at least", hint="a node with more GPUs")
+    require(
+        place.gpus % parallel == 0,
+        f"{model.name} wants a multiple of {parallel} GPUs, and {place.gpus} are there",
+        hint=f"--nodes {math.lcm(place.gpus_per_node, parallel) // place.gpus_per_node}",
+    )
+    least = _least_nodes(order, model, gpu_gb)
+    require(
+        place.nodes >= least,
+        f"{model.name} needs {least} nodes of {place.gpus_per_node} GPUs, and {place.nodes} are there",
+        why="the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured",
+        hint=f"--nodes {least}, or a smaller model",
+    )
+    copies = place.gpus // parallel
+    sequences = (model.batch_tokens or 0) // copies // (model.sequence or 1)
+    require(
+        sequences >= 1,
+        f"{model.name} on {place.gpus} GPUs leaves each rank a batch of 0",
+        why=f"{model.batch_tokens} tokens a step / {copies} copies / {model.sequence} tokens a sequence",
+        hint=f"{(model.batch_tokens or 0) // (model.sequence or 1) * parallel} GPUs at most",
+    )
+    return copies, sequences
+
+
+def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None) -> int:
+    memory = order.reference.memory
+    if memory is None or memory.model != model.name:
+        return 1
+    node = (gpu_gb or memory.gpu_gb) * memory.usable * order.place.gpus_per_node
+    return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
+
+
+def _notes(submit: str) -> tuple[str, ...]:
+    notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
+    if submit == "sbatch":
+        notes.append("opt-baselines submits a job of its own and returns at once")
+    return tuple(notes)
+
+
+def _answers(order: Order) -> tuple[Answer, ...]:
+    return order.answers(
+        ("opt-t-and-n", "-t 1 trial on -n nodes, not the other way round"),
+        ("opt-prefix", "a prefix from the model size and the job, so that no run is skipped"),
+        ("opt-local-nodes", "the number of nodes that there are, not 128"),
+        ("opt-175b-nodes", "fewer nodes than the memory model allows are refused"),
+        ("opt-exit-code", "success is read from the log"),
+    )

@@ -1,0 +1,36 @@
+"""What a recipe is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from envbuild.launch.place import Place
+from envbuild.model.launch import Answer, LaunchData
+from envbuild.model.reference import Reference
+
+if TYPE_CHECKING:
+    from envbuild.model.stack import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`data` is the stack's own `reference.launch`, `values` what the user set, `findings` the ids of the stack."""
+
+    stack: str
+    profile_name: str
+    profile: Profile
+    reference: Reference
+    data: LaunchData
+    values: Mapping[str, str]
+    place: Place
+    findings: frozenset[str] = frozenset()
+
+    def directory(self) -> str:
+        """The working directory of the stack's program."""
+        return self.place.source(self.data.source, self.data.folder)
+
+    def answers(self, *rows: tuple[str, str]) -> tuple[Answer, ...]:
+        """Answers to the findings that this stack has; a user's own stack may have none of them."""
+        return tuple(Answer(finding=finding, does=does) for finding, does in rows if finding in self.findings)

@@ -1,0 +1,82 @@
+"""A launch as readable shell text, every word quoted; the same commands as the argument lists."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from envbuild.model.launch import Command, Endpoint, Launch
+
+WIDTH = 110
+# The gate is bash's own; nothing has to be installed for it.
+_GATE = "until (exec 3<>/dev/tcp/{address}/{port}) 2>/dev/null; do sleep 1; done"
+
+
+def render(launch: Launch, activate: str | None = None) -> str:
+    """The text: what was decided as comments, then files and commands by node.
+
+    `activate` is a file that is read first, in every shell that runs a command.
+    """
+    lines = [*_head(launch), ""]
+    for file in launch.files:
+        mark = _mark(file.text)
+        lines += [f"mkdir -p {shlex.quote(file.path.rsplit('/', 1)[0] or '/')}"]
+        lines += [f"cat > {shlex.quote(file.path)} <<'{mark}'", file.text.rstrip("\n"), mark, ""]
+    many = len(launch.commands) > 1
+    for command in launch.commands:
+        lines += [f"# on node {command.node}"] if many else []
+        lines += [*_command(command, activate), ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _head(launch: Launch) -> Iterator[str]:
+    yield f"# {launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
+    yield "# " + ", ".join(f"{name} {value}" for name, value in launch.degrees.items())
+    for default in launch.defaults:
+        yield _comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
+    for answer in launch.answers:
+        yield _comment(f"{answer.finding}: {answer.does}")
+    for note in launch.notes:
+        yield _comment(f"note: {note}")
+
+
+def _comment(text: str) -> str:
+    # A value may come from a user or a file; a line end in it must not begin a command.
+    return "# " + " ".join(text.split())
+
+
+def _command(command: Command, activate: str | None) -> Iterator[str]:
+    if activate:
+        yield f". {shlex.quote(activate)}"
+    if command.wait_for:
+        yield _gate(command.wait_for)
+    yield f"cd {shlex.quote(command.directory)}"
+    words = ["env", *(f"{name}={value}" for name, value in command.environment.items())] if command.environment else []
+    yield from folded([*words, *command.argv])
+
+
+def _gate(gate: Endpoint) -> str:
+    loop = _GATE.format(address=gate.address, port=gate.port)
+    return f"timeout {gate.seconds} bash -c {shlex.quote(loop)}"
+
+
+def folded(words: Sequence[str]) -> list[str]:
+    """The words as lines that a shell joins again; a new line begins at an option rather than at its value."""
+    lines, line = [], ""
+    for index, word in enumerate(words):
+        quoted = shlex.quote(word)
+        value = words[index + 1] if index + 1 < len(words) and not words[index + 1].startswith("-") else ""
+        room = WIDTH - len(quoted) - (len(shlex.quote(value)) + 1 if word.startswith("-") and value else 0)
+        if line and len(line) + 1 > room:
+            lines.append(line + " \\")
+            line = "    " + quoted
+        else:
+            line = f"{line} {quoted}" if line else quoted
+    return [*lines, line]
+
+
+def _mark(text: str) -> str:
+    mark = "END"
+    while mark in text.splitlines():
+        mark += "_"
+    return mark

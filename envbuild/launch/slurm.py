@@ -1,0 +1,174 @@
+"""Microsoft's Megatron-DeepSpeed under Slurm: one srun for all nodes, single node by deepspeed, several by torchrun."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from pydantic import Field
+
+from envbuild.launch.order import Order
+from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
+from envbuild.launch.words import Value, fill, fill_config
+from envbuild.model.common import Text
+from envbuild.model.launch import Answer, Command, Default, Launch, LaunchFile
+from envbuild.model.reference import BenchmarkCase, ModelSize
+
+# The document's formula: the dynamic ports from 49152 on, by job id.
+FIRST_PORT, PORTS = 49152, 16384
+
+
+class SlurmParameters(Parameters):
+    """What the two scripts have as constants."""
+
+    model: Text = Field(description="row of the model table")
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(description="ZeRO stage; the pipeline engine takes 0 and 1")
+    train_iters: Count = Field(description="iterations")
+    data: Text | None = Field(None, description="folder of the data, the vocabulary and the merges")
+    data_name: Text = Field(description="name of the data without .bin and .idx")
+    tensor_parallel: Count | None = Field(None, description="tensor parallel")
+    pipeline_parallel: Count | None = Field(None, description="pipeline stages")
+    global_batch: Count | None = Field(None, description="sequences a step")
+    micro_batch: Count | None = Field(None, description="sequences a GPU and microbatch")
+
+
+def make(order: Order) -> Launch:
+    """The srun command and the DeepSpeed file that it reads."""
+    given, taken = read(SlurmParameters, order.values, order.data.defaults)
+    model = model_row(order.reference, given.model, "model")
+    require(
+        given.zero_stage < 2,
+        f"ZeRO {given.zero_stage} is not possible with this code",
+        why="every run of this commit with --deepspeed is a pipeline model, and DeepSpeed's pipeline engine takes ZeRO "
+        "0 and 1 only (finding slurm-zero-with-pipeline, rule zero-needs-no-pipeline)",
+        hint="zero_stage=1",
+    )
+    case = _case(order, model)
+    shape, computed = _shape(given, case, order.place.nodes)
+    data = _bounds(order, model, shape)
+    values = _values(order, given, model, shape)
+    several = order.place.nodes > 1
+    argv = (
+        *fill(order.data.before["srun"], values),
+        order.place.program("torchrun" if several else "deepspeed"),
+        *fill(order.data.before["torchrun" if several else "deepspeed"], values),
+        f"{order.directory()}/pretrain_gpt.py",
+        *fill(order.data.arguments, values),
+    )
+    text = json.dumps(fill_config(order.data.configs["deepspeed"], values), indent=2) + "\n"
+    return Launch(
+        stack=order.stack,
+        profile=order.profile_name,
+        nodes=order.place.nodes,
+        gpus_per_node=order.place.gpus_per_node,
+        model=model.name,
+        degrees={
+            **{name.replace("_", "-"): number for name, number in shape.items()},
+            "data": data,
+            "microbatches": shape["global_batch"] // shape["micro_batch"] // data,
+        },
+        files=(LaunchFile(path=str(values["config"]), text=text),),
+        commands=(Command(argv=argv, environment=dict(order.data.environment), directory=order.directory()),),
+        defaults=(*taken, *computed),
+        answers=_answers(order),
+        notes=_notes(order, given),
+    )
+
+
+def _case(order: Order, model: ModelSize) -> BenchmarkCase:
+    """The case of the scripts that is nearest: this model, one node or several."""
+    rows = [case for case in order.reference.cases if case.model == model.name and case.tmp and case.pp]
+    require(bool(rows), f"no script launches the model {model.name}", hint=f"model={order.data.defaults['model']}")
+    many = order.place.nodes > 1
+    return min(rows, key=lambda case: (((case.hosts or 1) > 1) != many, case.gpus))
+
+
+def _shape(given: SlurmParameters, case: BenchmarkCase, nodes: int) -> tuple[dict[str, int], tuple[Default, ...]]:
+    """Degrees and batch sizes: what is given, else the case's, said aloud."""
+    script = "several nodes" if nodes > 1 else "one node"
+    wanted = {
+        "tensor_parallel": (given.tensor_parallel, case.tmp),
+        "pipeline_parallel": (given.pipeline_parallel, case.pp),
+        "global_batch": (given.global_batch, case.global_batch),
+        "micro_batch": (given.micro_batch, case.micro_batch_size),
+    }
+    shape = {name: own or (theirs or 1) for name, (own, theirs) in wanted.items()}
+    computed = tuple(
+        Default(name=name, value=str(shape[name]), why=f"the document's script for {script} and {case.model}")
+        for name, (own, _) in wanted.items()
+        if own is None
+    )
+    return shape, computed
+
+
+def _bounds(order: Order, model: ModelSize, shape: dict[str, int]) -> int:
+    """Data-parallel degree; refuses what cannot run on these nodes."""
+    place = order.place
+    tensor, pipeline = shape["tensor_parallel"], shape["pipeline_parallel"]
+    require(
+        place.gpus >= tensor * pipeline,
+        f"{model.name} as it is set needs {tensor * pipeline} GPUs and {place.nodes} x {place.gpus_per_node} are there",
+        why=f"tensor {tensor} x pipeline {pipeline}",
+        hint=f"--nodes {-(-tensor * pipeline // place.gpus_per_node)}, or smaller degrees",
+    )
+    require(
+        tensor <= place.gpus_per_node,
+        f"tensor parallel {tensor} is more than the {place.gpus_per_node} GPUs of a node",
+        hint=f"tensor_parallel={place.gpus_per_node} at most",
+    )
+    data = require_shape(model, place.gpus, tensor, pipeline)
+    step = shape["micro_batch"] * data
+    require(
+        shape["global_batch"] % step == 0,
+        f"the global batch {shape['global_batch']} is no multiple of {step}",
+        why=f"micro-batch {shape['micro_batch']} x data parallel {data}",
+        hint=f"global_batch={-(-shape['global_batch'] // step) * step}",
+    )
+    return data
+
+
+def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[str, int]) -> dict[str, Value]:
+    place = order.place
+    number = int(place.job) if place.job and place.job.isdigit() else 0
+    address, port = place.rendezvous(FIRST_PORT + number % PORTS)
+    folder = (given.data or place.output).rstrip("/")
+    return {
+        **shape,
+        "nodes": place.nodes,
+        "gpus_per_node": place.gpus_per_node,
+        "job": place.job or "0",
+        "address": address,
+        "port": port,
+        "image": place.image,
+        "directory": order.directory(),
+        "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "sequence_length": model.sequence,
+        "iterations": given.train_iters,
+        "zero": given.zero_stage,
+        "data": folder,
+        "data_name": given.data_name,
+        "config": f"{place.output}/ds_config.json",
+    }
+
+
+def _notes(order: Order, given: SlurmParameters) -> tuple[str, ...]:
+    notes = []
+    if order.place.nodes > 1 and order.place.job is None:
+        notes.append("no job id: the rendezvous id is 0 and the port the first of its range")
+    if given.data is None:
+        notes.append(f"the data are looked for in {order.place.output}")
+    return tuple(notes)
+
+
+def _answers(order: Order) -> tuple[Answer, ...]:
+    return order.answers(
+        ("slurm-no-gpus-asked", "srun asks for the nodes and their GPUs"),
+        ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
+        ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),
+        ("slurm-zero-with-pipeline", "ZeRO 2 and 3 are refused"),
+        ("slurm-workspace", "runs in the pinned source; what it writes goes to the output folder"),
+        ("slurm-local-tag", "the image by registry or .sqsh file, as it is given"),
+    )

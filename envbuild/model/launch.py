@@ -1,0 +1,103 @@
+"""How a stack is started: the words of its command as data, and the commands that a recipe makes of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from envbuild.model.common import AbsPath, EnvName, Name, RelPath, StrictModel, Text
+
+__all__ = ["Answer", "Command", "Default", "Endpoint", "Launch", "LaunchData", "LaunchFile", "RecipeName", "Words"]
+
+RecipeName = Literal["alpa", "mpi-deepspeed", "megatronapp", "metaseq", "slurm-deepspeed"]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class Words(StrictModel):
+    """Words of a command line that are there only when the value `when` is there and true."""
+
+    when: Name
+    words: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
+class LaunchData(StrictModel):
+    """What the recipe of a stack works from. `{name}` in a word is filled with a value that the recipe computes.
+
+    `source` is the source whose folder (or `folder` below it) is the working directory; `defaults` are the values of
+    parameters that nobody gives, as the document's own scripts have them; `before` are the words in front of the
+    program, by launcher; `configs` are JSON files that the program reads, by name.
+    """
+
+    recipe: RecipeName
+    source: Name
+    folder: RelPath | None = None
+    defaults: dict[Text, Text] = {}
+    before: dict[Name, tuple[Text | Words, ...]] = {}
+    arguments: tuple[Text | Words, ...] = ()
+    environment: dict[EnvName, Text] = {}
+    configs: dict[Name, dict[str, JsonValue]] = {}
+
+
+class Endpoint(StrictModel):
+    """A TCP port that must accept a connection before a command starts; `seconds` until that is given up."""
+
+    address: Text
+    port: Annotated[int, Field(ge=1, le=65535)]
+    seconds: _Count = 600
+
+
+class Command(StrictModel):
+    """One command as an argument list. `node` is the rank of the node that runs it; None: it starts every node itself.
+
+    `environment` is set on top of the environment's own variables. `ends` is a text of the log that proves success
+    where the exit code proves nothing; None: exit code 0 is success.
+    """
+
+    node: int | None = None
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    environment: dict[EnvName, str] = {}
+    directory: AbsPath
+    wait_for: Endpoint | None = None
+    ends: Text | None = None
+
+
+class LaunchFile(StrictModel):
+    """A file that must be there before the commands run."""
+
+    path: AbsPath
+    text: str
+
+
+class Default(StrictModel):
+    """A value that nobody gave, said aloud."""
+
+    name: Text
+    value: Text
+    why: Text
+
+
+class Answer(StrictModel):
+    """One way in which a command differs from the document's, and the finding that it answers."""
+
+    finding: Name
+    does: Text
+
+
+class Launch(StrictModel):
+    """Everything that starts one run: files first, then the commands, each on its node.
+
+    `degrees` are the numbers that follow from the parameters: parallel degrees, batch sizes, microbatches.
+    """
+
+    stack: Name
+    profile: Name
+    nodes: _Count
+    gpus_per_node: _Count
+    model: Text
+    degrees: dict[Name, int]
+    files: tuple[LaunchFile, ...] = ()
+    commands: Annotated[tuple[Command, ...], Field(min_length=1)]
+    defaults: tuple[Default, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    notes: tuple[Text, ...] = ()

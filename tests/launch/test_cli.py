@@ -1,0 +1,82 @@
+"""`envbuild launch` from the outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from envbuild.cli.launch_cmd import launch
+from envbuild.errors import EnvbuildError
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert launch.main(args=list(arguments), standalone_mode=False) == 0
+    return capsys.readouterr().out
+
+
+def test_text_says_what_was_not_said_and_ends_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "opt-175b", "-t", "azure-nd96", "--environment", "/e", "--output", "/o")
+    assert out.startswith("# opt-175b, profile exact: 125m on 1 x 8 GPUs\n")
+    assert "# not said: prefix=test-125m" in out
+    assert "# opt-t-and-n: " in out
+    assert ". /e/.envbuild/activate.sh\ncd /o\n/e/bin/opt-baselines --model-size 125m" in out
+
+
+def test_json_is_the_launch_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--nodes", "2", "--gpus-per-node", "4", "--master", "10.0.0.1", "--set", "addresses=10.1.0.1,10.1.0.2"]
+    data = json.loads(run(capsys, "megatronapp", *arguments, "--json"))
+    assert [command["node"] for command in data["launch"]["commands"]] == [0, 1]
+    assert data["launch"]["commands"][1]["wait_for"] == {"address": "10.0.0.1", "port": 6000, "seconds": 600}
+    assert data["launch"]["degrees"]["chunks"] == 2
+    assert data["activate"].endswith("/.envbuild/activate.sh")
+
+
+def test_one_node_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--nodes", "2", "--gpus-per-node", "4", "--master", "10.0.0.1"]
+    out = run(capsys, "megatronapp", *arguments, "--node", "1")
+    assert "--node_rank 1" in out and "--node_rank 0" not in out
+    with pytest.raises(EnvbuildError) as caught:
+        run(capsys, "megatronapp", *arguments, "--node", "2")
+    assert caught.value.code == "launch-node"
+
+
+def test_gpus_of_a_node_are_the_targets_unless_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "on 1 x 4 GPUs" in run(capsys, "megatron-deepspeed-alcf", "-t", "polaris")
+    assert "on 1 x 2 GPUs" in run(capsys, "megatron-deepspeed-alcf", "-t", "polaris", "--gpus-per-node", "2")
+    with pytest.raises(click.UsageError, match="--gpus-per-node"):
+        run(capsys, "megatron-deepspeed-alcf", "-t", "local")
+
+
+def test_an_image_brings_its_own_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "megatron-deepspeed-slurm", "-t", "slurm-pyxis", "--image", "nvcr.io/nvidia/pytorch:22.02-py3")
+    assert "activate.sh" not in out
+    assert "--container-image nvcr.io/nvidia/pytorch:22.02-py3" in out
+    assert "deepspeed --num_gpus 8" in out
+
+
+def test_parameters_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "megatron-deepspeed-alcf", "--parameters")
+    assert "MODEL_SIZE_KEY" in out and "(default: GPT13B)" in out
+
+
+@pytest.mark.parametrize("text", ["x", "=1", "trials"])
+def test_a_setting_without_key_and_value_is_a_usage_error(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(click.UsageError, match="KEY=VALUE"):
+        run(capsys, "opt-175b", "--gpus-per-node", "8", "--set", text)
+
+
+def test_a_setting_twice_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.UsageError, match="twice"):
+        run(capsys, "opt-175b", "--gpus-per-node", "8", "--set", "trials=1", "--set", "trials=2")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--master", "-x"), ("--job", "a b"), ("--image", "-x")])
+def test_what_could_be_read_as_an_option_is_refused(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        run(capsys, "opt-175b", "--gpus-per-node", "8", "--output", str(tmp_path), f"{option}={value}")
+    assert caught.value.code == "launch-place"

@@ -1,0 +1,381 @@
+"""Recipes: what is refused, what is said aloud, and what follows from the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envbuild.catalog.loader import list_stacks
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.launch.place import Place
+from envbuild.launch.recipes import RECIPES, launch_data
+from envbuild.model.launch import Launch
+from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
+
+ALCF, APP, OPT = "megatron-deepspeed-alcf", "megatronapp", "opt-175b"
+SLURM, ALPA = "megatron-deepspeed-slurm", "megatron-alpa"
+WITH_RECIPE = [name for name in list_stacks() if name != "torch-smoke"]
+MANUAL = [(table, row) for table in stack(ALPA).reference.manual for row in range(1, len(table.cases) + 1)]  # type: ignore[union-attr]
+
+
+def refusal(name: str, where: Place, **values: str) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        started(name, where, **values)
+    return caught.value
+
+
+def said(made: Launch) -> dict[str, str]:
+    return {default.name: default.value for default in made.defaults}
+
+
+def test_every_document_has_a_recipe_and_the_default_stack_says_that_it_has_none() -> None:
+    assert {launch_data(stack(name))[1].recipe for name in WITH_RECIPE} == set(RECIPES)
+    with pytest.raises(EnvbuildError) as caught:
+        started("torch-smoke", place())
+    assert (caught.value.code, caught.value.exit_code) == ("launch-no-recipe", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("name", WITH_RECIPE)
+def test_defaults_in_the_file_are_parameters_and_answers_are_findings(name: str) -> None:
+    _, data = launch_data(stack(name))
+    known = RECIPES[data.recipe].parameters.names()
+    assert set(data.defaults) - set(known) <= {"chunks_of_one", "chunks_of_many"}
+    made = started(
+        name,
+        place(2, 8, image="img" if name == SLURM else None),
+        **({"row": "1", "model": "2.6B"} if name == ALPA else {}),
+    )
+    assert made.answers
+    assert {answer.finding for answer in made.answers} <= {finding.id for finding in stack(name).findings}
+
+
+def test_alcf_defaults_are_those_of_the_variables_table() -> None:
+    reference, data = launch_data(stack(ALCF))
+    table = {v.name: v.default for v in reference.variables if v.default and v.name in data.defaults}
+    assert table == {name: data.defaults[name] for name in table}
+    assert set(table) >= {"MODEL_SIZE_KEY", "SEQ_LEN", "MICRO_BATCH", "GAS", "SP_TYPE", "ZERO_STAGE", "PPSIZE"}
+
+
+@pytest.mark.parametrize("name", WITH_RECIPE)
+def test_an_unknown_parameter_is_refused_with_the_nearest_name(name: str) -> None:
+    known = RECIPES[launch_data(stack(name))[1].recipe].parameters.names()[0]
+    found = refusal(name, place(), **{known[:-1] + "x": "1"})
+    assert (found.code, found.exit_code) == ("launch-parameter", ExitCode.USAGE)
+    assert known in found.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (ALCF, {"SEQ_LEN": "many"}),
+        (ALCF, {"GAS": "0"}),
+        (ALCF, {"ZERO_STAGE": "4"}),
+        (ALCF, {"SP_TYPE": "Megatron"}),
+        (ALCF, {"USE_FLASH_ATTN_V2": "maybe"}),
+        (APP, {"addresses": "10.0.0.1;reboot"}),
+        (APP, {"pipeline_parallel": "-4"}),
+        (OPT, {"prefix": "-p"}),
+        (OPT, {"prefix": "a/b"}),
+        (SLURM, {"global_batch": ""}),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, values: dict[str, str]) -> None:
+    found = refusal(name, place(), **values)
+    assert found.code == "launch-parameter"
+    assert next(iter(values)) in found.what
+    assert found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "near"),
+    [(ALCF, "MODEL_SIZE_KEY", "GPT25B"), (OPT, "model_size", "175b"), (APP, "model", "gpt-small")],
+)
+def test_an_unknown_model_is_refused_with_the_nearest_row(name: str, key: str, near: str) -> None:
+    found = refusal(name, place(), **{key: near + "x"})
+    assert (found.code, found.hint) == ("launch-model-unknown", f"did you mean `{near}`?")
+
+
+@pytest.mark.parametrize("name", WITH_RECIPE)
+def test_two_nodes_need_an_address(name: str) -> None:
+    values = {"row": "1", "model": "2.6B"} if name == ALPA else {}
+    if name == OPT:
+        assert started(name, place(2, master=None)).nodes == 2, "metaseq finds its nodes itself"
+        return
+    assert refusal(name, place(2, master=None), **values).code == "launch-master"
+
+
+# --- ALCF ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensor_parallel_over_all_gpus_is_said_aloud() -> None:
+    made = started(ALCF, place(2, 4))
+    assert made.degrees == {"tensor": 8, "pipeline": 1, "sequence": 1, "data": 1, "global-batch": 1, "micro-batch": 1}
+    [row] = [default for default in made.defaults if default.name == "MPSIZE"]
+    assert (row.value, row.why) == ("8", "tensor parallel: all 8 GPUs of the job")
+    assert "MPSIZE" not in said(started(ALCF, place(2, 4), MPSIZE="4"))
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_the_guides_model_runs_on_counts_that_divide_its_heads(gpus: int) -> None:
+    if 64 % gpus == 0:
+        assert started(ALCF, place(1, gpus), MODEL_SIZE_KEY="GPT25B").degrees["tensor"] == gpus
+        return
+    found = refusal(ALCF, place(1, gpus), MODEL_SIZE_KEY="GPT25B")
+    assert (found.code, found.exit_code) == ("launch-does-not-fit", ExitCode.REFUSED)
+    assert "64 attention heads" in found.what
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"MPSIZE": "3"}, "does not divide 8 GPUs"),
+        ({"PPSIZE": "4", "MPSIZE": "4"}, "does not divide 8 GPUs"),
+        ({"PPSIZE": "8", "MODEL_SIZE_KEY": "GPT145B_12L"}, "12 layers"),
+        ({"ZERO_STAGE": "2", "PPSIZE": "2"}, "ZeRO 2"),
+        ({"ZERO_STAGE": "3", "PPSIZE": "2"}, "ZeRO 3"),
+        ({"SP_TYPE": "ds", "MPSIZE": "2"}, "SP_TYPE=ds"),
+        ({"USE_FLASH_ATTN_V1": "1", "USE_FLASH_ATTN_V2": "1"}, "at once"),
+    ],
+)
+def test_alcf_refuses_what_cannot_run(values: dict[str, str], words: str) -> None:
+    found = refusal(ALCF, place(2, 4), **values)
+    assert found.exit_code == ExitCode.REFUSED
+    assert words in found.what
+    assert found.hint
+
+
+def test_zero_two_without_pipeline_stages_is_fine() -> None:
+    assert "--zero-stage=2" in started(ALCF, place(2, 4), ZERO_STAGE="2").commands[0].argv
+
+
+def test_wandb_is_off_unless_somebody_turns_it_on() -> None:
+    assert '"enabled": true' not in started(ALCF, place()).files[0].text.split('"wandb"')[1]
+    on = started(ALCF, place(), WANDB_MODE="online")
+    assert '"enabled": true' in on.files[0].text.split('"wandb"')[1]
+    assert on.commands[0].environment["WANDB_MODE"] == "online"
+
+
+def test_a_host_file_is_handed_on_and_its_absence_is_said() -> None:
+    assert "--hostfile" not in started(ALCF, place(2, 4)).commands[0].argv
+    assert any("no host file" in note for note in started(ALCF, place(2, 4)).notes)
+    assert not any("no host file" in note for note in started(ALCF, place(2, 4, hostfile="/n")).notes)
+
+
+# --- MegatronAPP --------------------------------------------------------------------------------------------------
+
+
+def test_workers_wait_for_the_masters_port_and_the_master_does_not() -> None:
+    master, *workers = started(APP, place(3, 4), pipeline_parallel="4", global_batch="48").commands
+    assert master.wait_for is None
+    assert [(w.node, w.wait_for.address, w.wait_for.port) for w in workers if w.wait_for] == [
+        (1, "10.0.0.1", 6000),
+        (2, "10.0.0.1", 6000),
+    ]
+
+
+def test_addresses_and_job_are_variables() -> None:
+    made = started(APP, place(2, 4, job="77"), addresses="192.168.0.2,192.168.0.7")
+    assert {c.environment["MEGATRONAPP_NODE_ADDRESSES"] for c in made.commands} == {"192.168.0.2,192.168.0.7"}
+    assert {c.environment["MEGATRONAPP_JOB"] for c in made.commands} == {"77"}
+    assert not made.notes
+    assert any("InfiniBand" in note for note in started(APP, place(2, 4, job="77")).notes)
+    assert "MEGATRONAPP_NODE_ADDRESSES" not in started(APP, place(1, 4)).commands[0].environment
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pipeline_parallel": "3"}, "do not divide the 32 layers"),
+        ({"pipeline_parallel": "4", "model_chunks": "5"}, "do not divide the 32 layers"),
+        ({"pipeline_parallel": "2"}, "too few for virtual stages"),
+        ({"pipeline_parallel": "8"}, "does not divide 4 GPUs"),
+        ({"global_batch": "10"}, "no multiple of the 4 stages"),
+        ({"tensor_parallel": "4"}, "does not divide 4 GPUs"),
+    ],
+)
+def test_megatronapp_refuses_what_does_not_divide(values: dict[str, str], words: str) -> None:
+    found = refusal(APP, place(1, 4), **values)
+    assert found.exit_code == ExitCode.REFUSED
+    assert words in found.what
+
+
+def test_a_batch_that_is_offered_instead_is_accepted() -> None:
+    hint = refusal(APP, place(1, 4), global_batch="10").hint
+    key, _, value = hint.partition("=")
+    assert started(APP, place(1, 4), **{key: value}).degrees["microbatches"] % 4 == 0
+
+
+def test_one_address_a_node() -> None:
+    assert "3 InfiniBand addresses for 2 nodes" in refusal(APP, place(2, 4), addresses="10.0.0.1,10.0.0.2,::1").what
+
+
+# --- OPT ----------------------------------------------------------------------------------------------------------
+
+
+def test_175b_needs_the_nodes_of_the_memory_model() -> None:
+    found = refusal(OPT, place(4), model_size="175b")
+    assert (found.exit_code, found.hint) == (ExitCode.REFUSED, "--nodes 5, or a smaller model")
+    assert started(OPT, place(5), model_size="175b").degrees["data"] == 5
+    assert started(OPT, place(3), model_size="175b", gpu_gb="141").degrees["data"] == 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "job", "submit", "flag"),
+    [(1, None, "local", "--local"), (2, "9", "salloc", "--salloc"), (2, None, "sbatch", "")],
+)
+def test_how_opt_is_submitted_follows_from_the_place(nodes: int, job: str | None, submit: str, flag: str) -> None:
+    made = started(OPT, place(nodes, job=job))
+    assert said(made)["submit"] == submit
+    assert {word for word in made.commands[0].argv if word in ("--local", "--salloc")} == ({flag} if flag else set())
+    assert any("submits a job of its own" in note for note in made.notes) == (submit == "sbatch")
+
+
+def test_nodes_and_trials_the_right_way_round_and_a_prefix_of_its_own() -> None:
+    argv = started(OPT, place(6, job="12"), model_size="175b").commands[0].argv
+    assert argv[argv.index("-t") + 1 :][:1] == ("1",)
+    assert argv[argv.index("-n") + 1 :][:1] == ("6",)
+    assert argv[argv.index("-p") + 1 :][:1] == ("test-175b-12",)
+
+
+def test_success_of_opt_is_read_from_the_log() -> None:
+    assert started(OPT, place()).commands[0].ends == "done training in"
+    assert started(ALCF, place()).commands[0].ends is None
+
+
+@pytest.mark.parametrize(
+    ("where", "values", "words"),
+    [
+        (place(1, 1), {}, "two GPUs"),
+        (place(1, 4), {"model_size": "66b"}, "multiple of 8 GPUs"),
+        (place(128), {}, "a batch of 0"),
+        (place(2), {"submit": "local"}, "submit=local"),
+    ],
+)
+def test_opt_refuses_what_its_launcher_asserts_or_hides(where: Place, values: dict[str, str], words: str) -> None:
+    assert words in refusal(OPT, where, **values).what
+
+
+# --- Slurm --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_zero_two_and_three_are_refused_with_the_pipeline_engine(stage: str) -> None:
+    found = refusal(SLURM, place(), zero_stage=stage)
+    assert found.exit_code == ExitCode.REFUSED
+    assert "zero-needs-no-pipeline" in found.why
+
+
+@pytest.mark.parametrize(
+    ("where", "values", "words"),
+    [
+        (place(1, 2), {}, "needs 4 GPUs"),
+        (place(4, 2), {"tensor_parallel": "4"}, "more than the 2 GPUs of a node"),
+        (place(1, 8), {"tensor_parallel": "3"}, "does not divide 8 GPUs"),
+        (place(3, 8), {"pipeline_parallel": "3"}, "8 layers"),
+        (place(3, 8), {"pipeline_parallel": "2"}, "no multiple of 12"),
+        (place(4, 8), {"model": "52b"}, "needs 64 GPUs and 4 x 8 are there"),
+    ],
+)
+def test_slurm_has_bounds_on_gpus_and_nodes(where: Place, values: dict[str, str], words: str) -> None:
+    found = refusal(SLURM, where, **values)
+    assert words in found.what
+    assert found.hint
+
+
+def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
+    assert started(SLURM, place(8), model="52b").degrees["data"] == 1
+
+
+def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
+    one, two = (started(SLURM, place(n)).commands[0].argv for n in (1, 2))
+    assert f"{ENVIRONMENT}/bin/deepspeed" in one
+    assert f"{ENVIRONMENT}/bin/torchrun" in two
+    assert "--container-image" not in two
+
+
+def test_the_port_follows_from_the_job() -> None:
+    assert "--rdzv_endpoint=10.0.0.1:57920" in started(SLURM, place(2, job="123456")).commands[0].argv
+    assert "--rdzv_endpoint=10.0.0.1:5000" in started(SLURM, place(2, job="1", port=5000)).commands[0].argv
+
+
+# --- Alpa ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("table", "row"), MANUAL, ids=[f"{t.gpus}-{t.model}-{r}" for t, r in MANUAL])
+def test_every_row_of_the_manual_list_can_be_launched(table: Any, row: int) -> None:
+    where = place(max(1, table.gpus // 8), min(table.gpus, 8))
+    made = started(ALPA, where, model=table.model, row=str(row))
+    batch, dp, tmp, pp, microbatches = table.cases[row - 1]
+    argv = made.commands[0].argv
+    case = argv[argv.index("benchmark_gpt_one_case.py") + 1]
+    assert case.startswith(f"('gpt', {batch}, 1024, ")
+    assert f"51200, {dp}, {tmp}, 1, {tmp}, {pp}, {microbatches}, False, True, " in case
+    assert len(made.commands) == where.nodes
+    assert any("marker line" in note and f"PP {pp}" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("gpus", [2, 64])
+def test_counts_without_a_best_case_name_the_candidates(gpus: int) -> None:
+    found = refusal(ALPA, place(max(1, gpus // 8), min(gpus, 8)))
+    assert found.exit_code == ExitCode.REFUSED
+    assert "row=1" in found.hint
+
+
+def test_degrees_of_ones_own_are_allowed_and_said_to_be_unpublished() -> None:
+    five = {"global_batch": "40", "dp": "2", "tmp": "2", "pp": "2", "microbatches": "4", "model": "2.6B"}
+    assert any("not a row of the manual list" in note for note in started(ALPA, place(), **five).notes)
+    del five["microbatches"]
+    assert "microbatches is not said" in refusal(ALPA, place(), **five).what
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dp": "3"}, "is not 16 GPUs"),
+        ({"dp": "1", "tmp": "16", "pp": "1"}, "more than the 8 GPUs of a node"),
+        ({"microbatches": "3"}, "no multiple of"),
+        ({"row": "1"}, "at once"),
+    ],
+)
+def test_alpa_refuses_a_case_that_does_not_fit(values: dict[str, str], words: str) -> None:
+    five = {"global_batch": "32", "dp": "2", "tmp": "2", "pp": "4", "microbatches": "4", "model": "2.6B"}
+    assert words in refusal(ALPA, place(2), **{**five, **values}).what
+
+
+def test_ported_starts_its_ranks_as_newer_torch_does() -> None:
+    assert "torch.distributed.launch" in started(ALPA, place()).commands[0].argv
+    assert "torch.distributed.run" in started(ALPA, place(), profile="ported").commands[0].argv
+
+
+# --- all ----------------------------------------------------------------------------------------------------------
+
+_NAMES = {name: RECIPES[launch_data(stack(name))[1].recipe].parameters.names() for name in WITH_RECIPE}
+_VALUES = st.sampled_from(["1", "2", "3", "4", "8", "0", "-1", "64", "x", "", "{rank}", "true", "GPT25B", "175b"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(WITH_RECIPE),
+    st.data(),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.sampled_from([None, "1", "123456.pbs"]),
+    st.sampled_from([None, "image"]),
+)
+def test_anything_ends_in_commands_or_in_a_coded_refusal(
+    name: str, data: st.DataObject, nodes: int, gpus: int, job: str | None, image: str | None
+) -> None:
+    values = data.draw(st.dictionaries(st.sampled_from(_NAMES[name]), _VALUES, max_size=4))
+    try:
+        made = started(name, place(nodes, gpus, job=job, image=image), **values)
+    except EnvbuildError as error:
+        assert error.code.startswith("launch-")
+        assert error.exit_code in (ExitCode.USAGE, ExitCode.REFUSED)
+        return
+    assert made.commands[0].argv[0]
+    assert not any("{" in word and "{rank}" not in word for c in made.commands for word in c.argv)
+    assert {c.node for c in made.commands} in ({None}, {0}, set(range(nodes)))
+    assert all(c.directory.startswith((ENVIRONMENT, OUTPUT)) for c in made.commands)

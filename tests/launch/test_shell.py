@@ -1,0 +1,137 @@
+"""The printed text in a real bash, with stand-ins for the launchers: it runs the same words as the argument lists."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.launch.place import Place
+from envbuild.launch.shell import WIDTH, folded, render
+from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
+from tests.launch.support import started
+
+PRINTS = f"""#!{sys.executable}
+import json, os, sys
+with open(os.environ["SAYS"], "a") as out:
+    out.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
+    around = [os.getcwd(), os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), os.environ.get("ACTIVE")]
+    out.write(json.dumps(around) + "\\n")
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    """An environment whose programs write down how they were called."""
+    environment = tmp_path / "an environment"
+    for name in (
+        "bin",
+        ".envbuild",
+        "src/megatronapp/Megatron",
+        "src/megatron-deepspeed",
+        "src/alpa/osdi22_artifact/megatron",
+    ):
+        (environment / name).mkdir(parents=True)
+    (environment / ".envbuild" / "activate.sh").write_text("export ACTIVE=yes\n")
+    for program in ("torchrun", "deepspeed", "python3", "opt-baselines", "mpiexec", "srun"):
+        (environment / "bin" / program).write_text(PRINTS)
+        (environment / "bin" / program).chmod(0o755)
+    return environment
+
+
+def run(text: str, world: Path) -> list[list[str]]:
+    says = world / "says"
+    path = f"{world}/bin:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-eu", "-c", text], env={"PATH": path, "SAYS": str(says)}, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in says.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name", ["megatron-deepspeed-alcf", "megatron-deepspeed-slurm", "megatronapp", "megatron-alpa", "opt-175b"]
+)
+def test_bash_runs_the_words_of_the_argument_list(name: str, world: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run's $HOME"
+    output.mkdir()
+    made = started(name, Place(nodes=1, gpus_per_node=4, environment=str(world), output=str(output)))
+    called, around = run(render(made, f"{world}/.envbuild/activate.sh"), world)
+    [command] = made.commands
+    assert called == [Path(command.argv[0]).name, *command.argv[1:]]
+    assert around == [command.directory, command.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"), "yes"]
+    for file in made.files:
+        assert Path(file.path).read_text() == file.text
+
+
+def one(tmp_path: Path, *argv: str, **fields: object) -> Launch:
+    command = Command.model_validate({"argv": argv, "directory": str(tmp_path), **fields})
+    return Launch(stack="x", profile="exact", nodes=1, gpus_per_node=1, model="m", degrees={}, commands=(command,))
+
+
+@pytest.mark.parametrize("word", ["$(touch x)", "a b", "'", '"', "\\", "#", "", "&", "*", "é", "--x=$HOME"])
+def test_no_word_is_read_by_the_shell(word: str, world: Path, tmp_path: Path) -> None:
+    called, _ = run(render(one(tmp_path, f"{world}/bin/srun", word, "--end", word)), world)
+    assert called == ["srun", word, "--end", word]
+
+
+def test_a_file_keeps_every_byte_of_its_text(tmp_path: Path, world: Path) -> None:
+    text = "$HOME `x` \\\nEND\nEND_\n"
+    made = one(tmp_path, f"{world}/bin/srun").model_copy(
+        update={"files": (LaunchFile(path=str(tmp_path / "new" / "f"), text=text),)}
+    )
+    run(render(made), world)
+    assert (tmp_path / "new" / "f").read_text() == text
+
+
+def test_a_comment_cannot_begin_a_command(tmp_path: Path) -> None:
+    made = one(tmp_path, "true").model_copy(update={"notes": ("one\ntouch x",)})
+    assert "# note: one touch x" in render(made).splitlines()
+
+
+def test_a_worker_starts_when_the_masters_port_is_open(tmp_path: Path, world: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        text = render(
+            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=20))
+        )
+        opened: list[float] = []
+
+        def open_later() -> None:
+            time.sleep(0.5)
+            opened.append(time.monotonic())
+            server.listen()
+
+        thread = threading.Thread(target=open_later)
+        thread.start()
+        run(text, world)
+        thread.join()
+    assert time.monotonic() >= opened[0]
+
+
+def test_a_worker_gives_up_in_time(tmp_path: Path, world: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        text = render(
+            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=1))
+        )
+        done = subprocess.run(["bash", "-eu", "-c", text], capture_output=True, timeout=30)
+    assert done.returncode == 124
+    assert not (world / "says").exists()
+
+
+def test_lines_are_folded_at_options_and_stay_one_command() -> None:
+    words = ["program", *(part for n in range(40) for part in (f"--option-{n}", str(n)))]
+    lines = folded(words)
+    assert len(lines) > 3
+    assert all(len(line) <= WIDTH + 2 for line in lines)
+    assert all(line.lstrip().startswith("--") for line in lines[1:])
+    assert all(line.endswith(" \\") for line in lines[:-1])
