@@ -1,80 +1,295 @@
-"""Makes a fetched source usable in its environment: wheel, editable, path, and extensions built in place."""
+"""All sources of one install: fetched, patched, built (or taken from the wheel store), put into the environment, tried.
+
+`Builder` does it in steps, so that the install can do what else is due between them:
+
+    fetch     trees that become part of the environment, and those that must be built: what the store has is not fetched
+    prepare   after the locked packages: patches, and all wheels at once
+    install   in the order of the lock
+    prove     every extension is imported in the environment, in a process of its own
+"""
 
 import os
 import tempfile
 
-from envbuild.node import paths, proc, record, sources, uv
+from envbuild.node import (
+    build_environ,
+    build_import,
+    build_kernels,
+    build_wheel,
+    build_zip,
+    patching,
+    paths,
+    proc,
+    record,
+    sources,
+    uv,
+    wheel_store,
+)
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_EPOCH = "315532800"  # 1980-01-01, the earliest date that a zip archive can hold
+    from envbuild.node.build_jobs import Budget
+
+_KEYS = ("name", "commit", "tree", "git", "install", "generated")
 
 
-def build_folder(tmp: "str", source: "dict[str, Any]") -> "str":
-    """A new private folder for a wheel build, under one name where that is free: compilers write paths into files."""
-    usual = os.path.join(tmp, "build-%s-%s" % (source["name"], source["commit"][:12]))
-    try:
-        os.mkdir(usual, 0o700)
-    except FileExistsError:
-        return tempfile.mkdtemp(prefix=os.path.basename(usual) + "-", dir=tmp)
-    return usual
+class Builder:
+    """The sources of one install request; see the module for the steps."""
+
+    def __init__(self, tool: "uv.Uv", request: "dict[str, Any]") -> "None":
+        """`request`: of the verb `install`, its environment a checked path."""
+        args = request["args"]
+        self.tool = tool
+        self.run = request["run"]
+        self.environment = args["environment"]
+        self.variant = args["variant"]
+        self.pins = self.variant.get("sources") or []  # type: list[dict[str, Any]]
+        self.options = args.get("build") or {}
+        self.bundles = (args.get("artifacts") or {}).get("sources") or {}
+        self.store_path = self.options.get("store") or wheel_store.default_path(request["prefix"])
+        self.python = os.path.join(self.environment, "bin", "python")
+        given = args.get("patches") or {}
+        self.specs = {source["name"]: patching.specs_of(source, given) for source in self.pins}
+        self.trees = {}  # type: dict[str, str]
+        self.patched = {}  # type: dict[str, list[dict[str, Any]]]
+        self.wheels = {}  # type: dict[str, str]
+        self.built = {}  # type: dict[str, dict[str, Any]]
+        self.store = None  # type: wheel_store.Store | None
+        self._facts = None  # type: dict[str, Any] | None
+
+    def fetch(self) -> "None":
+        """Fetch and check trees before any package is installed; raises what `sources.fetch` raises."""
+        store, toolchain = None, {}  # type: wheel_store.Store | None, dict[str, Any]
+        for source in self.pins:
+            if source.get("install", "wheel") == "wheel":
+                if store is None:
+                    store, toolchain = wheel_store.Store(self.store_path), self._toolchain()
+                key = wheel_store.build_key(self._inputs(source, toolchain))
+                if any(name.startswith(key) for name in store.folders()):
+                    continue
+            self._tree(source)
+
+    def prepare(self) -> "None":
+        """Patch the trees of the environment and get every wheel, all that are missing built at once.
+
+        Raises what `patching.apply`, `wheel_store.obtain` and `build_wheel.build_wheel` raise.
+        """
+        for source in self.pins:
+            if source.get("install", "wheel") != "wheel":
+                self._patch(source)
+        wanted = [source for source in self.pins if _makes_wheel(source)]
+        if not wanted:
+            return
+        store = self.store = wheel_store.Store(self.store_path, create=True)
+        # Read again: packages may have brought compilers (an MPI, say).
+        toolchain = self._toolchain()
+
+        def one(source: "dict[str, Any]") -> "Any":
+            return lambda budget: self._obtain(source, store, self._inputs(source, toolchain), budget)
+
+        calls = {source["name"]: one(source) for source in wanted}
+        build_wheel.build_all(calls, self.options.get("jobs"))
+
+    def install(self) -> "None":
+        """Put every source into the environment; raises NodeError `build-failed` and what `uv.failure` makes."""
+        for source in self.pins:
+            how = source.get("install", "wheel")
+            log("installing source %s (%s)" % (source["name"], how))
+            if (source.get("build") or {}).get("kind") == "inplace":
+                self._in_place(source)
+            if source["name"] in self.wheels:
+                # Never from the cache: the same version may have been built from another commit before.
+                words = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--link-mode", "copy"]
+                self._uv(words + ["--reinstall", "--no-cache", self.wheels[source["name"]]], source)
+            if how == "path":
+                self._add_path(source)
+            elif how == "editable":
+                words = ["pip", "install", "--python", self.python, "--no-deps", "--no-build-isolation", "--no-index"]
+                self._uv(words + ["--no-cache", "-e", self._project(source)], source)
+
+    def prove(self) -> "None":
+        """Import every extension that was built; raises NodeError `extension-broken` (exit 4).
+
+        A wheel that was built here and does not work is not kept in the store.
+        """
+        for source in self.pins:
+            facts = self.built.get(source["name"]) or {}
+            names = list(facts.get("extensions") or [])
+            if not names:
+                continue
+            try:
+                facts["imports"] = build_import.check(self.python, source["name"], names, self._own_env(source))
+            except NodeError as error:
+                if facts["from"] == "built" and self.store is not None and self.store.use == "read-write":
+                    self.store.quarantine(facts["key"], error.why)
+                raise
+
+    def told(self) -> "list[dict[str, Any]]":
+        """What the result says of each source."""
+        out = []
+        for source in self.pins:
+            one = {key: source[key] for key in _KEYS if key in source}
+            name = source["name"]
+            if name in self.patched:
+                one["patches"] = self.patched[name]
+            if name in self.built:
+                one["build"] = self.built[name]
+            out.append(one)
+        return out
+
+    def _tree(self, source: "dict[str, Any]") -> "str":
+        """The checked tree of a source, fetched when it is asked for the first time."""
+        name = source["name"]
+        if name not in self.trees:
+            if source.get("install", "wheel") == "wheel":
+                folder = tempfile.mkdtemp(prefix="source-%s-" % name, dir=self.tool.tmp)
+            else:
+                folder = os.path.join(self.environment, "src", name)
+            above = name + "/"
+            parts = {key[len(above) :]: path for key, path in self.bundles.items() if key.startswith(above)}
+            sources.fetch(source, folder, self.bundles.get(name), parts)
+            self.trees[name] = folder
+        return self.trees[name]
+
+    def _project(self, source: "dict[str, Any]") -> "str":
+        folder = self.trees[source["name"]]
+        project = os.path.join(folder, source["path"]) if source.get("path") else folder
+        if not os.path.isdir(project):
+            raise _failed(source, "it has no folder %s" % source["path"])
+        return project
+
+    def _patch(self, source: "dict[str, Any]") -> "None":
+        name = source["name"]
+        if not self.specs[name] or name in self.patched:
+            return
+        env = self.tool.environ()
+        if self._facts is None:
+            self._facts = patching.facts_of(self.python, env, self.options.get("nvcc"))
+        folder, facts = self.trees[name], self._facts
+        self.patched[name] = patching.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
+
+    def _toolchain(self) -> "dict[str, Any]":
+        return wheel_store.read_toolchain(
+            self.python, self.options.get("cuda_home"), self.tool.environ(self._variables({}))
+        )
+
+    def _inputs(self, source: "dict[str, Any]", toolchain: "dict[str, Any]") -> "dict[str, Any]":
+        digests = patching.digests(self.specs[source["name"]])
+        return wheel_store.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
+
+    def _obtain(
+        self, source: "dict[str, Any]", store: "wheel_store.Store", inputs: "dict[str, Any]", budget: "Budget"
+    ) -> "None":
+        """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
+        name = source["name"]
+        owner = {"run": self.run, "what": "%s at %.12s" % (name, source["commit"])}
+        again = bool(self.options.get("check_rebuild"))
+
+        def build(out: "str") -> "dict[str, Any]":
+            facts = dict(self._build(source, out, budget, again), patches=self.patched.get(name) or [])
+            del facts["wheel"]
+            return facts
+
+        entry, built = wheel_store.obtain(store, inputs, owner, build, self.tool.tmp)
+        facts = dict(entry.facts)
+        patched = facts.pop("patches", [])
+        self.patched.setdefault(name, patched)
+        if not self.patched[name]:
+            del self.patched[name]
+        facts.update(key=entry.key, wheel=os.path.basename(entry.wheel), sha256=entry.sha256)
+        facts["from"] = "built" if built else "store"
+        facts["store"] = {"path": store.path, "kept": entry.stored, "notes": list(store.notes)}
+        if not built:
+            log("%s: the wheel store has %s (key %.12s)" % (name, facts["wheel"], entry.key))
+            facts["rebuild"] = self._compare(source, entry.wheel, budget) if again else None
+        self.wheels[name] = entry.wheel
+        self.built[name] = facts
+
+    @property
+    def _arch_list(self) -> "list[str]":
+        return list(self.options.get("arch_list") or [])
+
+    def _build(self, source: "dict[str, Any]", out: "str", budget: "Budget", again: "bool") -> "dict[str, Any]":
+        """Fetch, patch and build one wheel into the folder `out`; result of `build_wheel`."""
+        self._tree(source)
+        self._patch(source)
+        project = self._project(source)
+        build = dict(source.get("build") or {})
+        kernels = build.get("kind") == "kernels"
+        if kernels:
+            made = tempfile.mkdtemp(prefix="kernels-%s-" % source["name"], dir=self.tool.tmp)
+            project = build_kernels.project(self.trees[source["name"]], source, build, os.path.join(made, "project"))
+            names = build_kernels.extensions(build)
+            kept = {key: build[key] for key in ("environment", "memory_per_job") if key in build}
+            build, source = dict(kept, extensions=names), dict(source, path=None)
+        options = build_wheel.Options(
+            self.tool,
+            variables=self.variant.get("environment") or {},
+            build=build,
+            arch_list=self._arch_list,
+            cuda_home=self.options.get("cuda_home"),
+            check_rebuild=again,
+            budget=budget,
+        )
+        facts = build_wheel.build_wheel(self.python, source, project, out, options)
+        return dict(facts, route="kernels") if kernels else facts
+
+    def _compare(self, source: "dict[str, Any]", wheel: "str", budget: "Budget") -> "dict[str, Any]":
+        """Build what the store has once more; which members differ."""
+        with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
+            other = self._build(source, out, budget, False)["wheel"]
+            found = build_zip.different(wheel, other)
+            with open(wheel, "rb") as one, open(other, "rb") as two:
+                same = one.read() == two.read()
+        return {"equal": same and not found, "different": found}
+
+    def _variables(self, own: "dict[str, Any]") -> "dict[str, str | None]":
+        given = self.variant.get("environment") or {}
+        cuda_home = self.options.get("cuda_home")
+        return build_environ.variables(self.environment, given, own, self._arch_list, cuda_home)
+
+    def _own_env(self, source: "dict[str, Any]") -> "dict[str, str]":
+        own = (source.get("build") or {}).get("environment") or {}
+        return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp))
+
+    def _in_place(self, source: "dict[str, Any]") -> "None":
+        project = self._project(source)
+        had_build = os.path.lexists(os.path.join(project, "build"))
+        flags = sources.option_flags((source.get("build") or {}).get("flags") or [])
+        env = self._own_env(source)
+        tools = build_environ.look(env, self.options.get("cuda_home"))
+        env.update(build_environ.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
+        argv = [self.python, "setup.py", "build_ext", "--inplace"] + flags
+        done = proc.run(argv, timeout=uv.DEADLINE, env=env, cwd=project)
+        if not done.ok:
+            log(uv.tail(done.out + done.err, 400))
+            if "No space left on device" in done.err:
+                raise paths.full_disk(project, uv.tail(done.err))
+            raise _failed(source, uv.tail(done.out + "\n" + done.err))
+        if not had_build:
+            paths.remove_tree(os.path.join(project, "build"))
+
+    def _add_path(self, source: "dict[str, Any]") -> "None":
+        project = self._project(source)
+        for site in record.site_packages(self.environment):
+            path = os.path.join(self.environment, site, "envbuild-source-%s.pth" % source["name"])
+            paths.write_atomic(path, os.fsencode(project) + b"\n")
+
+    def _uv(self, args: "list[str]", source: "dict[str, Any]") -> "None":
+        own = (source.get("build") or {}).get("environment") or {}
+        done = self.tool.run(args, dict(self._variables(own), TMPDIR=self.tool.tmp))
+        if done.ok:
+            return
+        log(uv.tail(done.out + done.err, 400))
+        error = uv.failure(done, "building source %s" % source["name"], self.environment)
+        raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, error.why)
 
 
-def install(
-    tool: "uv.Uv", environment: "str", source: "dict[str, Any]", folder: "str", variables: "dict[str, Any]"
-) -> "None":
-    """Install the checked tree at `folder` as the lock says; packages of the lock must be installed already.
-
-    `variables` are the variant's environment: a build sees those that are plain text. Raises NodeError
-    `build-failed` (exit 4) with the end of the output, or what `uv.failure` makes of it.
-    """
-    how = source.get("install", "wheel")
-    project = os.path.join(folder, source["path"]) if source.get("path") else folder
-    if not os.path.isdir(project):
-        raise _failed(source, "it has no folder %s" % source["path"])
-    build = source.get("build") or {}
-    flags = sources.option_flags(build.get("flags") or [])
-    extra = build_environment(tool, environment, variables)
-    extra.update(_without_places(folder, source["name"], extra))
-    log("installing source %s (%s)" % (source["name"], how))
-    if build.get("kind") == "inplace":
-        _in_place(tool, environment, source, project, flags, extra)
-    if how == "path":
-        _add_path(environment, source, project)
-    elif how == "editable":
-        args = ["pip", "install", "--python", _python(environment), "--no-deps", "--no-build-isolation", "--no-index"]
-        _uv(tool, args + ["--no-cache", "-e", project], source, extra, environment)
-    else:
-        _wheel(tool, environment, source, project, flags, extra)
-
-
-def _python(environment: "str") -> "str":
-    return os.path.join(environment, "bin", "python")
-
-
-def build_environment(tool: "uv.Uv", environment: "str", variables: "dict[str, Any]") -> "dict[str, str | None]":
-    """Variables of a build: the environment's own programs first, the stack's variables, nothing that varies."""
-    extra = {name: value for name, value in variables.items() if isinstance(value, str)}  # type: dict[str, str | None]
-    extra.update(
-        PATH=os.path.join(environment, "bin") + ":" + os.environ.get("PATH", "/usr/bin:/bin"),
-        VIRTUAL_ENV=environment,
-        SOURCE_DATE_EPOCH=_EPOCH,
-        PYTHONHASHSEED="0",
-        TMPDIR=tool.tmp,
-    )
-    return extra
-
-
-def _without_places(folder: "str", name: "str", extra: "dict[str, str | None]") -> "dict[str, str | None]":
-    """Compiler flags that keep the build's folder out of debug information, so that two builds give equal files."""
-    if len(folder.split()) != 1 or "=" in folder:
-        return {}
-    flag = "-fdebug-prefix-map=%s=/envbuild/src/%s" % (folder, name)
-    before = {key: extra.get(key) or os.environ.get(key, "") for key in ("CFLAGS", "CXXFLAGS")}
-    return {key: (value + " " + flag).strip() for key, value in before.items()}
+def _makes_wheel(source: "dict[str, Any]") -> "bool":
+    return source.get("install", "wheel") == "wheel" or (source.get("build") or {}).get("kind") == "kernels"
 
 
 def _failed(source: "dict[str, Any]", why: "str") -> "NodeError":
@@ -86,64 +301,3 @@ def _failed(source: "dict[str, Any]", why: "str") -> "NodeError":
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
-
-
-def _uv(
-    tool: "uv.Uv",
-    args: "list[str]",
-    source: "dict[str, Any]",
-    extra: "dict[str, str | None]",
-    environment: "str",
-) -> "None":
-    done = tool.run(args, extra)
-    if done.ok:
-        return
-    log(uv.tail(done.out + done.err, 400))
-    error = uv.failure(done, "building source %s" % source["name"], environment)
-    raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, error.why)
-
-
-def _in_place(
-    tool: "uv.Uv",
-    environment: "str",
-    source: "dict[str, Any]",
-    project: "str",
-    flags: "list[str]",
-    extra: "dict[str, str | None]",
-) -> "None":
-    had_build = os.path.lexists(os.path.join(project, "build"))
-    argv = [_python(environment), "setup.py", "build_ext", "--inplace"] + flags
-    done = proc.run(argv, timeout=uv.DEADLINE, env=tool.environ(extra), cwd=project)
-    if not done.ok:
-        log(uv.tail(done.out + done.err, 400))
-        if "No space left on device" in done.err:
-            raise paths.full_disk(project, uv.tail(done.err))
-        raise _failed(source, uv.tail(done.out + "\n" + done.err))
-    if not had_build:
-        paths.remove_tree(os.path.join(project, "build"))
-
-
-def _add_path(environment: "str", source: "dict[str, Any]", project: "str") -> "None":
-    for site in record.site_packages(environment):
-        path = os.path.join(environment, site, "envbuild-source-%s.pth" % source["name"])
-        paths.write_atomic(path, os.fsencode(project) + b"\n")
-
-
-def _wheel(
-    tool: "uv.Uv",
-    environment: "str",
-    source: "dict[str, Any]",
-    project: "str",
-    flags: "list[str]",
-    extra: "dict[str, str | None]",
-) -> "None":
-    out = tempfile.mkdtemp(prefix="wheel-", dir=tool.tmp)
-    args = ["build", "--wheel", "--no-build-isolation", "--python", _python(environment), "--out-dir", out]
-    args += ["-C--build-option=" + flag for flag in flags]
-    _uv(tool, args + ["--no-index", project], source, extra, environment)
-    wheels = [name for name in os.listdir(out) if name.endswith(".whl")]
-    if len(wheels) != 1:
-        raise _failed(source, "the build made %d wheels" % len(wheels))
-    args = ["pip", "install", "--python", _python(environment), "--no-deps", "--no-index", "--link-mode", "copy"]
-    # Never from the cache: the same version may have been built from another commit before.
-    _uv(tool, args + ["--reinstall", "--no-cache", os.path.join(out, wheels[0])], source, extra, environment)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 
-from envbuild.node import base, builds, lease, merkle, packages, paths, pipconf, record, sources, stamp, uv
+from envbuild.node import base, builds, lease, merkle, packages, patching, paths, pipconf, record, stamp, uv
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -23,6 +23,7 @@ class _Job:
 
     def __init__(self, request: "dict[str, Any]") -> "None":
         args = request["args"]
+        self.request = request
         self.args = args
         self.run = request["run"]
         self.prefix = request["prefix"]
@@ -73,7 +74,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     interpreter = base.examine(job.args["interpreter"], job.variant)
     base.check(job.variant, interpreter.packages)
     packages.check_recorded(job.variant.get("packages", []))
-    sources.check_supported(job.variant.get("sources", []))
+    patching.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     tool = _tool(job)
     _check_space(job, tool)
     _sweep(job.environment)
@@ -180,23 +181,24 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     job.phase("checks")
     _make_venv(job, tool, interpreter)
     job.phase("venv")
-    pins = job.variant.get("sources", [])
-    folders = _fetch_sources(job, tool, pins)
+    made = builds.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
+    made.fetch()
     job.phase("sources")
     locked = job.variant.get("packages", [])
     packages.install(tool, job.environment, locked, job.artifacts)
     job.phase("packages")
-    for source in pins:
-        builds.install(tool, job.environment, source, folders[source["name"]], job.variant.get("environment", {}))
-    if pins:
+    if made.pins:
+        made.prepare()
+        job.phase("wheels")
+        made.install()
+        made.prove()
         job.phase("builds")
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     _check_set(locked, installed)
-    entries, checked = _check_record(job, tool, interpreter, pins)
+    entries, checked = _check_record(job, tool, interpreter, made.pins)
     job.phase("record")
-    keys = ("name", "commit", "tree", "git", "install", "generated")
-    told = [{key: source[key] for key in keys if key in source} for source in pins]
+    told = made.told()
     result = {
         "environment": job.environment,
         "packages": installed,
@@ -208,8 +210,9 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         "seconds": job.seconds,
     }
     notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
+    notes["sources"] = patching.for_stamp(told)
     if told:
-        paths.write_json(paths.meta(job.environment, "sources.json"), told)
+        paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
     return result
 
@@ -228,20 +231,6 @@ def _make_venv(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "
         folder = os.path.join(job.environment, "lib", "python" + job.variant["python"], "site-packages")
         with open(os.path.join(folder, BASE_PTH), "w", encoding="utf-8") as file:
             file.writelines(lines)
-
-
-def _fetch_sources(job: "_Job", tool: "uv.Uv", pins: "list[dict[str, Any]]") -> "dict[str, str]":
-    """Fetch and check every source before any package is installed; returns name -> folder."""
-    bundles = job.artifacts.get("sources") or {}
-    folders = {}
-    for source in pins:
-        if source.get("install", "wheel") == "wheel":
-            folder = builds.build_folder(tool.tmp, source)
-        else:
-            folder = os.path.join(job.environment, "src", source["name"])
-        sources.fetch(source, folder, bundles.get(source["name"]))
-        folders[source["name"]] = folder
-    return folders
 
 
 def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "None":

@@ -79,20 +79,9 @@ def _must(done: "proc.Finished", doing: "str", folder: "str") -> "str":
     )
 
 
-def check_supported(sources: "list[dict[str, Any]]") -> "None":
-    """Refuse what cannot be built yet, and pins that are none.
-
-    Raises NodeError `patches-unsupported` (exit 7) or `request-invalid`.
-    """
+def check_pins(sources: "list[dict[str, Any]]") -> "None":
+    """Refuse pins that are none; raises NodeError `request-invalid`."""
     for source in sources:
-        if source.get("patches"):
-            raise NodeError(
-                "patches-unsupported",
-                "source %s has patches, which this version cannot apply" % source["name"],
-                why="patches: %s" % ", ".join(source["patches"]),
-                hint="use a stack without patches, or a fork that has them",
-                exit_code=Exit.REFUSED,
-            )
         for part in [source] + list(source.get("submodules") or []):
             if not str(part["git"]).startswith(("https://", "ssh://")):
                 raise NodeError("request-invalid", "source %s: not an https:// or ssh:// URL" % source["name"])
@@ -112,11 +101,14 @@ def _checked_relative(path: "str") -> "str":
     return path
 
 
-def fetch(source: "dict[str, Any]", folder: "str", bundle: "str | None") -> "None":
+def fetch(
+    source: "dict[str, Any]", folder: "str", bundle: "str | None", parts: "dict[str, str] | None" = None
+) -> "None":
     """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
 
-    `bundle`: a git bundle to take the commit from instead of the URL. Raises NodeError `tree-mismatch` and
-    `commit-missing` (exit 5), `network-unreachable` (75), `source-unreachable` and `git-failed` (4).
+    `bundle`: a git bundle to take the commit from instead of the URL; `parts`: the same for submodules, by path.
+    Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` (75), `source-unreachable` and
+    `git-failed` (4).
     """
     log("fetching source %s at %.12s" % (source["name"], source["commit"]))
     _checkout(source, folder, source["name"], bundle)
@@ -124,7 +116,7 @@ def fetch(source: "dict[str, Any]", folder: "str", bundle: "str | None") -> "Non
     for part in sorted(source.get("submodules") or [], key=lambda each: each["path"].count("/")):
         where = _submodule_folder(folder, part["path"])
         _check_gitlink(source, part, repositories)
-        _checkout(part, where, "%s/%s" % (source["name"], part["path"]), None)
+        _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
         repositories[part["path"]] = where
     for where in repositories.values():
         paths.remove_tree(os.path.join(where, ".git"))

@@ -139,9 +139,8 @@ def test_a_wrong_interpreter_is_refused_before_anything_is_built(node: Node) -> 
     fail(node, make_variant([make_wheel(node.wheels)]), "interpreter-missing", 7)
 
 
-def test_patches_and_foreign_transports_are_refused(node: Node) -> None:
+def test_foreign_transports_are_refused(node: Node) -> None:
     source = {"name": "s", "git": "https://git.example.org/s", "commit": "1" * 40, "tree": "2" * 40}
-    fail(node, make_variant([], sources=[dict(source, patches=["p"])]), "patches-unsupported", 7)
     fail(node, make_variant([], sources=[dict(source, git="ext::sh -c true")]), "request-invalid", 2)
 
 

@@ -1,0 +1,95 @@
+"""The last proof of a build: its extensions are imported in the environment, in a process of their own."""
+
+import json
+
+from envbuild.node import proc, uv
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_DEADLINE = 900.0
+# torch first: its extensions need libraries that it loads. One line before each import says where a crash was.
+_PROGRAM = """
+import importlib, json, sys
+def say(**what):
+    sys.stdout.write(json.dumps(what) + "\\n")
+    sys.stdout.flush()
+try:
+    importlib.import_module("torch")
+except ImportError:
+    pass
+for name in json.loads(sys.argv[1]):
+    say(begins=name)
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        say(name=name, error="%s: %s" % (type(error).__name__, error))
+    else:
+        say(name=name, error=None)
+"""
+# A shared object that is a plain library: it was loaded, and is no module.
+_LIBRARY = "does not define module export function"
+# Of the driver: there is none where nothing but a build is done.
+_DRIVER = ("libcuda.so", "libnvidia-ml.so")
+
+
+def check(python: "str", source: "str", names: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
+    """Import `names`, the extensions of `source`, with the interpreter `python`; `env` is that of its process.
+
+    Result: `imported`, `libraries` (plain shared libraries, which only load) and `unchecked` (name -> why: they need
+    the driver, which is not here). Raises NodeError `extension-broken` (exit 4) with what the import says.
+    """
+    done = proc.run([python, "-I", "-B", "-c", _PROGRAM, json.dumps(names)], timeout=_DEADLINE, env=env)
+    told = {"imported": [], "libraries": [], "unchecked": {}}  # type: dict[str, Any]
+    broken = {}  # type: dict[str, str]
+    at = None  # type: str | None
+    for each in _lines(done.out):
+        if "begins" in each:
+            at = str(each["begins"])
+        if "name" not in each:
+            continue
+        at, name, error = None, str(each["name"]), each.get("error")
+        if error is None:
+            told["imported"].append(name)
+        elif _LIBRARY in error:
+            told["libraries"].append(name)
+        elif any(library in error for library in _DRIVER):
+            told["unchecked"][name] = error
+        else:
+            broken[name] = str(error)
+    if at is not None or not done.ok:
+        how = "it did not end in time" if done.timed_out else "the process ended with %s" % done.rc
+        broken[at or names[0]] = "%s; %s" % (how, uv.tail(done.err, 10))
+    if broken:
+        raise _broken(source, broken)
+    log("%s: imported %s" % (source, ", ".join(told["imported"]) or "nothing"))
+    return told
+
+
+def _lines(text: "str") -> "list[dict[str, Any]]":
+    """What the program said; an extension may print lines of its own."""
+    out = []
+    for line in text.splitlines():
+        try:
+            each = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(each, dict):
+            out.append(each)
+    return out
+
+
+def _broken(source: "str", broken: "dict[str, str]") -> "NodeError":
+    first = sorted(broken)[0]
+    return NodeError(
+        "extension-broken",
+        "source %s: the extension %s was built and cannot be imported" % (source, first),
+        why="; ".join("%s: %s" % (name, broken[name]) for name in sorted(broken)),
+        hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
+        "stored wheel: `envbuild wheels list`",
+        exit_code=Exit.BUILD_FAILED,
+        details={"extensions": sorted(broken)},
+        changed=True,
+    )
