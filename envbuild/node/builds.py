@@ -58,6 +58,7 @@ class Builder:
         self.wheels = {}  # type: dict[str, str]
         self.built = {}  # type: dict[str, dict[str, Any]]
         self.store = None  # type: wheel_store.Store | None
+        self._applied = set()  # type: set[str]
         self._facts = None  # type: dict[str, Any] | None
 
     def fetch(self) -> "None":
@@ -163,8 +164,9 @@ class Builder:
 
     def _patch(self, source: "dict[str, Any]") -> "None":
         name = source["name"]
-        if not self.specs[name] or name in self.patched:
+        if not self.specs[name] or name in self._applied:
             return
+        self._applied.add(name)
         env = self.tool.environ()
         if self._facts is None:
             self._facts = patching.facts_of(self.python, env, self.options.get("nvcc"))

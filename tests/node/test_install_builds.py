@@ -1,0 +1,251 @@
+"""Sources within an install: patched, built once for every prefix, and never half done. Everything is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import lease, patching
+from envbuild.node.protocol import NodeError
+from tests.node.build_support import BROKEN, EXTENSION, PATCH, Forge, spec
+from tests.node.env_support import Node, make_variant, make_wheel, node, site
+
+__all__ = ["node"]
+
+
+@pytest.fixture
+def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
+    return Forge(tmp_path, monkeypatch)
+
+
+def args(store: Path | None = None, patches: bool = True, **build: Any) -> dict[str, Any]:
+    """`patches` and `build` of an install request."""
+    told = {"arch_list": [], "cuda_home": None, "nvcc": None, "jobs": 2, "check_rebuild": False, **build}
+    given: dict[str, Any] = {"build": {**told, **({"store": str(store)} if store else {})}}
+    return given | {"patches": {"quick": [spec()]}} if patches else given
+
+
+def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
+    with pytest.raises(NodeError) as found:
+        node.install(variant, **more)
+    assert (found.value.code, found.value.exit_code) == (code, exit_code), (found.value.what, found.value.why)
+    assert not node.environment(variant).exists(), "nothing of a failed build stays"
+    assert lease.read(str(node.prefix)) is None
+    return found.value
+
+
+def python(environment: Path, code: str) -> str:
+    argv = [str(environment / "bin" / "python"), "-I", "-c", code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def other_node(top: Path) -> Node:
+    """Another prefix with nothing in it, on the same machine."""
+    return Node(top / "other")
+
+
+def test_a_patched_extension_is_built_proven_and_told(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched(build={"extensions": ["quick._fast"]})])
+    changed, result = node.install(variant, **args())
+    assert changed
+    (told,) = result["sources"]
+    (patched,) = told["patches"]
+    assert (patched["name"], patched["hits"], patched["already"]) == (PATCH, 1, False)
+    assert "-KIND = np.float\n+KIND = float\n" in patched["diff"]
+    assert told["build"]["from"] == "built"
+    assert (told["build"]["route"], told["build"]["extensions"]) == ("pep517", ["quick._fast"])
+    assert told["build"]["imports"]["imported"] == ["quick._fast"]
+    assert forge.compiled() == 1
+    node.activate(variant)
+    environment = node.environment(variant)
+    assert python(environment, "import quick._fast as f; print(f.answer())") == "42"
+    assert "KIND = float\n" in (site(environment) / "quick" / "old.py").read_text()
+    stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
+    assert stamp["sources"][0]["build"]["key"] == told["build"]["key"]
+    assert "diff" not in stamp["sources"][0]["patches"][0]
+    assert node.verify(deep=True)["ok"]
+
+
+def test_a_second_install_changes_nothing_and_compiles_nothing(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched()])
+    node.install(variant, **args())
+    node.activate(variant)
+    forge.compiled()
+    changed, result = node.install(variant, **args())
+    assert (changed, forge.compiled()) == (False, 0)
+    assert result["sources"][0]["build"]["extensions"] == ["quick._fast"]
+
+
+def test_another_prefix_with_the_same_store_fetches_and_compiles_nothing(
+    node: Node, forge: Forge, tmp_path: Path
+) -> None:
+    store = tmp_path / "wheels-of-all"
+    variant = make_variant([], sources=[forge.patched()])
+    first = node.install(variant, **args(store))[1]["sources"][0]
+    node.activate(variant)
+    assert forge.compiled() == 1
+    shutil.rmtree(forge.hub / "quick")
+    other = other_node(tmp_path)
+    second = other.install(variant, **args(store))[1]["sources"][0]
+    assert (second["build"]["from"], forge.compiled()) == ("store", 0)
+    assert second["build"]["sha256"] == first["build"]["sha256"]
+    assert second["patches"] == first["patches"], "what was patched is told with the wheel"
+    other.activate(variant)
+    assert python(other.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
+    roots = [each.verify(deep=True)["root"] for each in (node, other)]
+    assert roots[0] == roots[1]
+
+
+def test_without_a_store_of_its_own_a_prefix_keeps_its_wheels(node: Node, forge: Forge) -> None:
+    one = make_variant([], sources=[forge.patched()])
+    node.install(one, **args())
+    node.activate(one)
+    two = make_variant([], sources=one["sources"], id="another")
+    build = node.install(two, **args())[1]["sources"][0]["build"]
+    assert (build["from"], build["store"]["path"]) == ("store", str(node.prefix / "store" / "wheels"))
+    assert forge.compiled() == 1
+
+
+def test_other_contents_of_a_build_are_other_wheels(node: Node, forge: Forge) -> None:
+    source = forge.patched()
+    plain = {key: value for key, value in source.items() if key not in ("patches", "patch_pins")}
+    flags = {**source, "build": {"environment": {"CFLAGS": "-O1"}}}
+    keys = []
+    for each, patches in ((source, True), (plain, False), (flags, True)):
+        result = node.install(make_variant([], sources=[each]), **args(patches=patches))[1]
+        keys.append(result["sources"][0]["build"]["key"])
+    gpus = node.install(make_variant([], sources=[source], arch_list=["9.0"]), **args(arch_list=["9.0"]))[1]
+    assert len({*keys, gpus["sources"][0]["build"]["key"]}) == 4
+    assert forge.compiled() == 4
+
+
+def test_a_patch_that_changed_since_it_was_locked_is_refused(node: Node, forge: Forge) -> None:
+    source = forge.patched()
+    source["patch_pins"][0]["digest"] = "0" * 64
+    error = fail(node, make_variant([], sources=[source]), "patch-changed", 5, **args())
+    assert "000000000000" in error.why
+    assert list((node.prefix / "envs").iterdir()) == []
+
+
+def test_a_request_must_bring_the_patches_of_the_lock(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched()])
+    fail(node, variant, "request-invalid", 2, **args(patches=False))
+    fail(node, variant, "request-invalid", 2, **args() | {"patches": {"quick": [spec(), spec()]}})
+
+
+def test_the_bounds_are_those_of_the_lock(node: Node, forge: Forge) -> None:
+    source = forge.patched()
+    source["patch_pins"][0].update(least=2, most=9)
+    fail(node, make_variant([], sources=[source]), "patch-too-few-hits", 4, **args())
+
+
+def test_a_patch_that_finds_nothing_fails_and_what_is_in_use_stays(node: Node, forge: Forge) -> None:
+    good = make_variant([make_wheel(node.wheels)])
+    node.build(good)
+    source = forge.patched(files={"quick/old.py": "KIND = float\n"})
+    for more in ({}, {"install": "path"}):
+        error = fail(node, make_variant([], sources=[{**source, **more}]), "patch-no-hits", 4, **args())
+        assert error.details["source"] == "quick"
+    assert forge.compiled() == 0
+    assert (node.prefix / "current" / "demo").resolve() == node.environment(good).resolve()
+    assert node.verify(deep=True)["ok"]
+
+
+def test_the_tree_of_a_path_source_is_patched_and_watched(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched(install="path")])
+    (told,) = node.install(variant, **args())[1]["sources"]
+    node.activate(variant)
+    file = node.environment(variant) / "src" / "quick" / "quick" / "old.py"
+    assert "KIND = float\n" in file.read_text()
+    assert ("build" in told, told["patches"][0]["hits"], forge.compiled()) == (False, 1, 0)
+    assert node.verify(deep=True)["ok"]
+    file.write_text("import numpy as np\n\nKIND = np.float\n")
+    assert [each["path"] for each in node.verify(deep=True)["drift"]] == ["src/quick/quick/old.py"]
+
+
+def test_an_extension_that_cannot_be_imported_is_a_failure_and_is_not_kept(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched(files={"fast.c": BROKEN})])
+    error = fail(node, variant, "extension-broken", 4, **args())
+    assert "quick._fast" in error.what and "nowhere" in error.why
+    assert forge.compiled() == 1
+    fail(node, variant, "extension-broken", 4, **args())
+    assert forge.compiled() == 1, "built again, for the store did not keep it"
+
+
+def test_a_crash_while_importing_is_named(node: Node, forge: Forge) -> None:
+    crash = EXTENSION.replace("return PyModule_Create(&module);", "*(volatile int *)0 = 1; return 0;")
+    error = fail(
+        node, make_variant([], sources=[forge.patched(files={"fast.c": crash})]), "extension-broken", 4, **args()
+    )
+    assert "quick._fast" in error.what and "-11" in error.why
+
+
+def test_an_extension_that_the_wheel_must_hold_and_does_not_is_a_failure(node: Node, forge: Forge) -> None:
+    source = forge.patched(build={"extensions": ["quick._fast", "quick._other"]})
+    error = fail(node, make_variant([], sources=[source]), "extensions-missing", 4, **args())
+    assert "quick._other" in error.why
+
+
+def test_a_damaged_wheel_of_the_store_is_noticed_and_built_again(node: Node, forge: Forge, tmp_path: Path) -> None:
+    store = tmp_path / "wheels-of-all"
+    variant = make_variant([], sources=[forge.patched()])
+    key = node.install(variant, **args(store))[1]["sources"][0]["build"]["key"]
+    node.activate(variant)
+    (wheel,) = (store / key).glob("*.whl")
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"X")
+    other = other_node(tmp_path)
+    build = other.install(variant, **args(store))[1]["sources"][0]["build"]
+    assert (build["from"], forge.compiled()) == ("built", 2)
+    assert any("quarantine" in note for note in build["store"]["notes"])
+
+
+def test_two_builds_are_compared_when_asked(node: Node, forge: Forge, tmp_path: Path) -> None:
+    store = tmp_path / "wheels-of-all"
+    variant = make_variant([], sources=[forge.patched()])
+    same = {"equal": True, "different": []}
+    built = node.install(variant, **args(store, check_rebuild=True))[1]["sources"][0]["build"]
+    assert (built["rebuild"], forge.compiled()) == (same, 2)
+    stored = other_node(tmp_path).install(variant, **args(store, check_rebuild=True))[1]["sources"][0]["build"]
+    assert (stored["from"], stored["rebuild"], forge.compiled()) == ("store", same, 1)
+
+
+def test_several_sources_are_built_and_each_told(node: Node, forge: Forge) -> None:
+    sources = [forge.patched(), forge.source("tree", install="path")]
+    result = node.install(make_variant([], sources=sources), **args())[1]
+    assert [("build" in each, "patches" in each) for each in result["sources"]] == [(True, True), (False, False)]
+    assert set(result["seconds"]) >= {"sources", "packages", "wheels", "builds"}
+
+
+def test_a_killed_install_is_taken_up_and_its_wheel_is_used(node: Node, forge: Forge) -> None:
+    variant = make_variant([], sources=[forge.patched()])
+    request = node.install_request(variant, **args())
+    node.install(variant, **args())
+    # As a kill after the build leaves it: no stamp, and the lease of a process that is gone.
+    owner = lease.read(str(node.prefix))
+    assert owner is not None
+    (node.prefix / "lease.json").write_text(json.dumps({**owner, "pid": 2**22 + 1, "started": "0", "controller": {}}))
+    node.run = "run-2"
+    changed, result = node.install(variant, **{key: request["args"][key] for key in ("patches", "build")})
+    assert changed
+    assert (result["sources"][0]["build"]["from"], forge.compiled()) == ("store", 1)
+    node.activate(variant)
+    assert node.verify(deep=True)["ok"]
+
+
+def test_what_torch_was_built_with_is_read_without_importing_it(node: Node, tmp_path: Path) -> None:
+    files = {
+        "torch/__init__.py": b"raise RuntimeError('imported')\n",
+        "torch/version.py": b"__version__ = '2.5.0'\ncuda: str = '12.4'\n",
+    }
+    variant = make_variant([make_wheel(node.wheels, "torch", "2.5.0", files=files)])
+    environment = node.build(variant)
+    facts = patching.facts_of(str(environment / "bin" / "python"), dict(os.environ), "12.6")
+    assert facts == {"torch_cuda": "12.4", "nvcc": "12.6"}
+    bare = node.build(make_variant([make_wheel(node.wheels)]))
+    assert patching.facts_of(str(bare / "bin" / "python"), dict(os.environ), None) == {"nvcc": None}
