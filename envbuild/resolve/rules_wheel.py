@@ -35,11 +35,10 @@ def torch_lts_index(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
     url = _locator(release, request.flavour or next(iter(release.builds)), compat)
     compared = (f"index {request.index or 'not given'}", url)
     if request.index == "pypi":
-        older = max(
-            (v for v, r in compat.torch.items() if r.on_pypi and numbers(v) < numbers(release.version)), key=numbers
-        )
+        asked = numbers(release.version)
+        older = max((v for v, r in compat.torch.items() if r.on_pypi and numbers(v) < asked), key=numbers, default=None)
         what = f"torch {release.version} is a long-term release that PyPI does not have"
-        instead = f"torch {release.version} from {url}, or torch {older} from PyPI"
+        instead = f"torch {release.version} from {url}" + (f", or torch {older} from PyPI" if older else "")
         return (decision("torch-lts-index", "refuse", what, compared, release.note, instead),)
     what = f"torch {release.version} comes from its long-term index"
     return (decision("torch-lts-index", "allow", what, compared, release.note),)

@@ -1,0 +1,422 @@
+"""Every cell of the compatibility data with another value, and a question whose answer must then be another one.
+
+A cell is a leaf of the parsed YAML, by its path. For each cell that a rule reads, `probes` makes facts and a request at
+the very boundary that the cell draws; `NOT_READ` names the others with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from envbuild.model.facts import NodeFacts
+from envbuild.resolve.arch import bound_arch_list
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.request import Request
+from envbuild.resolve.rules import RULES
+from envbuild.resolve.rules_packages import meets, package_rule, traits_of
+from tests.resolve.builders import node_facts, plain_compat
+
+Path = tuple[str | int, ...]
+Answer = Callable[[Compat], object]
+
+# A cell with this value is taken away.
+REMOVED = object()
+CHECKS = {rule: check for rule, _number, check in RULES}
+CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
+PROSE = (
+    r"(source|verified|says|fix|number|meaning|limits|note|trap|contradictions.*|units.*|seen_in|driver_note|registry)"
+)
+
+# Cells that no rule's verdict depends on: a pattern over the whole path, and why.
+NOT_READ: dict[str, str] = {
+    rf"(.*/)?{PROSE}": "words: where a value comes from, or what a decision says",
+    r"torch/locators/.*": "words: the address that a decision names",
+    r"torch/releases/[^/]*/locator": "words: which of the addresses a decision names",
+    r"cuda/forward_compat/(package|gpus)": "words: the package that a decision names; the kind is gpus.yaml's",
+    r"cuda/nvcc_check/(exact_minor|own_list)/.*": "words: the patch that a decision names; its key is read",
+    r"compilers/gcc/torch_min_(source|verified)": "words: where a value comes from",
+    r"gpus/models/[^/]*/(memory_gb|memory_bandwidth_gbs|nvlink_gbs|nvlink_note)": "for smoke tests; no rule reads it",
+    r"gpus/models/A100-SXM4-[0-9]*GB/fp16_dense_tflops": "the bf16 figure of the same card is taken",
+    r"gpus/models/[^/]*/unverified/[0-9]+": "makes a note less firm; the rule that cites it never refuses by it",
+    r"images/images/[^/]*/(python|torch|cudnn|nccl)": "what else an image has; its own interpreter is not asked about",
+    r"images/images/[^/]*/unverified/[0-9]+": "marks of what no rule reads; those of cuda and min_driver have a probe",
+    r"python/.*": "what the rows of packages.yaml and torch.yaml were checked against; tests compare them",
+    r"packages/rules/[0-9]+/id": "the rule's own name",
+    r"packages/traits/packages/0/(has|traits/0)": "the row legacy-specifiers asks for the same package itself",
+    r"packages/traits/packages/1/has": "brings no trait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One cell, the value it is given, and the answer that must change. `whole`: with all torch releases."""
+
+    path: Path
+    value: object
+    answer: Answer
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path as text."""
+        return "/".join(map(str, self.path))
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths of all leaves."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from leaves(below, (*path, key))
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from leaves(below, (*path, index))
+    else:
+        yield path
+
+
+def cell(path: Path) -> Any:
+    """The shipped value of a cell."""
+    value: Any = plain_compat()
+    for key in path:
+        value = value[key]
+    return value
+
+
+def changed(plain: Any, path: Path, value: object) -> Any:
+    """The data with one cell changed; what is not on the way to it is shared."""
+    key, *rest = path
+    if not rest and value is REMOVED:
+        return {name: below for name, below in plain.items() if name != key}
+    below = changed(plain[key], tuple(rest), value) if rest else value
+    if isinstance(plain, list):
+        return [below if index == key else old for index, old in enumerate(plain)]
+    return {**plain, key: below}
+
+
+def why_not_read(path: Path) -> str | None:
+    """The reason why a cell changes no verdict, None where it has to."""
+    name = "/".join(map(str, path))
+    if re.fullmatch(r"images/images/[^/]*/unverified/[0-9]+", name) and cell(path) in ("cuda", "min_driver"):
+        return None
+    return next((why for pattern, why in NOT_READ.items() if re.fullmatch(pattern, name)), None)
+
+
+def verdicts(rule: str, facts: NodeFacts, request: Request) -> Answer:
+    """The verdicts of one rule."""
+    return lambda compat: sorted(item.verdict for item in CHECKS[rule](facts, request, compat))
+
+
+@cache
+def node(
+    *,
+    gpu: str = f"{CARD} @ 8.9",
+    driver: str = "600.10",
+    nvcc: str | None = None,
+    gcc: str | None = None,
+    glibc: str = "2.39",
+) -> NodeFacts:
+    """A node with one GPU, and only what is said."""
+    return node_facts(
+        "cpu-laptop",
+        gpus=f"1 x {gpu}",
+        driver=driver,
+        glibc=glibc,
+        nvcc=[nvcc] if nvcc else [],
+        gcc=[gcc] if gcc else [],
+    )
+
+
+def flavour(cuda: str) -> str:
+    """`11.3` as cu113."""
+    return "cu" + "".join(cuda.split(".")[:2])
+
+
+def python_of(tag: str) -> str:
+    """cp311 as 3.11."""
+    return f"{tag[2]}.{tag[3:]}"
+
+
+def probes() -> Iterator[Probe]:
+    """A probe, or several, for every cell that a rule reads."""
+    yield from _torch()
+    yield from _drivers()
+    yield from _architectures()
+    yield from _compilers()
+    yield from _gpus()
+    yield from _images()
+    yield from _limits()
+    yield from _packages()
+
+
+def _torch() -> Iterator[Probe]:
+    torch = plain_compat()["torch"]
+    for version, row in torch["releases"].items():
+        at: Path = ("torch", "releases", version)
+        yield Probe(at, REMOVED, verdicts("torch-release-known", node(), Request(torch=version)), whole=True)
+        first = next(iter(row["flavours"]))
+        asked = Request(torch=version, flavour=first, index="pypi")
+        yield Probe((*at, "pypi"), not row["pypi"], verdicts("torch-lts-index", node(), asked))
+        if "pypi_flavour" in row:
+            asked = Request(torch=version, flavour=row["pypi_flavour"], index="pypi")
+            yield Probe((*at, "pypi_flavour"), "cu999", verdicts("torch-locator", node(), asked))
+        for machine in ("x86_64", "aarch64"):
+            if machine in row:
+                yield from _wheels(version, machine, row[machine])
+        plain = next(name for name, build in row["flavours"].items() if "abi" not in build)
+        yield Probe((*at, "abi"), 1 - row["abi"], _abi(version, plain, row["abi"]))
+        for name, build in row["flavours"].items():
+            yield from _build(version, name, build)
+    for tag, glibc in torch["glibc"]["tags"].items():
+        version, machine = next(
+            (v, m) for v, r in torch["releases"].items() for m in ("x86_64", "aarch64") if m in r and r[m]["tag"] == tag
+        )
+        asked = Request(torch=version, flavour="cpu", machine=machine)
+        yield Probe(
+            ("torch", "glibc", "tags", tag), "9.99", verdicts("glibc-floor", node(glibc=glibc), asked), whole=True
+        )
+
+
+def _wheels(version: str, machine: str, row: Mapping[str, Any]) -> Iterator[Probe]:
+    at: Path = ("torch", "releases", version, machine)
+    for key in ("python", "unverified_python"):
+        for index, tag in enumerate(row.get(key, ())):
+            asked = Request(torch=version, python=python_of(tag), machine=machine)
+            yield Probe((*at, key, index), "cp35", verdicts("torch-python", node(), asked))
+    asked = Request(torch=version, flavour="cpu", machine=machine)
+    yield Probe((*at, "tag"), "unknown", verdicts("glibc-floor", node(), asked))
+
+
+def _abi(version: str, name: str, abi: int) -> Answer:
+    return verdicts("cxx11-abi", node(), Request(torch=version, flavour=name, prebuilt_abi=abi))
+
+
+def _build(version: str, name: str, row: Mapping[str, Any]) -> Iterator[Probe]:
+    at: Path = ("torch", "releases", version, "flavours", name)
+    asked = Request(torch=version, flavour=name)
+
+    def on(capability: str) -> Answer:
+        return verdicts("gpu-arch", node(gpu=f"{CARD} @ {capability}"), asked)
+
+    yield Probe(at, REMOVED, verdicts("torch-flavour-exists", node(), asked))
+    codes, plus, ptx = row.get("arch", "").partition("+PTX")
+    listed = codes.split()
+    for code in listed:
+        # With an older code of the same major, or PTX that is not newer, the GPU runs without its own.
+        older = any(other.split(".")[0] == code.split(".")[0] and float(other) < float(code) for other in listed)
+        if not older and not any(float(other) <= float(code) for other in ptx.split()):
+            less = " ".join(other for other in listed if other != code)
+            yield Probe((*at, "arch"), less + plus + ptx, on(code))
+    if plus:
+        yield Probe((*at, "arch"), codes, on("30.0"))
+    if "unverified" in row:
+        yield Probe((*at, "unverified"), None, on("1.0"))
+    if "ptx_unverified" in row:
+        yield Probe((*at, "ptx_unverified"), None, on("30.0"))
+    if "glibc" in row:
+        yield Probe((*at, "glibc"), "9.99", verdicts("glibc-floor", node(glibc=row["glibc"]), asked))
+    if "abi" in row:
+        yield Probe((*at, "abi"), 1 - row["abi"], _abi(version, name, row["abi"]))
+    for code in row.get("disputed", {}):
+        yield Probe((*at, "disputed", code), REMOVED, on(code))
+
+
+def _drivers() -> Iterator[Probe]:
+    cuda = plain_compat()["cuda"]
+    floors, lone = cuda["driver_floors"]["linux"], cuda["driver_floors"]["no_minor_compat"]
+    for version, own in cuda["toolkit_drivers"]["linux"].items():
+        floor = lone.get(version) or floors[version.split(".")[0]]
+        driver = max(own, floor, key=lambda text: [int(part) for part in text.split(".")])
+        asked = Request(flavour=flavour(version))
+        answer = verdicts("driver-minor-compat", node(driver=driver), asked)
+        yield Probe(("cuda", "toolkit_drivers", "linux", version), "999.1", answer)
+    for key, rows in (("linux", floors), ("no_minor_compat", lone)):
+        for version, floor in rows.items():
+            asked = Request(flavour=flavour(version if "." in version else f"{version}.0"))
+            answer = verdicts("driver-floor", node(driver=floor), asked)
+            yield Probe(("cuda", "driver_floors", key, version), "999.1", answer)
+    for index, branch in enumerate(cuda["forward_compat"]["excluded_branches"]):
+        below = node(gpu=f"{SERVER} @ 8.0", driver=f"{branch}.10")
+        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130"))
+        yield Probe(("cuda", "forward_compat", "excluded_branches", index), 9999, answer)
+    for capability, branch in cuda["gpu_drivers"]["first_branch"].items():
+        known = node(gpu=f"{SERVER} @ {capability}", driver=f"{branch}.10")
+        answer = verdicts("driver-knows-gpu", known, Request(flavour="cu130"))
+        yield Probe(("cuda", "gpu_drivers", "first_branch", capability), 9999, answer)
+    old = verdicts("driver-knows-gpu", node(gpu=f"{SERVER} @ 9.0", driver="400.1"), Request(flavour="cu130"))
+    yield Probe(("cuda", "gpu_drivers", "unverified"), False, old)
+
+
+def _compiling(version: str, **asked: Any) -> Request:
+    return Request(**{"flavour": flavour(version), "compiled": ("x",), **asked})
+
+
+def _architectures() -> Iterator[Probe]:
+    rows = plain_compat()["cuda"]["architectures"]
+    for key, other in (("first_cuda", "99.0"), ("last_cuda", "1.0")):
+        for capability, version in rows[key].items():
+            there = node(gpu=f"{CARD} @ {capability}", nvcc=version)
+            yield Probe(
+                ("cuda", "architectures", key, capability),
+                other,
+                verdicts("nvcc-knows-gpu", there, _compiling(version)),
+            )
+    for index in range(len(rows["embedded"])):
+        # As if 8.0 were a module's code: then nothing older is left to propose for 8.6.
+        old = verdicts("nvcc-knows-gpu", node(gpu=f"{CARD} @ 8.6", nvcc="11.0"), _compiling("11.0"))
+        yield Probe(("cuda", "architectures", "embedded", index), "8.0", old)
+    check: Path = ("cuda", "nvcc_check")
+    from_ = cell((*check, "torch_checks_from"))
+    near = node(nvcc="11.6")
+    asked = _compiling("11.3", torch=from_)
+    yield Probe((*check, "torch_checks_from"), "99.0", verdicts("nvcc-minor", near, asked))
+    for key, rule in (("exact_minor", "apex-cuda-check"), ("own_list", "own-cuda-list")):
+        for name in cell((*check, key)):
+            asked = _compiling("11.3", compiled=(name,))
+            yield Probe((*check, key, name), REMOVED, verdicts(rule, near, asked))
+    asked = _compiling("11.3", torch=from_, packages={"setuptools": cell((*check, "setuptools_needs"))})
+    yield Probe((*check, "setuptools_needs"), "9999", verdicts("setuptools-minor", near, asked))
+
+
+def _compilers() -> Iterator[Probe]:
+    at: Path = ("compilers", "gcc")
+    rows = cell(at)
+
+    def accepts(nvcc: str, gcc: int, **asked: Any) -> Answer:
+        return verdicts("gcc-range", node(nvcc=nvcc, gcc=f"{gcc}.2.0"), _compiling(nvcc, **asked))
+
+    for version, most in rows["max_major"].items():
+        yield Probe((*at, "max_major", version), most - 1, accepts(f"{version}.1", most))
+    for version, most in rows["max_major_exact"].items():
+        yield Probe((*at, "max_major_exact", version), most + 1, accepts(version, most + 1))
+    for version in rows["disputed"]:
+        yield Probe((*at, "disputed", version), REMOVED, accepts(f"{version}.1", rows["max_major"][version]))
+    for version, least in rows["min_major"].items():
+        yield Probe((*at, "min_major", version), least + 1, accepts(f"{version}.1", least))
+    for version, least in rows["torch_min_major"].items():
+        yield Probe((*at, "torch_min_major", version), least + 1, accepts("12.1.1", least, torch=version))
+        old = accepts("12.1.1", least - 1, torch=version)
+        yield Probe((*at, "torch_min_unverified"), False, old)
+
+
+def _gpus() -> Iterator[Probe]:
+    below = Request(flavour="cu130")
+    for kind in ("geforce", "workstation", "data-centre"):
+        for index, pattern in enumerate(cell(("gpus", "kinds", kind))):
+            # The first pattern that is found decides, so a server's name behind a card's is a card's.
+            name = f"NVIDIA {pattern}" if kind == "data-centre" else f"NVIDIA {pattern} A100"
+            answer = verdicts("driver-cuda-compat", node(gpu=f"{name} @ 8.0", driver="535.10"), below)
+            yield Probe(("gpus", "kinds", kind, index), "no such word", answer)
+    for model, row in cell(("gpus", "models")).items():
+        at: Path = ("gpus", "models", model)
+        key = "bf16_dense_tflops" if "bf16_dense_tflops" in row else "fp16_dense_tflops"
+        dense = Request(peak_tflops=float(row[key]))
+        renamed = verdicts("peak-is-dense", node(gpu="NVIDIA Z9 @ 9.9"), dense)
+        yield Probe((*at, "name"), "Z9", renamed)
+        this = node(gpu=f"NVIDIA {row['name']} @ {row['cc']}")
+        yield Probe((*at, key), row[key] * 3, verdicts("peak-is-dense", this, dense))
+        if "sparse_tflops" in row:
+            sparse = Request(peak_tflops=float(row["sparse_tflops"]))
+            yield Probe((*at, "sparse_tflops"), row["sparse_tflops"] * 3, verdicts("peak-is-dense", this, sparse))
+        yield Probe((*at, "cc"), "9.9", _codes_for(model))
+
+
+def _codes_for(model: str) -> Answer:
+    """What sources are compiled for on a node without a GPU, whose target expects the model."""
+    asked = Request(torch="0.0.0", flavour="cu130", built=("x",), expected_gpu=model)
+    return lambda compat: bound_arch_list(node_facts("cpu-laptop"), asked, compat)
+
+
+def _images() -> Iterator[Probe]:
+    for tag, row in cell(("images", "images")).items():
+        at: Path = ("images", "images", tag)
+        asked = Request(image=tag)
+        old = node(gpu=f"{CARD} @ 7.0", driver=f"{row['min_driver']}.10")
+        yield Probe((*at, "cuda"), "1.0", verdicts("image-gpu", old, asked))
+        yield Probe((*at, "min_driver"), "999", verdicts("image-driver", old, asked))
+        new = node(gpu=f"{CARD} @ 12.1", driver="300.10")
+        for index, name in enumerate(row.get("unverified", ())):
+            if name in ("cuda", "min_driver"):
+                rule = "image-gpu" if name == "cuda" else "image-driver"
+                yield Probe((*at, "unverified", index), "other", verdicts(rule, new, asked))
+
+
+def _limits() -> Iterator[Probe]:
+    most = cell(("limits", "zero_pipeline", "max_stage"))
+    zero = verdicts("zero-needs-no-pipeline", node(), Request(zero_stage=most, pipeline=True))
+    yield Probe(("limits", "zero_pipeline", "max_stage"), most - 1, zero)
+    split = node_facts("cpu-laptop", gpus=f"1 x {SERVER} @ 8.0", mig=True)
+    ranks = cell(("limits", "mig", "max_ranks"))
+    yield Probe(("limits", "mig", "max_ranks"), ranks + 1, verdicts("mig-no-nccl", split, Request(ranks=ranks + 1)))
+    yield Probe(("limits", "mig", "unverified"), False, verdicts("mig-no-nccl", split, Request(ranks=ranks + 1)))
+    least = cell(("limits", "bf16", "min_capability"))
+    bf16 = verdicts("bf16-tensor-cores", node(gpu=f"{SERVER} @ {least}"), Request(precision="bf16"))
+    yield Probe(("limits", "bf16", "min_capability"), "99.0", bf16)
+
+
+def version_in(text: str) -> str:
+    """A version that meets a requirement, next to one of its bounds."""
+    requirement = Requirement(text)
+    bounds = [specifier.version for specifier in requirement.specifier]
+    candidates = [*bounds, *(f"{bound}.1" for bound in bounds), "0.1", "9999"]
+    return next(version for version in candidates if meets(version, requirement))
+
+
+def _request(versions: Mapping[str, str], **asked: Any) -> Request:
+    packages = {name: version for name, version in versions.items() if name not in ("torch", "python")}
+    return Request(torch=versions.get("torch"), python=versions.get("python"), packages=packages, **asked)
+
+
+def _row(identity: str, request: Request) -> Answer:
+    """The verdict of one row of packages.yaml."""
+
+    def answer(compat: Compat) -> object:
+        rule = next(rule for rule in compat.package_rules if rule.id == identity)
+        found = package_rule(rule, request)
+        return found.verdict if found else None
+
+    return answer
+
+
+def _packages() -> Iterator[Probe]:
+    rows = cell(("packages", "rules"))
+    for index, row in enumerate(rows):
+        at: Path = ("packages", "rules", index)
+        broken = {Requirement(row["breaks"]).name: version_in(row["breaks"])}
+        wanted = row.get("when", {}).get("has", [])
+        there = {Requirement(text).name: version_in(text) for text in wanted}
+        traits = frozenset({row["trait"]} if "trait" in row else ())
+        by_trait, by_package = _request(broken, traits=traits), _request({**there, **broken})
+        either = _row(row["id"], by_trait if traits else by_package)
+        yield Probe((*at, "breaks"), f"{Requirement(row['breaks']).name}>99999", either)
+        yield Probe((*at, "verdict"), "patch" if row["verdict"] != "patch" else "warn", either)
+        if traits:
+            yield Probe((*at, "trait"), "another", _row(row["id"], by_trait))
+        for place, text in enumerate(wanted):
+            other = f"{Requirement(text).name}>99999"
+            yield Probe((*at, "when", "has", place), other, _row(row["id"], by_package))
+        if "unverified" in row:
+            yield Probe((*at, "unverified"), False, either)
+    for name, traits_of_source in cell(("packages", "traits", "sources")).items():
+        for index, trait in enumerate(traits_of_source):
+            yield Probe(("packages", "traits", "sources", name, index), "another", _brought(name, trait))
+
+
+def _brought(source: str, trait: str) -> Answer:
+    """What a trait that a source brings leads to."""
+
+    def answer(compat: Compat) -> object:
+        traits = traits_of({}, (source,), compat)
+        if trait == "imports-torch":
+            asked = Request(traits=traits, isolated_build=True)
+            return [item.verdict for item in CHECKS["build-isolation"](node(), asked, compat)]
+        row = next(row for row in cell(("packages", "rules")) if row.get("trait") == trait)
+        broken = {Requirement(row["breaks"]).name: version_in(row["breaks"])}
+        return _row(row["id"], _request(broken, traits=traits))(compat)
+
+    return answer
