@@ -42,16 +42,21 @@ def _envbuild_gencode():
 _LOAD = "_envbuild_load"
 _LOAD_HELPER = '''\
 def _envbuild_load(name, **options):
-    """The kernel that was installed ahead of time, else one built now; either way `import name` finds it."""
+    """The kernel that was built ahead of time, else one built now; either way `import name` finds this very one.
+
+    Other packages, Apex for one, may bring modules of the same names.
+    """
     import importlib
     import importlib.util
     import sys
 
-    if name in sys.modules:
-        return sys.modules[name]
-    if importlib.util.find_spec(name) is not None:
-        return importlib.import_module(name)
-    return sys.modules.setdefault(name, cpp_extension.load(name=name, **options))
+    ahead = "envbuild_kernels." + name
+    try:
+        there = importlib.util.find_spec(ahead) is not None
+    except ModuleNotFoundError:
+        there = False
+    sys.modules[name] = importlib.import_module(ahead) if there else cpp_extension.load(name=name, **options)
+    return sys.modules[name]
 
 
 '''

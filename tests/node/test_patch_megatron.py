@@ -184,19 +184,34 @@ def test_without_a_known_architecture_nothing_is_built(tmp_path: Path, environme
     assert "built" not in done.stdout
 
 
-def test_a_kernel_that_is_installed_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_kernel_that_was_built_ahead_of_time_is_used_as_it_is(tmp_path: Path) -> None:
     write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
     assert "No module named 'made_cuda'" in run(tmp_path, LOAD).stderr
     apply(tmp_path, "megatron-fused-import")
-    write(tmp_path, "installed/made_cuda.py", "print('ahead of time')\n")
+    write(tmp_path, "installed/envbuild_kernels/made_cuda.py", "print('ahead of time')\n")
     done = run(tmp_path, LOAD)
-    assert done.stdout.splitlines() == ["ahead of time", "made_cuda by name"], done.stderr
+    assert done.stdout.splitlines() == ["ahead of time", "envbuild_kernels.made_cuda by name"], done.stderr
 
 
-def test_an_installed_kernel_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_kernel_of_another_package_does_not_stand_in(tmp_path: Path, ahead: bool) -> None:
     write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
     apply(tmp_path, "megatron-fused-import")
-    write(tmp_path, "installed/made_cuda.py", "raise ImportError('undefined symbol')\n")
+    write(tmp_path, "installed/made_cuda.py", "print('of Apex')\n")
+    if ahead:
+        write(tmp_path, "installed/envbuild_kernels/made_cuda.py", "print('ahead of time')\n")
+    lines = run(tmp_path, LOAD).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == (
+        ["ahead", "envbuild_kernels.made_cuda"] if ahead else ["built", "made_cuda"]
+    )
+    first = run(tmp_path, "import made_cuda; " + LOAD).stdout.splitlines()
+    assert first == ["of Apex", *lines]
+
+
+def test_a_kernel_built_ahead_that_cannot_be_loaded_is_not_hidden_by_a_build(tmp_path: Path) -> None:
+    write(tmp_path, "megatron/fused_kernels/__init__.py", WITH_NVCC)
+    apply(tmp_path, "megatron-fused-import")
+    write(tmp_path, "installed/envbuild_kernels/made_cuda.py", "raise ImportError('undefined symbol')\n")
     done = run(tmp_path, LOAD)
     assert "undefined symbol" in done.stderr
     assert "built" not in done.stdout
