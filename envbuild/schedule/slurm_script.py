@@ -49,7 +49,7 @@ def _directives(job: Job) -> list[str]:
     options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
     # The second run of a requeued job writes below the first.
     log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
-    options += ["--requeue", "--open-mode=append", f"--output={log}"]
+    options += ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
     return [f"#SBATCH {option}" for option in options]
 
 
@@ -60,10 +60,10 @@ def _plain(value: str) -> str:
 
 def _path(path: str, folder: str) -> str:
     """A path in a directive: quoted where it has spaces; `%` is doubled in the folder, `%j` is the job id."""
-    if any(char in folder for char in '"\\#'):
+    if any(char in path for char in '"\\#'):
         raise EnvbuildError(
             "job-path-unusable",
-            f"a job cannot print into {folder!r}",
+            f"a job cannot print into {path!r}",
             why="sbatch has no way to write a double quote, a backslash or # in a directive",
             hint="choose another `prefix`",
         )

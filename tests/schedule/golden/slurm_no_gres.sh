@@ -11,6 +11,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/shared/my jobs/100%%/smoke-%j.log"
+#SBATCH --chdir="/shared/my jobs/100%"
 # warning: the scheduler knows of no GPUs here (no GRES): whole nodes are asked for instead
 
 set -euo pipefail

@@ -7,6 +7,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/shared/envbuild/jobs/envbuild-probe-%j.log
+#SBATCH --chdir=/shared/envbuild/jobs
 
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV

@@ -13,6 +13,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/shared/my jobs/100%%/smoke-%j.log"
+#SBATCH --chdir="/shared/my jobs/100%"
 
 set -euo pipefail
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV

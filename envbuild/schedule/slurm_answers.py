@@ -1,0 +1,192 @@
+"""What Slurm's programs print, read. Pure.
+
+`squeue --json` of Slurm 22.05 ignores `--jobs` and prints every job of the cluster, and its fields change between
+versions; the text of `scontrol` is of one job and has been the same for many years.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from envbuild.provision.inventory import expand_hosts
+from envbuild.schedule.job import Failure, Gres, JobState, Phase, exit_of
+
+_PHASES = {
+    "PENDING": Phase.PENDING,
+    "REQUEUED": Phase.PENDING,
+    "REQUEUE_HOLD": Phase.PENDING,
+    "REQUEUE_FED": Phase.PENDING,
+    "SPECIAL_EXIT": Phase.PENDING,
+    "RESV_DEL_HOLD": Phase.PENDING,
+    "CONFIGURING": Phase.CONFIGURING,
+    "RUNNING": Phase.RUNNING,
+    "SUSPENDED": Phase.RUNNING,
+    "STOPPED": Phase.RUNNING,
+    "RESIZING": Phase.RUNNING,
+    "SIGNALING": Phase.RUNNING,
+    "COMPLETING": Phase.COMPLETING,
+    "STAGE_OUT": Phase.COMPLETING,
+    "COMPLETED": Phase.DONE,
+    "FAILED": Phase.DONE,
+}
+_FAILURES = {
+    "NODE_FAIL": Failure.NODE_FAIL,
+    "BOOT_FAIL": Failure.BOOT_FAIL,
+    "TIMEOUT": Failure.TIMEOUT,
+    "OUT_OF_MEMORY": Failure.OUT_OF_MEMORY,
+    "PREEMPTED": Failure.PREEMPTED,
+    "CANCELLED": Failure.CANCELLED,
+    "REVOKED": Failure.CANCELLED,
+    "DEADLINE": Failure.DEADLINE,
+}
+# slurmd's way to say that the batch script could not be started, usually for want of its output folder.
+_LAUNCH_SIGNAL = 53
+_UNKNOWN = re.compile(r"invalid job id", re.IGNORECASE)
+_GRES = re.compile(r"\A(?P<name>[^:()]+)(?::(?P<type>[^:()]+))?(?::no_consume)?:(?P<count>[0-9]+)(?:\(.*\))?\Z")
+_BAD_NODE = re.compile(r"drain|down|fail|error|no_respond|not_resp|inval|\*", re.IGNORECASE)
+
+
+def unknown_job(text: str) -> bool:
+    """Whether Slurm says that it has no such job (any more)."""
+    return _UNKNOWN.search(text) is not None
+
+
+def parse_job(text: str) -> JobState | None:
+    """`scontrol show job --oneliner ID`; None when there is no job in it."""
+    # The first of each key: JobName is a plain word, and what users wrote freely comes later.
+    fields: dict[str, str] = {}
+    for key, value in re.findall(r"(?:\A|\s)([A-Za-z/:]+)=(\S*)", text):
+        fields.setdefault(key, value)
+    if "JobState" not in fields:
+        return None
+    reason = fields.get("Reason", "")
+    return _state(
+        fields["JobState"],
+        fields.get("ExitCode", ""),
+        "" if reason in ("None", "(null)") else reason.replace("_", " "),
+        fields.get("NodeList", ""),
+        int(fields.get("Restarts", "0") or 0),
+    )
+
+
+def parse_sacct(text: str) -> JobState | None:
+    """`sacct -X -n -P -j ID -o State,ExitCode,NodeList,Reason`: the last line that says anything, None without one."""
+    for line in reversed(text.splitlines()):
+        cells = line.split("|")
+        if len(cells) >= 3 and cells[0]:
+            reason = cells[3].strip() if len(cells) > 3 else ""
+            return _state(cells[0], cells[1], "" if reason == "None" else reason, cells[2], 0)
+    return None
+
+
+def _state(word: str, code: str, reason: str, nodes: str, restarts: int) -> JobState:
+    # `CANCELLED by 1000` in sacct, `PENDING` and the like everywhere.
+    name = word.split()[0].rstrip("+")
+    number, _, signal = code.partition(":")
+    status, by = (int(part) if part.isdigit() else 0 for part in (number, signal))
+    failure = _FAILURES.get(name)
+    if name == "FAILED" and by == _LAUNCH_SIGNAL:
+        failure = Failure.LAUNCH
+    phase = Phase.FAILED if failure else _PHASES.get(name, Phase.RUNNING)
+    ended = phase in (Phase.DONE, Phase.FAILED)
+    return JobState(
+        phase=phase,
+        reason=reason,
+        exit=exit_of(status, by) if ended else None,
+        failure=failure,
+        nodes=node_names(nodes),
+        restarts=restarts,
+        word=word,
+    )
+
+
+def node_names(text: str) -> tuple[str, ...]:
+    """`gpu[1-4]` as names; nothing for what stands for nothing."""
+    if text in ("", "(null)", "None", "None assigned", "n/a"):
+        return ()
+    return tuple(expand_hosts([text]))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What Slurm says of a partition: nodes in all, by state, and its GPUs (name and type, how many a node).
+
+    Slurm hides nodes of a cloud that are powered down (unless the site says `PrivateData=cloud`): they count in
+    `nodes`, and nothing is said of their GPUs. `knows_gpus`: the cluster has GPUs as GRES at all.
+    """
+
+    name: str
+    nodes: int
+    states: Mapping[str, int]
+    gpus: Mapping[tuple[str, str | None], int]
+    knows_gpus: bool = False
+    time_limit: str = ""
+
+    @property
+    def hidden(self) -> int:
+        """Nodes that are powered down and not shown."""
+        return max(0, self.nodes - sum(self.states.values()))
+
+    def gres(self) -> Gres | None:
+        """How a job asks for GPUs here; the type is said only where there is one alone. None: it cannot."""
+        if not self.gpus:
+            return Gres(name="gpu") if self.hidden and self.knows_gpus else None
+        types = {kind for _, kind in self.gpus}
+        (only,) = types if len(types) == 1 and not self.hidden else (None,)
+        return Gres(name="gpu", type=only)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The most that a node has; 0 where Slurm knows of none."""
+        return max(self.gpus.values(), default=0)
+
+
+PARTITION_FORMAT = "%R|%D|%T|%G"
+
+
+def parse_partition(name: str, partition: str, nodes: str, config: str) -> Partition | None:
+    """The partition in `scontrol show partition --oneliner NAME`; None when it is not there.
+
+    `nodes` is `sinfo -h -p NAME -o PARTITION_FORMAT`, `config` is `scontrol show config`.
+    """
+    total = re.search(r"(?:\A|\s)TotalNodes=([0-9]+)", partition)
+    if total is None:
+        return None
+    limit = re.search(r"(?:\A|\s)MaxTime=(\S+)", partition)
+    states: dict[str, int] = {}
+    gpus: dict[tuple[str, str | None], int] = {}
+    for line in nodes.splitlines():
+        cells = line.split("|")
+        if len(cells) != 4 or not cells[1].isdigit() or cells[1] == "0":
+            continue
+        states[cells[2]] = states.get(cells[2], 0) + int(cells[1])
+        for key, count in parse_gres(cells[3]):
+            if key[0] == "gpu":
+                gpus[key] = max(gpus.get(key, 0), count)
+    types = re.search(r"^GresTypes\s*=\s*(\S+)", config, re.MULTILINE)
+    knows = types is not None and "gpu" in types[1].split(",")
+    return Partition(name, int(total[1]), states, gpus, knows, limit[1] if limit else "")
+
+
+def parse_gres(text: str) -> Iterable[tuple[tuple[str, str | None], int]]:
+    """`gpu:a100:8(S:0-1),nic:2` as ((name, type), count); sockets in parentheses hold commas of their own."""
+    for part in re.split(r",(?![^()]*\))", text.strip()):
+        found = _GRES.match(part.removeprefix("gres:").removeprefix("gres/"))
+        if found:
+            yield (found["name"], found["type"]), int(found["count"])
+
+
+NODE_FORMAT = "%N|%T|%E"
+
+
+def parse_bad_nodes(text: str) -> dict[str, str]:
+    """`sinfo -h -N -n NODES -o NODE_FORMAT`: nodes that take no jobs, with state and reason."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("|")
+        state, _, reason = rest.partition("|")
+        if name and _BAD_NODE.search(state):
+            found[name] = f"{state}: {reason}" if reason not in ("", "none") else state
+    return found

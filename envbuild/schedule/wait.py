@@ -1,0 +1,137 @@
+"""Wait for a job: ask soon at first, then once a minute, so that nobody hammers a scheduler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Protocol
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.schedule.job import Job, JobState, Phase, Scheduler, SchedulerUnavailableError
+
+PAUSES = (0.0, 2.0, 4.0, 8.0)
+LONG_PAUSE = 60.0
+# While waiting for the next question, a look at the status file on a shared disk costs the scheduler nothing.
+PEEK = 1.0
+# A slurmctld that is restarted or fails over is back within minutes.
+PATIENCE = 1800.0
+
+
+class Clock(Protocol):
+    """Time, so that tests need none. Seconds."""
+
+    def now(self) -> float:
+        """A clock that never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class RealClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to wait, in seconds: for the job to begin (`start`, None: no limit), and for a silent scheduler."""
+
+    start: float | None = None
+    patience: float = PATIENCE
+
+
+def pauses() -> Iterator[float]:
+    """0, 2, 4, 8 s, then a minute each."""
+    return chain(PAUSES, repeat(LONG_PAUSE))
+
+
+def wait_for(
+    scheduler: Scheduler,
+    job: Job,
+    number: str,
+    *,
+    limits: Limits | None = None,
+    on_change: Callable[[JobState], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    peek: Callable[[], bool] | None = None,
+    clock: Clock | None = None,
+) -> JobState:
+    """The state in which a job ended; `on_change` sees every new one. `peek` says cheaply whether it may have ended.
+
+    Raises EnvbuildError `job-not-started` (exit 75; the job is cancelled), `scheduler-silent` (exit 75; it is not), and
+    KeyboardInterrupt when `cancelled` says so.
+    """
+    limits, clock = limits or Limits(), clock or RealClock()
+    begun = heard = clock.now()
+    restarts = 0
+    last: JobState | None = None
+    steps = pauses()
+    while True:
+        pause = next(steps)
+        if limits.start is not None and (last is None or last.waiting):
+            pause = max(0.0, min(pause, begun + limits.start - clock.now()))
+        _pause(clock, pause, cancelled, peek)
+        try:
+            state = scheduler.poll(job, number)
+        except SchedulerUnavailableError as error:
+            if clock.now() - heard > limits.patience:
+                raise _silent(number, str(error), clock.now() - heard) from error
+            continue
+        heard = clock.now()
+        if state.restarts != restarts:
+            # It was requeued, and waits anew.
+            begun, restarts = heard, state.restarts
+        if state != last:
+            on_change(state)
+            if last is not None and (state.phase, state.restarts) != (last.phase, last.restarts):
+                # Something happens: the next change may be near.
+                steps = chain(PAUSES[1:], repeat(LONG_PAUSE))
+            last = state
+        if state.ended:
+            return state
+        if state.waiting and limits.start is not None and clock.now() - begun >= limits.start:
+            scheduler.cancel(number)
+            raise _not_started(number, state, limits.start)
+
+
+def _pause(clock: Clock, seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> None:
+    end = clock.now() + seconds
+    while True:
+        if cancelled():
+            raise KeyboardInterrupt
+        left = end - clock.now()
+        if left <= 0 or (peek is not None and peek()):
+            return
+        clock.sleep(min(PEEK, left))
+
+
+def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:
+    waits = "its nodes were still being started" if state.phase is Phase.CONFIGURING else "it was still in the queue"
+    return EnvbuildError(
+        "job-not-started",
+        f"job {number} had not begun after {limit:g} s and was cancelled",
+        why=f"{waits}: {state.reason or state.word}",
+        hint="ask for fewer nodes or less time, or wait longer: `scheduler: {start_deadline: 2h}`",
+        exit_code=ExitCode.TRY_AGAIN,
+        details={"job": number, "reason": state.reason},
+    )
+
+
+def _silent(number: str, why: str, seconds: float) -> EnvbuildError:
+    return EnvbuildError(
+        "scheduler-silent",
+        f"the scheduler has not answered for {seconds:.0f} s; job {number} may be running",
+        why=why,
+        hint="the same command, later, takes up what the job has done",
+        exit_code=ExitCode.TRY_AGAIN,
+        details={"job": number},
+    )

@@ -1,0 +1,262 @@
+"""A real Slurm on this machine: munged, slurmctld and one slurmd a node, all of one host, with files for GPUs.
+
+Everything lies below one temporary folder and ends with `Cluster.close`. Needs root and Debian's Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "srun")
+GPUS = 8
+NODES = 4
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
+
+# `gpu` and `low` share nodes, and what runs in `gpu` preempts; `bare` has no GPUs that Slurm knows of; the nodes of
+# `cloud` are powered up by a program that starts their slurmd.
+_CONF = """\
+ClusterName=probe
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={top}/munge/sock
+CryptoType=crypto/munge
+StateSaveLocation={top}/state
+SlurmdSpoolDir={top}/spool-%n
+SlurmdPidFile={top}/slurmd-%n.pid
+SlurmctldPidFile={top}/slurmctld.pid
+SlurmdLogFile={top}/log/slurmd-%n.log
+SlurmctldLogFile={top}/log/slurmctld.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+MpiDefault=none
+ReturnToService=2
+KillWait=2
+MessageTimeout=5
+InactiveLimit=0
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+GresTypes=gpu
+SlurmctldParameters=cloud_dns,idle_on_node_suspend,power_save_interval=1,power_save_min_interval=0
+ResumeProgram={top}/resume
+SuspendProgram={top}/suspend
+ResumeTimeout=60
+SuspendTimeout=5
+SuspendTime=3600
+SuspendExcNodes=gpu[1-{nodes}],bare1
+TreeWidth=65533
+NodeName=DEFAULT CPUs=8 RealMemory=2000
+NodeName=gpu[1-{nodes}] {here} Port=[{first}-{last}] Gres=gpu:a100:{gpus} State=UNKNOWN
+NodeName=bare1 {here} Port={bare} State=UNKNOWN
+NodeName=cloud1 {here} Port={cloud} State=CLOUD Gres=gpu:a100:2
+PartitionName=gpu Nodes=gpu[1-{nodes}] Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=low Nodes=gpu[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL
+PartitionName=bare Nodes=bare1 MaxTime=60 State=UP
+PartitionName=cloud Nodes=cloud1 MaxTime=60 State=UP
+"""
+_RESUME = """\
+#!/bin/sh
+# slurmctld calls it with a list of hosts; {delay} s stand for a machine that boots (-b: so it says).
+echo "resume $1" >> {top}/log/power
+exec </dev/null >> {top}/log/cloud1.out 2>&1
+(sleep {delay}; PATH={path} exec setsid slurmd -D -b -N cloud1 -f {conf}) &
+"""
+
+
+class UnavailableError(Exception):
+    """A Slurm cannot be had here; the text says why."""
+
+
+def why_not() -> str | None:
+    """Why a Slurm cannot be started on this machine, or None."""
+    if os.geteuid() != 0:
+        return "slurmctld and slurmd are started as root"
+    missing = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
+    if missing:
+        return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
+    return None
+
+
+class Cluster:
+    """One running cluster. `env` is what its programs need; `shared` a folder that all of its nodes see."""
+
+    def __init__(self) -> None:
+        """Start it and wait until its nodes are idle. Raises UnavailableError with the logs' ends."""
+        self.top = Path(tempfile.mkdtemp(prefix="envbuild-slurm-"))
+        self.shared = self.top / "shared"
+        self.conf = self.top / "slurm.conf"
+        self.env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.conf)}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self._write()
+            self._start("munged", self._munged())
+            self._await((self.top / "munge" / "sock").exists, "munged made no socket")
+            self.start_controller()
+            for name in self.names:
+                self.start_node(name)
+            self._await(self.idle, "nodes did not become idle")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes that are there from the beginning."""
+        return [*(f"gpu{index}" for index in range(1, NODES + 1)), "bare1"]
+
+    def _write(self) -> None:
+        for folder in ("munge", "state", "log", "dev", "shared"):
+            (self.top / folder).mkdir()
+        for name in (*self.names, "cloud1"):
+            (self.top / f"spool-{name}").mkdir()
+        key = self.top / "munge" / "key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        first = _free_ports(NODES + 3)
+        host = socket.gethostname().partition(".")[0]
+        values = {
+            "host": host, "here": f"NodeHostname={host} NodeAddr=127.0.0.1", "top": self.top, "gpus": GPUS,
+            "nodes": NODES, "port": first, "first": first + 1, "last": first + NODES, "bare": first + NODES + 1,
+            "cloud": first + NODES + 2,
+        }  # fmt: skip
+        self.conf.write_text(_CONF.format(**values))
+        for index in range(GPUS):
+            # What a GPU file is: a character device. These are clones of /dev/null.
+            os.mknod(self.top / "dev" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        devices = f"{self.top}/dev/nvidia[0-{GPUS - 1}]"
+        (self.top / "gres.conf").write_text(
+            f"NodeName=gpu[1-{NODES}] Name=gpu Type=a100 File={devices}\n"
+            f"NodeName=cloud1 Name=gpu Type=a100 File={self.top}/dev/nvidia[0-1]\n"
+        )
+        (self.top / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        self.boot_takes(1.0)
+        suspend = self.top / "suspend"
+        suspend.write_text(f'#!/bin/sh\necho "suspend $1" >> {self.top}/log/power\n')
+        suspend.chmod(0o755)
+
+    def boot_takes(self, seconds: float) -> None:
+        """How long the nodes of `cloud` take to come up."""
+        resume = self.top / "resume"
+        resume.write_text(_RESUME.format(top=self.top, conf=self.conf, delay=seconds, path=_PATH))
+        resume.chmod(0o755)
+
+    def _munged(self) -> list[str]:
+        folder = self.top / "munge"
+        places = {"key-file": "key", "socket": "sock", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+        return ["munged", "-F", "-f", *(f"--{option}={folder / name}" for option, name in places.items())]
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state that it saved."""
+        self._start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
+
+    def stop(self, name: str) -> None:
+        """End one daemon (`slurmctld`, or a node by its name) and wait for it."""
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+    def start_node(self, name: str) -> None:
+        """Start the slurmd of a node."""
+        self._start(name, ["slurmd", "-D", "-N", name, "-f", str(self.conf)])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        with (self.top / "log" / f"{name}.out").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def run(self, *argv: str, check: bool = True, timeout: float = 20) -> str:
+        """What one of Slurm's programs prints."""
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """State by node."""
+        lines = self.run("sinfo", "-h", "-N", "-o", "%N %T", check=False).splitlines()
+        return dict(line.split(None, 1) for line in lines if " " in line)
+
+    def idle(self) -> bool:
+        """Whether all nodes but those of `cloud` wait for jobs."""
+        states = self.states()
+        return all(states.get(name) == "idle" for name in self.names)
+
+    def reset(self) -> None:
+        """End all jobs, bring drained nodes back."""
+        self.run("scancel", "--user=root", check=False)
+        for name in self.names:
+            if self.states().get(name) not in ("idle", "allocated", "mixed", "completing"):
+                self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
+        self._await(self.idle, "nodes did not become idle again")
+
+    def _await(self, done: object, what: str, seconds: float = 30.0) -> None:
+        assert callable(done)
+        end = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > end:
+                ends = [path.read_text(errors="replace")[-600:] for path in sorted((self.top / "log").iterdir())]
+                raise UnavailableError(f"{what}\n" + "\n".join(ends))
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End everything and remove it."""
+        with contextlib.suppress(Exception):
+            self.run("scancel", "--user=root", check=False)
+        for process in reversed(list(self._processes.values())):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        self._end_what_is_left()
+        shutil.rmtree(self.top, ignore_errors=True)
+
+    def _end_what_is_left(self) -> None:
+        """slurmds that ResumeProgram started and slurmstepds: those whose command line names our folder."""
+        needle = str(self.top).encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if needle in (entry / "cmdline").read_bytes() or needle in (entry / "environ").read_bytes():
+                        os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody uses."""
+    for first in range(21000 + os.getpid() % 500 * 10, 32000, 10):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise UnavailableError("no free ports")

@@ -1,0 +1,250 @@
+"""The adapter against a real Slurm: states and their reasons, cancelling, logs, requeueing, restarts of slurmctld."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, Phase, SchedulerUnavailableError
+from envbuild.schedule.slurm import Slurm
+from envbuild.schedule.wait import Limits, wait_for
+from tests.slurm.cluster import GPUS, NODES, Cluster
+
+pytestmark = pytest.mark.slow
+
+
+def shell(cluster: Cluster, code: str, **more: Any) -> Job:
+    """A job that runs `code` with bash on every node."""
+    given: dict[str, Any] = {
+        "name": "test", "nodes": 1, "queue": "gpu", "time_limit": 300, "output": str(cluster.shared / "my jobs 100%"),
+        "steps": (JobStep(argv=("bash", "-c", code)),),
+    }  # fmt: skip
+    return Job(**{**given, **more})
+
+
+def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 30) -> JobState:
+    """Poll without mercy until a state is there."""
+    end = time.monotonic() + seconds
+    while True:
+        state = slurm.poll(job, number)
+        if wanted(state):
+            return state
+        assert time.monotonic() < end, f"still {state} after {seconds} s"
+        time.sleep(0.1)
+
+
+def ended(slurm: Slurm, job: Job, number: str, seconds: float = 30) -> JobState:
+    """The state in which a job ends."""
+    return until(slurm, job, number, lambda state: state.ended, seconds)
+
+
+def running(slurm: Slurm, job: Job, number: str) -> JobState:
+    return until(slurm, job, number, lambda state: state.phase is Phase.RUNNING)
+
+
+def test_a_job_runs_once_on_every_node_with_its_gpus_and_leaves_its_log(cluster: Cluster, slurm: Slurm) -> None:
+    code = 'printf "%s %s %s %s\\n" "$SLURMD_NODENAME" "$CUDA_VISIBLE_DEVICES" "$MASTER_ADDR" "$GREETING"; pwd'
+    gres = slurm.partition("gpu").gres()
+    job = shell(cluster, code, nodes=3, gpus_per_node=4, gres=gres, variables={"GREETING": "it's $(id)"})
+    number = slurm.submit(job)
+    state = ended(slurm, job, number)
+    assert state.good, slurm.logs(job, number)
+    assert len(state.nodes) == 3
+    lines = slurm.logs(job, number).splitlines()
+    assert {line for line in lines if line.startswith("gpu")} == {
+        f"{node} 0,1,2,3 {state.nodes[0]} it's $(id)" for node in state.nodes
+    }
+    assert lines.count(job.output) == 3
+
+
+def test_sinfo_says_how_gpus_are_asked_for(slurm: Slurm) -> None:
+    partition = slurm.partition("gpu")
+    assert (partition.nodes, partition.gpus_per_node) == (NODES, GPUS)
+    assert partition.gres() == Gres(name="gpu", type="a100")
+    bare = slurm.partition("bare")
+    assert (bare.nodes, bare.gres()) == (1, None)
+
+
+def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: Slurm) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        slurm.partition("hpc")
+    assert caught.value.code == "partition-unknown"
+    assert "bare, cloud, gpu, low" in caught.value.why
+
+
+def test_without_gres_whole_nodes_are_taken(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "sleep 30", queue="bare", gpus_per_node=8, gres=slurm.partition("bare").gres())
+    first = slurm.submit(job)
+    running(slurm, job, first)
+    second = slurm.submit(job)
+    state = until(slurm, job, second, lambda state: bool(state.reason))
+    assert (state.phase, state.reason) == (Phase.PENDING, "Resources")
+
+
+@pytest.mark.parametrize("code", [1, 3, 130])
+def test_the_exit_code_of_the_program_is_that_of_the_job(cluster: Cluster, slurm: Slurm, code: int) -> None:
+    job = shell(cluster, f"exit {code}")
+    state = ended(slurm, job, slurm.submit(job))
+    assert (state.phase, state.exit, state.good) == (Phase.DONE, code, False)
+
+
+def test_one_failing_node_leaves_the_others_to_finish(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, 'if [ "$NODE_RANK" = 1 ]; then exit 4; fi; sleep 1; echo "$NODE_RANK finished"', nodes=3)
+    number = slurm.submit(job)
+    assert ended(slurm, job, number).exit == 4
+    log = slurm.logs(job, number)
+    assert "0 finished" in log
+    assert "2 finished" in log
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"queue": "nope"}, "invalid partition"),
+        ({"gpus_per_node": 1, "gres": Gres(type="v100")}, "not available"),
+        ({"constraints": "ib"}, "feature"),
+        ({"nodes": NODES + 1}, ""),
+    ],
+)
+def test_what_slurm_refuses_is_refused_in_its_words(
+    cluster: Cluster, slurm: Slurm, more: dict[str, Any], says: str
+) -> None:
+    job = shell(cluster, "true", **more)
+    if "nodes" in more:
+        # Slurm queues it, and says why it will wait for ever.
+        state = until(slurm, job, slurm.submit(job), lambda state: bool(state.reason))
+        assert state.phase is Phase.PENDING
+        assert state.reason
+        return
+    with pytest.raises(EnvbuildError) as caught:
+        slurm.submit(job)
+    assert caught.value.code == "job-refused"
+    assert caught.value.exit_code is ExitCode.REFUSED
+    assert says in caught.value.why.lower()
+
+
+def test_a_cancelled_job_says_so_and_its_programs_end(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "echo $$ > pid; sleep 300", output=str(cluster.shared / "cancelled"))
+    number = slurm.submit(job)
+    pid = Path(job.output, "pid")
+    until(slurm, job, number, lambda _: pid.exists() and bool(pid.read_text()))
+    slurm.cancel(number)
+    state = ended(slurm, job, number)
+    assert (state.phase, state.failure) == (Phase.FAILED, Failure.CANCELLED)
+    slurm.cancel(number)
+    slurm.cancel("99999")
+
+
+def test_a_job_that_somebody_else_cancels_in_the_queue_is_noticed(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "true", nodes=NODES + 1)
+    number = slurm.submit(job)
+    states: list[JobState] = []
+    threading.Timer(1.0, lambda: cluster.run("scancel", number)).start()
+    state = wait_for(slurm, job, number, on_change=states.append)
+    assert state.failure is Failure.CANCELLED
+    assert states[0].phase is Phase.PENDING
+
+
+def test_a_job_that_does_not_begin_in_time_is_cancelled_with_its_reason(cluster: Cluster, slurm: Slurm) -> None:
+    cluster.run("scontrol", "update", f"nodename=gpu[1-{NODES}]", "state=drain", "reason=broken fan")
+    job = shell(cluster, "true")
+    number = slurm.submit(job)
+    with pytest.raises(EnvbuildError) as caught:
+        wait_for(slurm, job, number, limits=Limits(start=3.0))
+    assert (caught.value.code, caught.value.exit_code) == ("job-not-started", ExitCode.TRY_AGAIN)
+    assert "DRAINED" in caught.value.why.upper()
+    assert ended(slurm, job, number).failure is Failure.CANCELLED
+
+
+def test_a_requeued_job_begins_again_and_only_its_last_end_counts(cluster: Cluster, slurm: Slurm) -> None:
+    code = 'echo "run $SLURM_RESTART_COUNT"; [ -n "${SLURM_RESTART_COUNT:-}" ] || sleep 300'
+    job = shell(cluster, code)
+    number = slurm.submit(job)
+    running(slurm, job, number)
+    cluster.run("scontrol", "requeue", number)
+    until(slurm, job, number, lambda state: state.restarts == 1 and state.phase is Phase.PENDING)
+    # A requeued job waits for two minutes by default: let it go at once.
+    cluster.run("scontrol", "update", f"jobid={number}", "starttime=now")
+    state = ended(slurm, job, number, 60)
+    assert (state.good, state.restarts) == (True, 1)
+    assert slurm.logs(job, number).count("run ") == 2
+
+
+def test_a_node_that_fails_under_a_job_fails_it_by_name(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "sleep 300")
+    number = slurm.submit(job)
+    (node,) = running(slurm, job, number).nodes
+    cluster.run("scontrol", "update", f"jobid={number}", "requeue=0")
+    cluster.run("scontrol", "update", f"nodename={node}", "state=down", "reason=pulled the plug")
+    state = ended(slurm, job, number)
+    assert (state.failure, state.nodes) == (Failure.NODE_FAIL, (node,))
+    assert slurm.bad_nodes(state.nodes) == {node: "down: pulled the plug"}
+
+
+def test_a_preempted_job_says_so(cluster: Cluster, slurm: Slurm) -> None:
+    low = shell(cluster, "sleep 300", queue="low", nodes=NODES, exclusive=True)
+    first = slurm.submit(low)
+    running(slurm, low, first)
+    high = shell(cluster, "true", nodes=NODES, exclusive=True)
+    second = slurm.submit(high)
+    assert ended(slurm, low, first).failure is Failure.PREEMPTED
+    assert ended(slurm, high, second).good
+
+
+def test_a_node_drained_after_the_job_is_named_with_its_reason(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "true", nodes=2)
+    state = ended(slurm, job, slurm.submit(job))
+    assert slurm.bad_nodes(state.nodes) == {}
+    cluster.run("scontrol", "update", f"nodename={state.nodes[1]}", "state=drain", "reason=health check: a|b")
+    assert slurm.bad_nodes(state.nodes) == {state.nodes[1]: "drained: health check: a|b"}
+
+
+def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "echo begun; sleep 6; exit 5")
+    number = slurm.submit(job)
+    until(slurm, job, number, lambda _: "begun" in slurm.logs(job, number))
+    cluster.stop("slurmctld")
+    try:
+        with pytest.raises(SchedulerUnavailableError):
+            slurm.poll(job, number)
+    finally:
+        threading.Timer(2.0, cluster.start_controller).start()
+    status = Path(job.output, f"status-{number}")
+    state = wait_for(slurm, job, number, peek=status.exists)
+    assert (state.phase, state.exit) == (Phase.DONE, 5), slurm.logs(job, number)
+
+
+def test_what_slurm_has_forgotten_the_status_file_knows(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "exit 7", output=str(cluster.shared / "forgotten"))
+    number = slurm.submit(job)
+    assert ended(slurm, job, number).exit == 7
+    status = Path(job.output, f"status-{number}")
+    status.rename(status.with_name("status-88888"))
+    assert slurm.poll(job, "88888").exit == 7
+    assert slurm.poll(job, "88889").phase is Phase.LOST
+
+
+def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm: Slurm) -> None:
+    cluster.boot_takes(4.0)
+    partition = slurm.partition("cloud")
+    assert (partition.nodes, partition.hidden, partition.gres()) == (1, 1, Gres(name="gpu"))
+    job = shell(cluster, "echo up", queue="cloud", gpus_per_node=2, gres=partition.gres())
+    number = slurm.submit(job)
+    states: list[JobState] = []
+    state = wait_for(slurm, job, number, limits=Limits(start=55.0), on_change=states.append)
+    assert state.good, (states, cluster.states())
+    assert Phase.CONFIGURING in {each.phase for each in states}
+    assert state.nodes == ("cloud1",)
+
+
+def test_a_job_that_outlives_its_time_is_told_from_one_that_fails(cluster: Cluster, slurm: Slurm) -> None:
+    job = shell(cluster, "sleep 600", time_limit=60)
+    number = slurm.submit(job)
+    state = ended(slurm, job, number, 150)
+    assert (state.phase, state.failure) == (Phase.FAILED, Failure.TIMEOUT)
