@@ -1,47 +1,24 @@
 """Verb `smoke`: short benchmarks inside an environment, each of which can fail in a way that says what is wrong.
 
 `sound`: every import comes from the locked place at the locked version. `machine`: matrix products and an all-reduce
-against their expected results. `training`: a small GPT must learn. A failing check is a result, not an error: the
-answer has `ok` false and `exit` 1, or 6 when only floors were missed. Nothing is written into the environment.
+against their expected results. `training`: a small GPT must learn. `extensions`: compiled extensions compute what
+plain torch computes. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only
+floors were missed. Nothing is written into the environment.
 """
 
-import math
 import os
-import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import lease
+from . import lease, smoke_extensions
 from .protocol import Exit, NodeError, log
-from .smoke_proc import Outcome, Scratch, how_it_ended, run_programs
+from .smoke_part import Clock, Part, Spec, plain, plural
+from .smoke_proc import Scratch, run_programs
+
+__all__ = ["Spec", "apply_floors", "judge_ranks", "run", "smoke_items", "summary"]
 
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 _CUDA_GEMM = (("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"), "gemm_cuda_float32_tflops")
-_ITEMS = ("sound", "machine", "training")
-
-
-class Spec:
-    """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
-
-    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool) -> None:
-        """`variant` is the lock variant as JSON."""
-        self.environment = environment
-        self.variant = variant
-        self.cuda = cuda
-        self.variables = dict(variant.get("environment") or {})
-        self.base = str((variant.get("base") or {}).get("kind", "none"))
-
-
-class Clock:
-    """What is left of an item's deadline (seconds)."""
-
-    def __init__(self, deadline: float) -> None:
-        """Start now."""
-        self.deadline = deadline
-        self._until = time.monotonic() + deadline
-
-    def left(self) -> float:
-        """Seconds, at least a tenth, so that what is started can say that it was late."""
-        return max(0.1, self._until - time.monotonic())
+_ITEMS = ("sound", "machine", "training", "extensions")
 
 
 def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
@@ -117,84 +94,13 @@ def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, 
         parts = [_sound(spec, scratch, clock)]
     elif item["name"] == "training":
         parts = [_training(spec, scratch, clock)]
+    elif item["name"] == "extensions":
+        parts = smoke_extensions.run(spec, scratch, clock)
     else:
         gemm, gpus = _gemm(spec, scratch, clock)
         parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
     apply_floors(parts, floors)
     return [part.check() for part in parts]
-
-
-class Part:
-    """One check being put together: failures, metrics and details."""
-
-    def __init__(self, name: str) -> None:
-        """`name` as in the evidence, `smoke/…`."""
-        self.name = name
-        self.failures = []  # type: List[str]
-        self.missed = []  # type: List[str]
-        self.metrics = []  # type: List[Dict[str, Any]]
-        self.details = {}  # type: Dict[str, Any]
-        self.says = ""
-        self._started = time.monotonic()
-        self._seconds = None  # type: Optional[float]
-
-    def stop(self) -> "Part":
-        """Fix the time it took."""
-        self._seconds = time.monotonic() - self._started
-        return self
-
-    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
-        """Add what one process reported and how it ended."""
-        self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
-        ended = how_it_ended(outcome, clock.deadline)
-        if ended:
-            self.failures.append("%s %s" % (who, ended))
-            self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
-
-    def demand(self, outcome: Outcome, names: Tuple[Any, ...]) -> None:
-        """Take the named metrics; one that is not there is a failure. A tuple of names means one of them."""
-        found = {str(event.get("name")): event for event in outcome.of("metric")}
-        for wanted in names:
-            accepted = wanted if isinstance(wanted, tuple) else (wanted,)
-            present = [name for name in accepted if name in found]
-            if not present:
-                self.failures.append("the metric %s was not reported" % " or ".join(accepted))
-            for name in present:
-                self.add_metric(found[name])
-
-    def add_metric(self, event: Dict[str, Any]) -> None:
-        """One Metric as the model wants it."""
-        metric = {key: float(event[key]) for key in ("median", "least", "greatest")}  # type: Dict[str, Any]
-        if not all(math.isfinite(value) for value in metric.values()):
-            self.failures.append("the metric %s is not a finite number" % event["name"])
-            return
-        metric.update({"name": str(event["name"]), "unit": str(event["unit"]), "n": int(event["n"])})
-        self.metrics.append(metric)
-
-    def check(self) -> Dict[str, Any]:
-        """Check JSON (`model/evidence.py`)."""
-        failures = self.failures + self.missed
-        details = dict(self.details)
-        if failures:
-            details["failures"] = failures[:50]
-            details["only_floors"] = not self.failures
-        more = " (and %d more)" % (len(failures) - 1) if len(failures) > 1 else ""
-        return {
-            "name": self.name,
-            "status": "failed" if failures else "passed",
-            "says": failures[0] + more if failures else self.says,
-            "seconds": round(self._seconds if self._seconds is not None else 0.0, 3),
-            "metrics": self.metrics,
-            "details": details,
-        }
-
-
-def _plain(value: float) -> str:
-    return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
-
-
-def _plural(count: int, noun: str) -> str:
-    return "%d %s%s" % (count, noun, "" if count == 1 else "s")
 
 
 def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
@@ -208,9 +114,9 @@ def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
             if not metric["median"] >= floor:
                 text = "%s is %s %s, below its floor %s" % (
                     name,
-                    _plain(metric["median"]),
+                    plain(metric["median"]),
                     metric["unit"],
-                    _plain(floor),
+                    plain(floor),
                 )
                 part.missed.append(text)
 
@@ -249,7 +155,7 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part.details["modules"] = modules
     if todo:
         part.details["not_run"] = todo
-    counts = (_plural(len(imports), "module"), _plural(len(packages) + len(provided), "package"))
+    counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
     part.says = "%s imported from the locked place, %s found at the locked version" % counts
     return part.stop()
 

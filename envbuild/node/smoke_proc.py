@@ -108,6 +108,11 @@ class Scratch:
             "smoke_torch_gemm",
             "smoke_torch_allreduce",
             "smoke_torch_training",
+            "smoke_torch_compare",
+            "smoke_torch_apex",
+            "smoke_torch_kernels",
+            "smoke_torch_host",
+            "smoke_torch_extensions",
         ):
             self._write(name, self._programs.get(name) or _text(name))
         return self

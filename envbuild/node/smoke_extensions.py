@@ -1,0 +1,117 @@
+"""Smoke item `extensions`: runs its program, starts it again behind a step that crashed, and makes a check of each."""
+
+from typing import Any, Dict, List, Optional
+
+from .smoke_part import Clock, Part, Spec, plural
+from .smoke_proc import Outcome, Scratch, how_it_ended, run_programs
+
+PROGRAM = "smoke_torch_extensions"
+_TOP = "smoke/extensions"
+
+
+def expected(variant: Dict[str, Any]) -> List[str]:
+    """Import names that the lock's sources promise (`build.extensions`, and the kernels that are built ahead)."""
+    names = []  # type: List[str]
+    for source in variant.get("sources") or []:
+        build = source.get("build") or {}
+        names.extend(str(name) for name in build.get("extensions") or [])
+        names.extend(str(each.get("name")) for each in build.get("modules") or [])
+    return list(dict.fromkeys(names))
+
+
+def run(spec: Spec, scratch: Scratch, clock: Clock) -> List[Part]:
+    """The check of the imports first, then one for each extension that is installed and known."""
+    imports = Part(_TOP + "/imports")
+    wanted = expected(spec.variant)
+    parts = []  # type: List[Part]
+    todo = None  # type: Optional[List[str]]
+    facts = {}  # type: Dict[str, Any]
+    while todo is None or todo:
+        request = {"cuda": spec.cuda, "expected": wanted, "todo": todo}
+        outcome = run_programs(scratch, spec.environment, spec.variables, PROGRAM, [request], clock.left())[0]
+        imports.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
+        facts.update(outcome.facts())
+        for event in outcome.of("ended"):
+            _take(imports, parts, event)
+        rest = _rest(imports, parts, outcome, list(facts.get("steps") or []) if todo is None else todo, clock)
+        if rest is None:
+            break
+        todo = rest
+    _say(imports, parts, facts, wanted)
+    own = clock.spent() - sum(part.seconds() for part in parts)
+    return [imports.stop(max(0.0, own))] + parts
+
+
+def _rest(imports: Part, parts: List[Part], outcome: Outcome, planned: List[str], clock: Clock) -> Optional[List[str]]:
+    """The steps still to do, in a new process; None when the item is over. A step that crashed is a failed check."""
+    ended = {str(event.get("step")) for event in outcome.of("ended")}
+    begun = [str(event.get("step")) for event in outcome.of("begun")]
+    left = [step for step in planned if step not in ended]
+    how = how_it_ended(outcome, clock.deadline)
+    if how is None:
+        return left if outcome.of("again") and left else None
+    crashed = [step for step in begun if step not in ended][-1:]
+    if not crashed:
+        imports.failures.append("the program %s" % how)
+        imports.details["output"] = outcome.stderr
+        return None
+    part = imports if crashed[0].startswith("import ") else Part("%s/%s" % (_TOP, crashed[0]))
+    part.failures.append("the check %s" % how)
+    part.details["output"] = outcome.stderr
+    if part is not imports:
+        parts.append(part.stop())
+    left = [step for step in left if step not in crashed]
+    if outcome.timed_out and left:
+        imports.details["not_run"] = left
+        return None
+    return left or None
+
+
+def _take(imports: Part, parts: List[Part], event: Dict[str, Any]) -> None:
+    """One finished step: an import belongs to the check of imports, everything else is a check of its own."""
+    step = str(event.get("step"))
+    failures = [str(text) for text in event.get("failures") or []]
+    if step.startswith("import "):
+        imports.failures.extend(failures)
+        kind = "skipped" if event.get("skipped") else "imported"
+        if not failures:
+            imports.details.setdefault(kind, []).append(str(event.get("module")))
+        return
+    part = Part("%s/%s" % (_TOP, step))
+    part.failures.extend(failures)
+    part.skipped = str(event.get("skipped") or "")
+    kept = ("module", "api", "compared", "dtypes", "unsupported", "used", "failure_count")
+    part.details.update({key: event[key] for key in kept if event.get(key)})
+    part.says = _passed(event)
+    parts.append(part.stop(float(event.get("seconds") or 0.0)))
+
+
+def _passed(event: Dict[str, Any]) -> str:
+    """`FusedAdam(adam_w_mode): 6 comparisons in float32, float16, at most 12 % of the tolerance`."""
+    dtypes = ", ".join(str(name) for name in event.get("dtypes") or [])
+    used = [float(part) for part in (event.get("used") or {}).values()]
+    text = "%s: %s" % (event.get("api") or event.get("module"), plural(int(event.get("compared") or 0), "comparison"))
+    text += " in %s" % dtypes if dtypes else ""
+    text += ", at most %.2g %% of the tolerance used" % (100 * max(used)) if used else ""
+    for name, why in sorted((event.get("unsupported") or {}).items()):
+        text += "; not %s: %s" % (name, why)
+    return text
+
+
+def _say(imports: Part, parts: List[Part], facts: Dict[str, Any], wanted: List[str]) -> None:
+    """What the check of imports says, and that there was nothing to check where there was nothing."""
+    imports.details.update({key: facts[key] for key in ("torch", "gpu", "not_there") if facts.get(key)})
+    modules = {str(part.details.get("module")) for part in parts if part.details.get("module")}
+    modules.update(imports.details.get("imported") or [])
+    needing_driver = [str(name) for name in imports.details.get("skipped") or []]
+    if not modules and not wanted and not parts:
+        imports.skipped = "no compiled extension that is known here is installed"
+    imports.says = "%s: %s" % (
+        "%s imported" % plural(len(modules), "compiled extension"),
+        ", ".join(sorted(modules)) or "none",
+    )
+    if needing_driver:
+        imports.says += "; not without the NVIDIA driver: %s" % ", ".join(needing_driver)
+    if wanted:
+        promised = len([name for name in wanted if name in modules])
+        imports.says += "; %d of %d that the lock names" % (promised, len(wanted))

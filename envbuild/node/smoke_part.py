@@ -1,0 +1,117 @@
+"""One check of a smoke test being put together: what is asked, how much time is left, failures, metrics, details."""
+
+import math
+import time
+from typing import Any, Dict, Optional, Tuple
+
+from .smoke_proc import Outcome, how_it_ended
+
+
+class Spec:
+    """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
+
+    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool) -> None:
+        """`variant` is the lock variant as JSON."""
+        self.environment = environment
+        self.variant = variant
+        self.cuda = cuda
+        self.variables = dict(variant.get("environment") or {})
+        self.base = str((variant.get("base") or {}).get("kind", "none"))
+
+
+class Clock:
+    """What is left of an item's deadline (seconds)."""
+
+    def __init__(self, deadline: float) -> None:
+        """Start now."""
+        self.deadline = deadline
+        self._until = time.monotonic() + deadline
+
+    def left(self) -> float:
+        """Seconds, at least a tenth, so that what is started can say that it was late."""
+        return max(0.1, self._until - time.monotonic())
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return self.deadline - (self._until - time.monotonic())
+
+
+class Part:
+    """One check being put together: failures, metrics and details."""
+
+    def __init__(self, name: str) -> None:
+        """`name` as in the evidence, `smoke/…`."""
+        self.name = name
+        self.failures = []  # type: list[str]
+        self.missed = []  # type: list[str]
+        self.metrics = []  # type: list[Dict[str, Any]]
+        self.details = {}  # type: Dict[str, Any]
+        self.says = ""
+        self.skipped = ""
+        self._started = time.monotonic()
+        self._seconds = None  # type: Optional[float]
+
+    def stop(self, seconds: Optional[float] = None) -> "Part":
+        """Fix the time it took: `seconds` where it is known, else since it was made."""
+        self._seconds = time.monotonic() - self._started if seconds is None else seconds
+        return self
+
+    def seconds(self) -> float:
+        """How long it took, once it is stopped."""
+        return self._seconds or 0.0
+
+    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
+        """Add what one process reported and how it ended."""
+        self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
+        ended = how_it_ended(outcome, clock.deadline)
+        if ended:
+            self.failures.append("%s %s" % (who, ended))
+            self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
+
+    def demand(self, outcome: Outcome, names: Tuple[Any, ...]) -> None:
+        """Take the named metrics; one that is not there is a failure. A tuple of names means one of them."""
+        found = {str(event.get("name")): event for event in outcome.of("metric")}
+        for wanted in names:
+            accepted = wanted if isinstance(wanted, tuple) else (wanted,)
+            present = [name for name in accepted if name in found]
+            if not present:
+                self.failures.append("the metric %s was not reported" % " or ".join(accepted))
+            for name in present:
+                self.add_metric(found[name])
+
+    def add_metric(self, event: Dict[str, Any]) -> None:
+        """One Metric as the model wants it."""
+        metric = {key: float(event[key]) for key in ("median", "least", "greatest")}  # type: Dict[str, Any]
+        if not all(math.isfinite(value) for value in metric.values()):
+            self.failures.append("the metric %s is not a finite number" % event["name"])
+            return
+        metric.update({"name": str(event["name"]), "unit": str(event["unit"]), "n": int(event["n"])})
+        self.metrics.append(metric)
+
+    def check(self) -> Dict[str, Any]:
+        """Check JSON (`model/evidence.py`)."""
+        failures = self.failures + self.missed
+        details = dict(self.details)
+        if failures:
+            details["failures"] = failures[:50]
+            details["only_floors"] = not self.failures
+        status = "failed" if failures else "skipped" if self.skipped else "passed"
+        more = " (and %d more)" % (len(failures) - 1) if len(failures) > 1 else ""
+        return {
+            "name": self.name,
+            "status": status,
+            "says": failures[0] + more if failures else self.skipped or self.says,
+            "seconds": round(self._seconds if self._seconds is not None else 0.0, 3),
+            "metrics": self.metrics,
+            "details": details,
+        }
+
+
+def plain(value: float) -> str:
+    """A number for people: thousands separated, else four digits."""
+    return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 module`, `2 modules`."""
+    return "%d %s%s" % (count, noun, "" if count == 1 else "s")

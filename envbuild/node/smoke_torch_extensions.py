@@ -1,0 +1,161 @@
+"""Smoke program `extensions`: the compiled extensions that are installed import, and compute what plain torch does.
+
+Runs inside the environment; needs torch 1.8 or newer. Each step is an event before and an event after, so that the
+reader can go on behind a step that crashed: a kernel may end the process, or take the GPU's context with it.
+"""
+
+import importlib
+import importlib.util
+import sys
+import time
+import traceback
+from typing import Any, List, Tuple
+
+import torch
+
+from . import smoke_torch_apex, smoke_torch_host, smoke_torch_kernels
+from .smoke_common import Channel, begin
+from .smoke_torch_compare import BrokenContextError, Case, MissingApiError, on_device
+
+# Name of the check, the extension it needs, whether that needs a GPU, and the function.
+CHECKS = (
+    ("apex-flatten", "apex_C", False, smoke_torch_host.flatten),
+    ("fused-adam", "amp_C", True, smoke_torch_apex.fused_adam),
+    ("multi-tensor-norm", "amp_C", True, smoke_torch_apex.multi_tensor_norm),
+    ("multi-tensor-scale", "amp_C", True, smoke_torch_apex.multi_tensor_scale),
+    ("layer-norm", "fused_layer_norm_cuda", True, smoke_torch_apex.layer_norm),
+    ("cross-entropy", "xentropy_cuda", True, smoke_torch_apex.xentropy),
+    ("mlp", "mlp_cuda", True, smoke_torch_apex.mlp),
+    ("fused-dense", "fused_dense_cuda", True, smoke_torch_apex.fused_dense),
+    (
+        "triangular-softmax",
+        "scaled_upper_triang_masked_softmax_cuda",
+        True,
+        smoke_torch_kernels.triangular_softmax,
+    ),
+    ("masked-softmax", "scaled_masked_softmax_cuda", True, smoke_torch_kernels.masked_softmax),
+    ("softmax", "scaled_softmax_cuda", True, smoke_torch_kernels.plain_softmax),
+    ("generic-softmax", "generic_scaled_masked_softmax_cuda", True, smoke_torch_kernels.generic_softmax),
+    ("megatron-layer-norm", "fused_mix_prec_layer_norm_cuda", True, smoke_torch_kernels.megatron_layer_norm),
+    ("flash-attention", "flash_attn_2_cuda", True, smoke_torch_kernels.flash_attention),
+    ("metaseq-batches", "metaseq.data.data_utils_fast", False, smoke_torch_host.metaseq_batches),
+    ("metaseq-blocks", "metaseq.data.token_block_utils_fast", False, smoke_torch_host.metaseq_blocks),
+    ("mpi", "mpi4py.MPI", False, smoke_torch_host.mpi),
+)
+
+
+def installed(name: str) -> bool:
+    """Whether the module is there; a parent package that fails to import says that it is, and the step says why."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        return not (error.name and (name == error.name or name.startswith(error.name + ".")))
+    except Exception:  # noqa: BLE001 - a package's __init__ may raise anything
+        return True
+
+
+def steps(expected: List[str]) -> Tuple[List[str], List[str]]:
+    """(steps, extensions that are known here and not installed); a step is `import NAME` or the name of a check."""
+    known = [module for _, module, _, _ in CHECKS]
+    plan = ["import %s" % name for name in expected if name not in known]
+    there = {module: installed(module) for module in dict.fromkeys(known)}
+    plan += ["import %s" % name for name in dict.fromkeys(known) if name in expected and not there[name]]
+    plan += [name for name, module, _, _ in CHECKS if there[module]]
+    return plan, [name for name in there if not there[name]]
+
+
+def _import(name: str) -> str:
+    """Why it cannot be imported; empty when it can."""
+    if name.startswith("mpi4py"):
+        importlib.import_module("mpi4py").rc.initialize = False
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
+        return "import %s: %s: %s" % (name, type(error).__name__, str(error)[:400])
+    return ""
+
+
+def _no_driver(problem: str) -> bool:
+    return "libcuda.so" in problem or "NVIDIA driver" in problem
+
+
+def _run(case: Case, function: Any, module: str, gpu: bool, cuda: bool) -> bool:
+    """One check; False when the process cannot go on."""
+    problem = _import(module)
+    if problem and not (gpu and not cuda and _no_driver(problem)):
+        case.failures.append(problem)
+        return True
+    if gpu and not on_device(cuda):
+        case.skipped = "no GPU here; %s" % ("it needs the driver" if problem else "%s imports" % module)
+        return True
+    try:
+        function(case)
+    except MissingApiError as error:
+        case.failures.append("the extension is there and its interface is not: %s" % error)
+    except BrokenContextError:
+        return False
+    except Exception as error:  # noqa: BLE001 - foreign code; whatever it is, the check has failed and says so
+        where = traceback.extract_tb(sys.exc_info()[2])[-1]
+        text = "%s: %s (%s line %d)" % (type(error).__name__, str(error)[:300], where[0].split("/")[-1], where[1])
+        case.failures.append(text)
+        return "CUDA error" not in str(error)
+    if not case.failures and not case.skipped and case.compared == 0:
+        why = "; ".join("%s: %s" % pair for pair in sorted(case.unsupported.items()))
+        case.skipped = "nothing could be compared: %s" % (why or "no reason was given")
+    return True
+
+
+def _step(channel: Channel, step: str, cuda: bool) -> bool:
+    channel.emit("begun", {"step": step})
+    channel.stage(step)
+    started = time.perf_counter()
+    data = {"step": step}  # type: dict[str, Any]
+    going = True
+    if step.startswith("import "):
+        name = step[len("import ") :]
+        problem = _import(name)
+        data.update(module=name, failures=[problem] if problem else [])
+        if problem and not cuda and _no_driver(problem):
+            data.update(failures=[], skipped="%s needs the NVIDIA driver" % name)
+    else:
+        _, module, gpu, function = next(check for check in CHECKS if check[0] == step)
+        case = Case(channel.stage)
+        going = _run(case, function, module, gpu, cuda)
+        data.update(
+            module=module,
+            failures=case.failures[:20],
+            failure_count=len(case.failures),
+            skipped=case.skipped,
+            api=case.api,
+            compared=case.compared,
+            dtypes=case.dtypes,
+            unsupported=case.unsupported,
+            used={name: round(part, 4) for name, part in case.used.items()},
+        )
+    data["seconds"] = round(time.perf_counter() - started, 3)
+    channel.emit("ended", data)
+    return going
+
+
+def main() -> None:
+    """All steps, or the ones that a reader names after a crash."""
+    request = begin()
+    args, channel = request.args, request.channel
+    cuda = bool(args["cuda"])
+    todo = args.get("todo")
+    if todo is None:
+        channel.stage("looking for extensions")
+        if cuda and not torch.cuda.is_available():
+            channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
+        todo, absent = steps([str(name) for name in args.get("expected") or []])
+        names = [torch.cuda.get_device_name(0)] if cuda and torch.cuda.is_available() else []
+        channel.facts({"torch": str(torch.__version__), "gpu": names, "not_there": absent, "steps": todo})
+    for step in todo:
+        if not _step(channel, step, cuda):
+            channel.emit("again", {})  # this process lost its GPU; the reader starts another for the rest
+            break
+    channel.done()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A stand-in: there, and nothing in it."""

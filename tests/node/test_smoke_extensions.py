@@ -1,0 +1,287 @@
+"""The smoke item `extensions`: stand-ins in plain torch pass on the CPU, and each wrong line in one is found."""
+
+from __future__ import annotations
+
+import shutil
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.evidence import Check
+from envbuild.node import smoke, smoke_extensions
+from tests.node.torch_env import torch_environment
+
+STAND_INS = Path(__file__).parent / "data" / "extensions"
+PROGRAMS = Path(smoke.__file__).parent
+VARIANT = {"python": "3.11", "torch": "2.13.0", "flavour": "cpu"}
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment above the one with torch, with room for stand-ins of its own."""
+    below = torch_environment()
+    path = tmp_path / "env"
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(path)
+    site = next(path.glob("lib/python3.*/site-packages"))
+    (site / "below.pth").write_text(f"{next(below.glob('lib/python3.*/site-packages'))}\n")
+    return path
+
+
+def add(environment: Path, *names: str, **broken: tuple[str, str]) -> None:
+    """Copy stand-ins (all of them without names) into the environment; `broken`: a line to replace, by file."""
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    for source in sorted(STAND_INS.rglob("*.py")):
+        inside = source.relative_to(STAND_INS)
+        if names and inside.parts[0].removesuffix(".py") not in names:
+            continue
+        (site / inside).parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text()
+        if inside.stem in broken:
+            line, instead = broken[inside.stem]
+            assert text.count(line) >= 1
+            text = text.replace(line, instead)
+        (site / inside).write_text(text)
+
+
+def on_cpu(**more: str) -> dict[str, str]:
+    """The programs with the CPU in the place of the GPU, and one line more of one of them replaced."""
+    text = (PROGRAMS / "smoke_torch_compare.py").read_text()
+    assert text.count('DEVICE = "cuda"') == 1
+    return {"smoke_torch_compare": text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"')} | more
+
+
+def checks(
+    environment: Path, programs: dict[str, str] | None = None, deadline: float = 250.0, **variant: Any
+) -> dict[str, Check]:
+    spec = smoke.Spec(str(environment), VARIANT | variant, bool(variant.pop("cuda", False)))
+    item = {"name": "extensions", "deadline": deadline}
+    raw = smoke.smoke_items(spec, [item], None, on_cpu() if programs is None else programs)
+    found = {check["name"].removeprefix("smoke/extensions/"): Check.from_plain(check) for check in raw}
+    assert len(found) == len(raw)
+    return found
+
+
+def test_right_extensions_pass_and_say_what_was_compared(environment: Path) -> None:
+    add(environment)
+    found = checks(environment, sources=[{"name": "apex", "build": {"extensions": ["amp_C", "apex_C"]}}])
+    wrong = {name: check.says for name, check in found.items() if check.status != "passed"}
+    assert wrong == {}
+    assert list(found) == [
+        "imports",
+        "apex-flatten",
+        "fused-adam",
+        "multi-tensor-norm",
+        "multi-tensor-scale",
+        "layer-norm",
+        "cross-entropy",
+        "mlp",
+        "fused-dense",
+        "triangular-softmax",
+        "masked-softmax",
+        "megatron-layer-norm",
+        "flash-attention",
+    ]
+    adam = found["fused-adam"]
+    assert adam.details["dtypes"] == ["float32", "float16"]
+    assert "only support fp16 and fp32" in adam.details["unsupported"]["bfloat16"]
+    assert adam.says.startswith("FusedAdam(adam_w_mode, set_grad_none): 4 comparisons in float32, float16, at most ")
+    assert found["layer-norm"].details["api"] == "FusedLayerNorm, MixedFusedLayerNorm"
+    assert "2 of 2 that the lock names" in found["imports"].says
+    assert "generic_scaled_masked_softmax_cuda" in found["imports"].details["not_there"]
+    assert all(check.seconds is not None for check in found.values())
+
+
+# Each round breaks one line of several stand-ins at once: {file: (line, instead)} and {check: words of a failure}.
+ROUNDS: list[tuple[dict[str, tuple[str, str]], dict[str, str]]] = [
+    (
+        {
+            "amp_C": ("update + decay * p if mode == 1 else update", "update"),
+            "normalization": ("None if part is None else part.float() for part in", "None for part in"),
+            "xentropy": ("- smoothing * logs.mean(-1)", ""),
+            "mlp": ("+ bias.float()", ""),
+            "fused_dense": ('functional.gelu(_linear(', '(lambda x, **_: x)(_linear('),
+            "scaled_upper_triang_masked_softmax_cuda": ("diagonal=1", "diagonal=2"),
+            "scaled_masked_softmax_cuda": ("masked_fill(mask,", "masked_fill(mask[:1],"),
+            "fused_mix_prec_layer_norm_cuda": ("(g * normal).sum(0)", "(g * normal)[:-1].sum(0)"),
+            "flash_attn": ("if causal:", "if False:"),
+            "apex_C": ("torch.cat([", "0 * torch.cat(["),
+        },
+        {
+            "fused-adam": "FusedAdam against torch.optim.AdamW, float32: wrong in",
+            "layer-norm": "FusedLayerNorm 3×17, float32: wrong in",
+            "cross-entropy": "cross entropy 5×1001, float32, smoothing 0.1: wrong in",
+            "mlp": "MLP 64-128-32 with relu, float32: wrong in",
+            "fused-dense": "FusedDenseGeluDense 256-512-128, float16: wrong in",
+            "triangular-softmax": "triangular softmax 8×20×20, float16: wrong in",
+            "masked-softmax": "scaled masked softmax 2×2×24×36, float16: wrong in",
+            "megatron-layer-norm": "gradient of the weight: wrong in",
+            "flash-attention": ", causal, float16: wrong in",
+            "apex-flatten": "flatten, float32",
+        },
+    ),
+    (
+        {
+            "amp_C": ("value.copy_(p - lr * update)", "value.copy_(p - lr * update * float('nan'))"),
+            "xentropy": ("losses.masked_fill_(labels == padding_idx, 0)", "pass"),
+            "scaled_upper_triang_masked_softmax_cuda": ("scale * p * (g", "p * (g"),
+            "flash_attn": ("def flash_attn_func", "def flash"),
+        },
+        {
+            "fused-adam": "value 0 is nan instead of",
+            "cross-entropy": "instead of 0 ",
+            "triangular-softmax": "gradient: wrong in",
+            "flash-attention": "flash-attn 2.8.3 has no flash_attn_func",
+        },
+    ),
+    (
+        {
+            "amp_C": ("isfinite(source).all", "isfinite(source[:1]).all"),
+            "optimizers": ("adam_w_mode=True,", "adam_mode=True, **more,"),
+        },
+        {"multi-tensor-scale": "inf does not set the overflow flag", "fused-adam": "FusedAdam has no adam_w_mode"},
+    ),
+    (
+        {"amp_C": ("each = torch.stack([part.double().norm() for part in lists[0]])",
+                   "each = torch.stack([part.double().norm() for part in lists[0][:110]])")},
+        {"multi-tensor-norm": "the shape is (110,)"},
+    ),
+    (
+        {"amp_C": ("each = torch.stack([part.double().norm() for part in lists[0]])",
+                   "each = torch.stack([part.double().norm() * 1.001 for part in lists[0]])")},
+        {"multi-tensor-norm": "multi-tensor L2 norm, float32: wrong in 1 of 1"},
+    ),
+    (
+        {"amp_C": ("zip(*lists, strict=True):\n        g, p", "list(zip(*lists, strict=True))[:110]:\n        g, p")},
+        {"fused-adam": "wrong in"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "expected"), ROUNDS)
+def test_a_wrong_line_in_an_extension_is_found(
+    environment: Path, broken: dict[str, tuple[str, str]], expected: dict[str, str]
+) -> None:
+    add(environment, **broken)
+    found = checks(environment)
+    failed = {name: check.details["failures"] for name, check in found.items() if check.status == "failed"}
+    assert set(failed) >= set(expected)
+    for name, says in expected.items():
+        assert any(says in text for text in failed[name]), (name, failed[name])
+    only_one = {"multi-tensor-norm", "fused-adam"} if len(broken) == 1 else set(found)
+    assert set(failed) <= only_one
+
+
+def test_without_a_gpu_each_check_is_skipped_with_the_reason(environment: Path) -> None:
+    add(environment, "amp_C", "apex", "apex_C", "flash_attn", "flash_attn_2_cuda")
+    found = checks(environment, {})
+    assert found["imports"].status == found["apex-flatten"].status == "passed"
+    for name in ("fused-adam", "multi-tensor-norm", "multi-tensor-scale", "flash-attention"):
+        assert (found[name].status, found[name].says.startswith("no GPU here; ")) == ("skipped", True)
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_a_failure(environment: Path) -> None:
+    add(environment, "apex_C")
+    found = checks(environment, {}, cuda=True)
+    assert found["imports"].says.startswith("torch sees no GPU")
+    assert found["apex-flatten"].status == "passed"
+
+
+def test_nothing_installed_is_skipped_and_counted(environment: Path) -> None:
+    found = checks(environment, {})
+    assert [(name, check.status) for name, check in found.items()] == [("imports", "skipped")]
+    assert found["imports"].says == "no compiled extension that is known here is installed"
+
+
+def test_an_extension_that_the_lock_names_must_be_there(environment: Path) -> None:
+    add(environment, "apex_C")
+    modules = [{"name": "helpers_cuda", "sources": ["a.cu"]}]
+    sources = [{"name": "apex", "build": {"extensions": ["apex_C", "amp_C", "syncbn"], "modules": modules}}]
+    found = checks(environment, {}, sources=sources)
+    failures = found["imports"].details["failures"]
+    assert [text.split(":")[0] for text in failures] == ["import syncbn", "import helpers_cuda", "import amp_C"]
+    assert found["imports"].status == "failed"
+    assert found["apex-flatten"].status == "passed"
+
+
+def test_an_extension_without_its_python_side_is_a_failure(environment: Path) -> None:
+    add(environment, "amp_C", "xentropy_cuda")
+    found = checks(environment)
+    assert "No module named 'apex'" in found["fused-adam"].says
+    assert "No module named 'apex'" in found["cross-entropy"].says
+    assert found["multi-tensor-norm"].status == "passed"
+
+
+def test_a_crash_is_that_checks_failure_and_the_others_go_on(environment: Path) -> None:
+    crash = "__import__('os').kill(__import__('os').getpid(), 11)"
+    add(environment, amp_C=("each = torch.stack", f"{crash}\n    each = torch.stack"))
+    found = checks(environment)
+    assert found["multi-tensor-norm"].status == "failed"
+    assert found["multi-tensor-norm"].says.startswith("the check crashed with SIGSEGV during multi-tensor L2 norm")
+    assert {name for name, check in found.items() if check.status == "failed"} == {"multi-tensor-norm"}
+    assert found["flash-attention"].status == "passed"
+
+
+def test_a_lost_context_ends_the_process_and_not_the_item(environment: Path) -> None:
+    lost = "raise RuntimeError('CUDA error: an illegal memory access was encountered')"
+    add(environment, "amp_C", "apex", "apex_C", amp_C=("each = torch.stack", f"{lost}\n    each = torch.stack"))
+    found = checks(environment)
+    assert "illegal memory access" in found["multi-tensor-norm"].says
+    assert found["multi-tensor-scale"].status == "passed"
+
+
+def test_a_hang_names_its_check_and_what_did_not_run(environment: Path) -> None:
+    sleep = "__import__('time').sleep(600)"
+    add(environment, "amp_C", "apex", "apex_C", amp_C=("each = torch.stack", f"{sleep}\n    each = torch.stack"))
+    found = checks(environment, deadline=20.0)
+    assert "hung past its deadline" in found["multi-tensor-norm"].says
+    assert found["imports"].details["not_run"] == ["multi-tensor-scale"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("echo envbuild-rank 0 2 3; echo envbuild-rank 1 2 3", "passed", "Stand-in MPI 4: 4 comparisons"),
+        ("echo envbuild-rank 0 1 1; echo envbuild-rank 0 1 1", "failed", "each sees a world of 1: mpi4py is linked"),
+        ("echo envbuild-rank 0 2 3; echo envbuild-rank 1 2 2", "failed", "the sum over the ranks is wrong"),
+        ("echo no allocation; exit 3", "skipped", "started no rank (exit 3): no allocation"),
+        ("echo 'ImportError: mpi4py'; exit 1", "failed", "no rank came up"),
+        (None, "skipped", "no mpiexec here; mpi4py is linked to Stand-in MPI 4"),
+    ],
+)
+def test_two_ranks_must_see_each_other(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, status: str, says: str
+) -> None:
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    (site / "mpi4py").mkdir()
+    (site / "mpi4py/__init__.py").write_text("class rc:\n    initialize = True\n")
+    text = (
+        "from mpi4py import rc\nassert not rc.initialize\ndef Get_library_version():\n    return 'Stand-in MPI 4\\0'\n"
+    )
+    (site / "mpi4py/MPI.py").write_text(text)
+    monkeypatch.setenv("PATH", "/nowhere")
+    if script is not None:
+        program = environment / "bin/mpiexec"
+        program.write_text(f'#!/bin/sh\n[ "$1 $2" = "-n 2" ] || exit 9\n{script}\n')
+        program.chmod(0o755)
+    found = checks(environment, {})["mpi"]
+    assert (found.status, says in found.says) == (status, True), found.says
+
+
+def test_the_real_mpi_sees_two_ranks(environment: Path) -> None:
+    if shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec here")
+    spec = smoke.Spec(str(environment), VARIANT, False)
+    real = [
+        each for each in smoke.smoke_items(spec, [{"name": "extensions"}], None, {}) if each["name"].endswith("mpi")
+    ]
+    if not real:
+        pytest.skip("no mpi4py here")
+    assert real[0]["status"] == "passed", real[0]["says"]
+
+
+def test_names_come_from_extensions_and_kernels() -> None:
+    build = {"extensions": ["a", "b"], "modules": [{"name": "c"}, {"name": "a"}]}
+    assert smoke_extensions.expected({"sources": [{"build": build}, {"build": None}, {}]}) == ["a", "b", "c"]
