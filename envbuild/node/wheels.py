@@ -25,7 +25,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     given = args.get("store")
     if given is not None and not isinstance(given, str):
         raise NodeError("request-invalid", "`store` must be a path")
-    path = protocol.expand_prefix(given) if given else default_path(request["prefix"])
+    path = _expanded(given) if given else default_path(request["prefix"])
     action = args.get("action")
     if action == "list":
         result = _list(Store(path))
@@ -36,6 +36,14 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     else:
         raise NodeError("request-invalid", "`wheels` cannot %s" % str(action)[:80], hint="list, verify or prune")
     return bool(result.pop("changed", False)), result
+
+
+def _expanded(given: "str") -> "str":
+    try:
+        return protocol.expand_prefix(given)
+    except NodeError as error:
+        what = "the store %r is not an absolute path" % given[:200]
+        raise NodeError("store-invalid", what, why=error.why, hint=error.hint) from None
 
 
 def describe(store: "Store", name: "str") -> "dict[str, Any]":

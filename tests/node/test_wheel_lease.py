@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -73,6 +74,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for each in running:
         if each.process.poll() is None:
             each.kill()
+
+
+def set_clock(clock: Path, now: float) -> None:
+    """By rename: the builders read it all the time."""
+    new = clock.with_suffix(".new")
+    new.write_text(str(now))
+    new.rename(clock)
+
+
+def has_time(path: Path, now: float) -> bool:
+    return path.stat().st_mtime == now
 
 
 def intact(store: Path) -> None:
@@ -151,32 +163,34 @@ def test_a_builder_on_another_machine_counts_by_its_heartbeat_on_the_file_server
     tmp_path: Path, start: Start
 ) -> None:
     clock = tmp_path / "clock"
-    clock.write_text("1000000")
+    set_clock(clock, 1000000)
     one = start("one", until=str(tmp_path / "never"), clock=str(clock), host="elsewhere")
     one.until(one.builds)
     two = start("two", clock=str(clock), host="here")
     two.until(two.waits)
-    for minute in range(1, 6):  # alive: its heartbeat goes with the clock
-        clock.write_text(str(1000000 + 60 * minute))
-        time.sleep(0.3)
+    lease = tmp_path / "store" / "leases" / f"{build_key(inputs())}.json"
+    for now in range(1000060, 1000360, 60):  # alive: its heartbeat goes with the clock
+        set_clock(clock, now)
+        one.until(functools.partial(has_time, lease, now))
+        time.sleep(0.1)
     assert not two.builds()
     one.kill()
-    clock.write_text(str(1000300 + 119))
+    set_clock(clock, 1000300 + 119)
     time.sleep(0.5)
     assert not two.builds()
     assert two.process.poll() is None
-    clock.write_text(str(1000300 + 121))
+    set_clock(clock, 1000300 + 121)
     assert two.end()["built"] is True
     intact(tmp_path / "store")
 
 
 def test_a_builder_that_wakes_up_late_uses_what_its_successor_stored(tmp_path: Path, start: Start) -> None:
     clock, go = tmp_path / "clock", tmp_path / "go"
-    clock.write_text("1000000")
+    set_clock(clock, 1000000)
     one = start("one", until=str(go), clock=str(clock), host="elsewhere", content="LATE = 1\n")
     one.until(one.builds)
     one.process.send_signal(signal.SIGSTOP)
-    clock.write_text("1000500")
+    set_clock(clock, 1000500)
     two = start("two", clock=str(clock), host="here")
     second = two.end()
     assert (second["built"], second["by"]) == (True, "two")

@@ -1,0 +1,175 @@
+"""`envbuild wheels`: the wheels that were built from source, and the stores that keep them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode, gravest
+
+F = TypeVar("F", bound=Callable[..., Any])
+Answers = dict[str, dict[str, Any] | EnvbuildError]
+
+_OPTIONS = (
+    click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
+    click.option("--prefix", metavar="DIR", help="Prefix whose store is meant; instead of the target's."),
+    click.option("--host", "hosts", multiple=True, metavar="HOSTS", help="Only these hosts: gpu[01-04], repeatable."),
+    click.option("--store", metavar="DIR", help="Another store than PREFIX/store/wheels; may hold {user} and {home}."),
+)
+
+
+def _store_options(function: F) -> F:
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
+
+
+@click.group("wheels")
+def wheels() -> None:
+    """Wheels built from source, kept by build key: built once, installed from then on."""
+
+
+@wheels.command("list")
+@_store_options
+@common_options
+def list_(ui: Ui, /, **flags: Any) -> int:
+    """Say what is in the wheel store of every node of a target."""
+    answers = _ask(flags, action="list")
+    return _show(ui, answers, _table)
+
+
+@wheels.command("verify")
+@_store_options
+@common_options
+def verify(ui: Ui, /, **flags: Any) -> int:
+    """Check every byte of every stored wheel; exit 1 when one is damaged. Changes nothing."""
+    answers = _ask(flags, action="verify")
+    return _show(ui, answers, _verified)
+
+
+@wheels.command("prune")
+@_store_options
+@click.option(
+    "--keep-days", type=click.FloatRange(min=0), default=90.0, show_default=True, metavar="N",
+    help="Keep what was used in the last N days.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@common_options
+def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
+    """Remove wheels that nobody used for long, the quarantine, and what killed builders left."""
+    answers = _ask(flags, action="prune", keep_days=keep_days, dry_run=dry_run)
+    return _show(ui, answers, _pruned)
+
+
+def _ask(flags: dict[str, Any], **args: Any) -> Answers:
+    from envbuild.catalog.loader import load_target, refuse_template
+    from envbuild.cli.choose import configured
+    from envbuild.provision.supported import refuse_unsupported
+    from envbuild.provision.wheels import ask_stores
+
+    config = configured(flags)
+    overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
+    if flags["hosts"]:
+        overrides["hosts"] = list(flags["hosts"])
+    loaded = load_target(config.target, overrides, template=True)
+    refuse_unsupported(loaded.target, only_ask=True)
+    refuse_template(loaded)
+    store = {"store": flags["store"]} if flags["store"] else {}
+    return ask_stores(loaded.target, {**args, **store})
+
+
+def _show(ui: Ui, answers: Answers, human: Callable[[dict[str, Any]], str]) -> int:
+    """Print each node's answer; one exit code for all of them."""
+    good = {node: item for node, item in answers.items() if not isinstance(item, EnvbuildError)}
+    errors = {node: item for node, item in answers.items() if isinstance(item, EnvbuildError)}
+
+    if len(answers) == 1 and errors:
+        raise next(iter(errors.values()))
+
+    def shown() -> str:
+        parts: list[str] = []
+        for node, result in good.items():
+            parts += [f"{node}: {result['store']}"] if len(answers) > 1 else []
+            parts += [*(f"warning: {note}" for note in result["notes"]), human(result)]
+        return "\n".join([*parts, *(f"{node}: {error}" for node, error in errors.items())])
+
+    ui.result(
+        {
+            "ok": not errors and all(result.get("ok", True) for result in good.values()),
+            "stores": [{"node": node, **result} for node, result in good.items()],
+            "errors": {node: error.as_dict() for node, error in errors.items()},
+        },
+        shown,
+    )
+    codes = [int(error.exit_code) for error in errors.values()]
+    codes += [ExitCode.CHECK_FAILED for result in good.values() if not result.get("ok", True)]
+    return gravest(codes)
+
+
+def _table(result: dict[str, Any]) -> str:
+    """One line a wheel, never cut: keys and commits are there to be copied."""
+    rows = [_cells(entry) for entry in result["entries"] if entry["state"] == "unchecked"]
+    other = [entry for entry in result["entries"] if entry["state"] != "unchecked"]
+    lines = []
+    if rows:
+        rows.insert(0, ["key", "source", "commit", "torch", "CUDA", "arch", "compiler", "size", "last use"])
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"{entry['entry'][:12]}  {entry['state']}: {entry['why']}" for entry in other]
+    count = len(result["entries"])
+    total = f"{count} wheel{'s' * (count != 1)}, {_bytes(result['bytes'])}" if count else "no wheels"
+    return "\n".join([*lines, total + _quarantine(result)])
+
+
+def _quarantine(result: dict[str, Any]) -> str:
+    held = result["quarantine"]
+    return f"; {len(held)} in quarantine, {_bytes(sum(item['size'] for item in held))}" if held else ""
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    cuda = re.search(r"release ([0-9.]+)", entry["cuda"] or "")
+    compiler = re.search(r"^(\S+).*?([0-9]+(?:\.[0-9]+)+)\s*$", entry["compiler"] or "")
+    return [
+        entry["key"][:12],
+        entry["source"] or "",
+        (entry["commit"] or "")[:12],
+        entry["torch"] or "none",
+        cuda.group(1) if cuda else "none",
+        " ".join(entry["arch_list"]) or "none",
+        " ".join(compiler.groups()) if compiler else entry["compiler"] or "none",
+        _bytes(entry["size"]),
+        _ago(entry["last_used"]),
+    ]
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def _ago(then: float) -> str:
+    days = (time.time() - then) / 86400
+    return "today" if days < 1 else f"{days:.0f} days ago"
+
+
+def _verified(result: dict[str, Any]) -> str:
+    lines = [
+        f"{entry['state']:<9} {entry['entry'][:12]}  {entry.get('source') or ''}: {entry['why']}"
+        for entry in result["entries"]
+        if entry["state"] != "good"
+    ]
+    good = sum(entry["state"] == "good" for entry in result["entries"])
+    lines.append(f"{good} of {len(result['entries'])} wheels are what their records say")
+    if result["damaged"]:
+        lines.append("a damaged wheel goes to the quarantine when it is next wanted, and is built again")
+    return "\n".join(lines)
+
+
+def _pruned(result: dict[str, Any]) -> str:
+    would = "would remove" if result["dry_run"] else "removed"
+    lines = [f"{would} {item.get('source') or ''} {item['name'][:24]}" for item in result["removed"]]
+    lines += [f"kept {item['name'][:24]}: {item['why']}" for item in result["kept"] if item["why"] != "used since"]
+    return "\n".join([*lines, f"{would} {len(result['removed'])}, {_bytes(result['bytes'])}"])

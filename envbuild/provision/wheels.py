@@ -1,0 +1,30 @@
+"""The wheel stores of a target's nodes: one contact a node, for `envbuild wheels`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.target import Target
+from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.inventory import expand_hosts
+
+# Hashing a store takes a second for some hundred megabytes.
+DEADLINE = 3600.0
+
+
+def ask_stores(target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
+    """Node -> result of the node verb `wheels` with `args` (docs/architecture.md, Protocol), or why there is none."""
+    request = node_request("wheels", target.prefix, args, f"wheels-{args['action']}")
+    answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
+    return {node: _result(answer) for node, answer in answers.items()}
+
+
+def _result(answer: ContactResult | EnvbuildError) -> dict[str, Any] | EnvbuildError:
+    if isinstance(answer, EnvbuildError):
+        return answer
+    try:
+        return answer.result()
+    except EnvbuildError as error:
+        return error
