@@ -178,7 +178,7 @@ class Source(StrictModel):
 class SmokeItem(StrictModel):
     """One smoke benchmark with its deadline (seconds) and floors (metric name to least value)."""
 
-    name: Literal["sound", "machine", "training"]
+    name: Literal["sound", "machine", "training", "extensions"]
     deadline: Annotated[float, Field(gt=0, le=86400)] = 600.0
     floors: dict[Name, float] = {}
 
