@@ -52,7 +52,7 @@ class Slurm:
         if state is not None:
             return state
         if not slurm_answers.unknown_job(done.err + done.out):
-            raise SchedulerUnavailableError(_said(done))
+            raise SchedulerUnavailableError(said(done))
         accounted = self._accounted(number)
         if accounted is not None:
             return accounted
@@ -76,7 +76,7 @@ class Slurm:
             raise EnvbuildError(
                 "job-not-cancelled",
                 f"job {number} could not be cancelled",
-                why=_said(done),
+                why=said(done),
                 hint=f"`scancel {number}` on {self.runner.host}",
                 exit_code=ExitCode.JOB_FAILED,
             )
@@ -127,20 +127,20 @@ class Slurm:
             return EnvbuildError(
                 "scheduler-unreachable",
                 f"Slurm does not answer on {host}",
-                why=_said(done),
+                why=said(done),
                 hint=f"try `{program}` there; a job may have been submitted all the same: `squeue --me`",
                 exit_code=ExitCode.UNREACHABLE,
             )
         return EnvbuildError(
             "job-refused",
             f"Slurm refused the job ({program} on {host})",
-            why=_said(done),
+            why=said(done),
             hint="the partition's limits: `scontrol show partition`; account, time and nodes are in the target file",
             exit_code=ExitCode.REFUSED,
         )
 
 
-def _said(done: Finished) -> str:
+def said(done: Finished) -> str:
     """The end of what a program said, for people."""
     if done.timed_out:
         return "no answer in time"
