@@ -6,7 +6,6 @@ Every value that comes from a lock, a target or a node is quoted; here-documents
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,17 +13,17 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.unrecorded import CODE, hash_unrecorded
-from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedPackage, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
-
-quote = shlex.quote
+from envbuild.print_sources import comment, needs_of, quote, sources
 
 _HEADER = """\
 #!/usr/bin/env bash
 # @TITLE@
 #
-# Rendered by envbuild from a plan and its lock; it needs bash, uv and git, and nothing of envbuild. It does not do what
-# only envbuild does: check files against RECORD, run the smoke test, write a stamp, build in a way that can be resumed.
+# Rendered by envbuild from a plan and its lock; it needs bash, uv and git@NEEDS@.
+# It does not do what only envbuild does: check files against RECORD, compile in parallel and keep what it compiled, run
+# the smoke test, write a stamp, build in a way that can be resumed.
 # uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
 set -euo pipefail
 export UV_LINK_MODE=copy          # linked files would change together with uv's cache
@@ -34,7 +33,7 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 fail() { printf 'error: %s\\n' "$1" >&2; exit "${2:-4}"; }
 command -v uv >/dev/null || fail 'uv is not on PATH'
-work=$(mktemp -d)
+@CHECK@work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 
 # install FILE BUILD-OPTIONS: one requirements file, every hash checked. What lies in UV_FIND_LINKS is taken from there,
@@ -67,20 +66,35 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
     """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
 
     `indexes`: index name to `url` and `kind` (`simple`, `find-links`), for those that the plan's requests do not name.
-    Raises EnvbuildError `hash-unrecorded` (exit 5), `patches-unsupported` (exit 7) and `version-unusable` (exit 2).
+    Raises EnvbuildError `hash-unrecorded` (exit 5) and `version-unusable` (exit 2).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
-    parts = [_HEADER.replace("@TITLE@", _comment(title))]
+    parts = [_HEADER.replace("@TITLE@", comment(title))]
     by_environment: dict[str, list[NodePlan]] = {}
     for node in plan.nodes:
         by_environment.setdefault(node.environment, []).append(node)
     groups = list(by_environment.values())
     if not groups:
-        return parts[0] + "\nfail 'no node of this plan has anything that fits' 7\n"
+        return (
+            parts[0].replace("@NEEDS@", "").replace("@CHECK@", "")
+            + "\nfail 'no node of this plan has anything that fits' 7\n"
+        )
+    built = [_variant(lock, nodes[0]) for nodes in groups if _installs(nodes[0])]
+    needs, check, helpers = needs_of(built)
+    parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
+    parts += helpers
     for number, nodes in enumerate(groups, 1):
         parts.append(_function(f"build_{number}", nodes, lock, indexes or {}))
     parts.append(_dispatch(groups))
     return "\n".join(parts)
+
+
+def _variant(lock: Lock, node: NodePlan) -> Variant:
+    return next(v for v in lock.variants if v.id == node.resolution.variant_id)
+
+
+def _installs(node: NodePlan) -> bool:
+    return any(step.kind == "install" and step.request is not None for step in node.steps)
 
 
 def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
@@ -93,24 +107,20 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
     return "\n".join(lines)
 
 
-def _comment(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping[str, Mapping[str, str]]) -> str:
     first = nodes[0]
     for step in first.steps:
         if step.kind == "fetch":
             raise _first_use(step)
     requests = {step.kind: step.request for step in first.steps if step.request is not None}
-    lines = [f"# For {_comment(', '.join(node.node for node in nodes))}", f"{name}() {{"]
+    lines = [f"# For {comment(', '.join(node.node for node in nodes))}", f"{name}() {{"]
     if first.nothing_to_do:
         lines.append(f"  printf 'nothing to do: %s is there and in use\\n' {quote(first.environment)}")
         return "\n".join([*lines, "}", ""])
     prefix, _, _ = first.environment.rpartition("/envs/")
     lines += [f"  local prefix={quote(prefix)}", f"  environment={quote(first.environment)}"]
     if "install" in requests:
-        variant = next(v for v in lock.variants if v.id == first.resolution.variant_id)
+        variant = _variant(lock, first)
         args = requests["install"]["args"]
         named = {**indexes, **(args["artifacts"].get("indexes") or {})}
         found = ",".join(args["artifacts"].get("find_links") or [])
@@ -118,7 +128,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, named)
-        lines += _sources(variant)
+        lines += sources(variant, args.get("build") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])
 
@@ -142,7 +152,7 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
     ]
     if variant.interpreter.kind == "standalone":
         build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"
-        lines.append(f"  # The interpreter is the standalone build {_comment(build)}, unpacked under tools/.")
+        lines.append(f"  # The interpreter is the standalone build {comment(build)}, unpacked under tools/.")
     lines += [
         '  [ -x "$python" ] || fail "there is no interpreter at $python" 7',
         '  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7',
@@ -214,69 +224,6 @@ def _version(package: LockedPackage) -> str:
             "version-unusable", f"{package.name}: {package.version!r} is no version", hint="create the lock again"
         ) from error
     return package.version
-
-
-def _sources(variant: Variant) -> list[str]:
-    lines: list[str] = []
-    if variant.sources:
-        lines += [
-            "",
-            "  # Sources are built with the environment's own tools; two builds see the same variables.",
-            '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
-            "  export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0",
-            *(f"  export {k}={quote(v)}" for k, v in sorted(variant.environment.items()) if isinstance(v, str)),
-        ]
-    for source in variant.sources:
-        lines += _source(source)
-    return lines
-
-
-def _source(source: LockedSource) -> list[str]:
-    if source.patches:
-        raise EnvbuildError(
-            "patches-unsupported",
-            f"source {source.name} has patches, which a script cannot apply",
-            why=f"patches: {', '.join(source.patches)}",
-            hint="provision it with envbuild",
-            exit_code=ExitCode.REFUSED,
-        )
-    above = '"$work"' if source.install == "wheel" else '"$environment"/src'
-    folder = f"{above}/{quote(source.name)}"
-    lines = [
-        "",
-        f"  # {source.name} at {source.commit[:12]}" + (f" ({_comment(source.ref)})" if source.ref else ""),
-        f"  local folder={folder}",
-        f'  checkout {quote(source.git)} {source.commit} {source.tree} "$folder"',
-    ]
-    for part in sorted(source.submodules, key=lambda each: each.path.count("/")):
-        where = f'"$folder"/{quote(part.path)}'
-        lines.append(f"  checkout {quote(part.git)} {part.commit} {part.tree} {where}")
-    lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
-    project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
-    flags = [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
-    if source.build is not None and source.build.kind == "inplace":
-        words = "".join(f" {quote(flag)}" for flag in flags)
-        lines.append(f'  (cd -- {project} && "$environment/bin/python" setup.py build_ext --inplace{words})')
-    return lines + _usable(source, project, flags)
-
-
-def _usable(source: LockedSource, project: str, flags: Sequence[str]) -> list[str]:
-    """How a checked tree becomes importable: a line in a .pth file, an editable install or a wheel."""
-    python = '--python "$environment/bin/python"'
-    if source.install == "path":
-        pth = quote(f"envbuild-source-{source.name}.pth")
-        return [
-            '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
-            f"  printf '%s\\n' {project} > \"$site\"/{pth}",
-        ]
-    if source.install == "editable":
-        return [f"  uv pip install {python} --no-deps --no-build-isolation --no-index --no-cache -e {project}"]
-    options = "".join(f" -C--build-option={quote(flag)}" for flag in flags)
-    wheels = f'"$work"/{quote(source.name + "-wheel")}'
-    return [
-        f"  uv build --wheel --no-build-isolation --no-index {python} --out-dir {wheels}{options} {project}",
-        f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
-    ]
 
 
 def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:

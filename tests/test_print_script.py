@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
@@ -18,6 +19,7 @@ from envbuild.plan import make_plan
 from envbuild.print_script import render_script
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
+from tests.node.build_support import FILES, PATCH, need_compiler
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import make_repository
@@ -194,12 +196,94 @@ def test_a_version_that_is_an_option_is_refused() -> None:
     assert caught.value.code == "version-unusable"
 
 
-def test_patches_and_unrecorded_hashes_are_refused() -> None:
+def patched_lock(tmp_path: Path, **source: Any) -> Lock:
+    """One source with a patch and an extension, reachable through insteadOf only."""
+    need_compiler()
+    commit, tree = make_repository(tmp_path / "upstream", FILES)
+    url = "https://example.org/quick"
+    subprocess.run(["git", "config", "--global", f"url.file://{tmp_path}/upstream.insteadOf", url], check=True)
+    pin = {"name": PATCH, "digest": digest_of(PATCH), "least": 1, "most": 1}
+    plain = {"name": "quick", "git": url, "commit": commit, "tree": tree, "patches": [PATCH], "patch_pins": [pin]}
+    built = {"build": {"extensions": ["quick._fast"], "environment": {"CFLAGS": "-O1"}}}
+    return make_lock({"id": "v", "python": PYTHON, "sources": [{**plain, **built, **source}]})
+
+
+@pytest.fixture
+def with_envbuild(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This envbuild as a command on PATH."""
+    programs = home / "programs"
+    programs.mkdir()
+    (programs / "envbuild").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m envbuild "$@"\n')
+    (programs / "envbuild").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+
+
+@pytest.mark.usefixtures("with_envbuild")
+def test_patches_are_made_by_envbuild_and_extensions_are_imported(tmp_path: Path) -> None:
+    lock = patched_lock(tmp_path)
+    plan = planned(lock, str(tmp_path / "p"), patches=patches_of(lock))
+    script = render_script(plan, lock)
+    syntax_ok(script)
+    assert "and envbuild for the patches of its sources" in script
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / f"p/current/demo/lib/python{PYTHON}/site-packages"
+    assert "KIND = float\n" in (site / "quick/old.py").read_text()
+
+
+@pytest.mark.usefixtures("with_envbuild")
+def test_a_patch_that_is_not_the_locked_one_stops_the_script(tmp_path: Path) -> None:
+    pin = {"name": PATCH, "digest": "0" * 64, "least": 1, "most": 1}
+    lock = patched_lock(tmp_path, patch_pins=[pin])
+    done = run(render_script(planned(lock, str(tmp_path / "p"), patches=patches_of(lock)), lock), tmp_path)
+    assert done.returncode == 5 and "patch-changed" in done.stderr
+    assert not (tmp_path / "p/current/demo").exists()
+
+
+def test_without_envbuild_a_script_with_patches_stops_at_once(tmp_path: Path, home: Path) -> None:
+    lock = patched_lock(tmp_path)
+    script = render_script(planned(lock, str(tmp_path / "p"), patches=patches_of(lock)), lock)
+    folders = [each for each in os.environ["PATH"].split(":") if not (Path(each) / "envbuild").exists()]
+    programs = home / "programs"
+    programs.mkdir()
+    (programs / "uv").symlink_to(shutil.which("uv") or "")
+    done = run(script, tmp_path, PATH=":".join([str(programs), *folders]))
+    assert (done.returncode, "envbuild is not on PATH" in done.stderr) == (7, True)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.usefixtures("with_envbuild")
+def test_an_extension_that_cannot_be_imported_stops_the_script(tmp_path: Path) -> None:
+    lock = patched_lock(tmp_path, build={"extensions": ["quick._other"]})
+    done = run(render_script(planned(lock, str(tmp_path / "p"), patches=patches_of(lock)), lock), tmp_path)
+    assert done.returncode == 4 and "quick._other cannot be imported" in done.stderr
+    assert not (tmp_path / "p/current/demo").exists()
+
+
+def test_what_is_compiled_has_its_gpus_and_kernels_are_not_promised() -> None:
+    kernels = {"kind": "kernels", "modules": [{"name": "fused_a", "sources": ["a.cu"]}]}
+    source = {"name": "m", "git": "https://x.org/m", "commit": "1" * 40, "tree": "2" * 40, "install": "path"}
+    lock = make_lock(
+        {
+            "id": "v",
+            "python": PYTHON,
+            "torch": "2.5.0",
+            "flavour": "cu124",
+            "packages": [package("torch", "2.5.0")],
+            "sources": [{**source, "build": kernels}],
+        }
+    )
+    script = render_script(
+        planned(lock, node="h100", more={"nvcc": [{"path": "/cuda/bin/nvcc", "version": "12.4"}]}), lock
+    )
+    syntax_ok(script)
+    assert "export TORCH_CUDA_ARCH_LIST=9.0" in script
+    assert "export CUDA_HOME=/cuda" in script
+    assert "fused_a now; after this script they are compiled at the first start" in script
+
+
+def test_unrecorded_hashes_are_refused() -> None:
     plan = planned(make_lock({"id": "v", "python": PYTHON}))
-    source = {"name": "s", "git": "https://x.org/s", "commit": "1" * 40, "tree": "2" * 40, "patches": ["p"]}
-    with pytest.raises(EnvbuildError) as caught:
-        render_script(plan, make_lock({"id": "v", "python": PYTHON, "sources": [source]}))
-    assert (caught.value.code, caught.value.exit_code) == ("patches-unsupported", 7)
     bad = package("a", "1")
     bad["files"][0] |= {"sha256": "unrecorded", "reason": "never seen"}
     with pytest.raises(EnvbuildError) as caught:
@@ -227,7 +311,8 @@ def test_indexes_bases_archives_and_builds_have_their_words() -> None:
     assert "--no-build-isolation --no-binary old" in script
     assert "setup.py build_ext --inplace --fast" in script
     assert f"checkout https://x.org/sub {'3' * 40} {'4' * 40}" in script
-    assert "-C--build-option=--cuda_ext" in script
+    assert 'wheel "$folder" "$work"/w-wheel --cuda_ext' in script
+    assert "and nothing of envbuild" in script
     assert "<<'EOF'" in script and "<<EOF" not in script
 
 

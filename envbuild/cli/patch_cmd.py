@@ -52,17 +52,28 @@ def _table(patches: list[Patch]) -> Table:
 @click.option(
     "--commit", metavar="HASH", help="The commit of DIRECTORY: the expected hits are exact where it was tried."
 )
+@click.option("--digest", metavar="SHA256", help="Refuse a patch that does something else than when it was locked.")
 @common_options
-def apply_(ui: Ui, name: str, directory: Path, check: bool, diff: bool, commit: str | None) -> int:
+def apply_(
+    ui: Ui, /, name: str, directory: Path, check: bool, diff: bool, commit: str | None, digest: str | None
+) -> int:
     """Apply the patch NAME to the checkout DIRECTORY, or say what it would do.
 
     All files are changed or none. A patch that is applied already changes nothing and says so.
     """
-    from envbuild.catalog.patches import load_patch
+    from envbuild.catalog.patches import digest_of, load_patch
     from envbuild.node.patch import apply
     from envbuild.node.protocol import NodeError
 
     spec = load_patch(name).spec(commit)
+    if digest is not None and digest_of(name) != digest:
+        raise EnvbuildError(
+            "patch-changed",
+            f"the patch {name} is not the one that was locked",
+            why=f"it has digest {digest_of(name)[:12]}, wanted is {digest[:12]}",
+            hint="`envbuild lock create` locks the patch as it is now, after you know why it differs",
+            exit_code=ExitCode.INTEGRITY,
+        )
     try:
         result = apply(str(directory), spec, {}, check=check)
     except NodeError as error:

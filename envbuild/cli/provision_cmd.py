@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command("provision")
 @build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--print-script", is_flag=True, help="Print a bash file that does the same without envbuild, and stop.")
+@click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")

@@ -163,8 +163,8 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
     for stamp in work.survey.facts[node.node].environments:
         if stamp.path == node.environment and stamp.checks:
             ok = all(check.get("status") != "failed" for check in stamp.checks)
-            packages = (stamp.stamp or {}).get("packages") or {}
-            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "packages": packages}
+            told = {key: (stamp.stamp or {}).get(key) or empty for key, empty in (("packages", {}), ("sources", []))}
+            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, **told}
             return {"ok": True, "changed": False, "result": result}
     return None
 

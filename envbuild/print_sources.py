@@ -1,0 +1,149 @@
+"""Sources in the printed script: fetched, patched by envbuild itself, built one after another, proven by an import."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbuild.model.lock import LockedSource, Variant
+
+quote = shlex.quote
+
+_CHECK = """\
+# Patches are edits that are placed by syntax, counted and checked: envbuild makes them.
+command -v envbuild >/dev/null || fail 'envbuild is not on PATH, and sources of this plan are patched' 7
+"""
+_WHEEL = """
+# wheel PROJECT FOLDER FLAG...: setup.py gets the flags for certain; what has another backend goes through PEP 517.
+wheel() {
+  local project=$1 out=$2 other=''
+  shift 2
+  if [ -f "$project/pyproject.toml" ]; then
+    other=$(grep -E '^[[:space:]]*(backend-path|build-backend)' "$project/pyproject.toml" |
+      grep -v 'setuptools[.]build_meta') || true
+  fi
+  if [ -f "$project/setup.py" ] && [ -z "$other" ]; then
+    (cd -- "$project" && "$environment/bin/python" setup.py "$@" bdist_wheel --dist-dir "$out")
+  else
+    uv build --wheel --no-build-isolation --no-index --python "$environment/bin/python" --out-dir "$out" \\
+      "${@/#/-C--build-option=}" "$project"
+  fi
+}
+
+# imports SOURCE MODULE...: an extension that cannot be imported is no extension.
+imports() {
+  local source=$1 module
+  shift
+  for module in "$@"; do
+    "$environment/bin/python" -I -B -c '
+import importlib, sys
+try:
+    import torch
+except ImportError:
+    pass
+importlib.import_module(sys.argv[1])' "$module" || fail "$source: its extension $module cannot be imported" 4
+  done
+}
+"""
+
+
+def comment(text: str) -> str:
+    """Text that stays on the line of its comment."""
+    return " ".join(text.split())
+
+
+def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
+    """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
+    every = [source for variant in variants for source in variant.sources]
+    patched = any(source.patches for source in every)
+    compiled = any(source.install == "wheel" for source in every)
+    needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
+    return needs, _CHECK if patched else "", [_WHEEL] if compiled else []
+
+
+def sources(variant: Variant, build: Mapping[str, Any]) -> list[str]:
+    """The lines that bring the sources of a variant; `build` is that of the install request."""
+    if not variant.sources:
+        return []
+    lines = [
+        "",
+        "  # Sources are built with the environment's own tools; two builds see the same variables.",
+        '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
+        "  export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0",
+    ]
+    if build.get("cuda_home"):
+        home = quote(str(build["cuda_home"]))
+        lines.append(f'  export CUDA_HOME={home} PATH="$environment/bin":{home}/bin:"$PATH"')
+    if build.get("arch_list"):
+        lines.append(f"  export TORCH_CUDA_ARCH_LIST={quote(';'.join(build['arch_list']))}")
+    if build.get("jobs"):
+        lines.append(f"  export MAX_JOBS={int(build['jobs'])}")
+    lines += (f"  export {k}={quote(v)}" for k, v in sorted(variant.environment.items()) if isinstance(v, str))
+    for source in variant.sources:
+        lines += _source(source)
+    return lines
+
+
+def _source(source: LockedSource) -> list[str]:
+    above = '"$work"' if source.install == "wheel" else '"$environment"/src'
+    folder = f"{above}/{quote(source.name)}"
+    lines = [
+        "",
+        f"  # {source.name} at {source.commit[:12]}" + (f" ({comment(source.ref)})" if source.ref else ""),
+        f"  local folder={folder}",
+        f'  checkout {quote(source.git)} {source.commit} {source.tree} "$folder"',
+    ]
+    for part in sorted(source.submodules, key=lambda each: each.path.count("/")):
+        where = f'"$folder"/{quote(part.path)}'
+        lines.append(f"  checkout {quote(part.git)} {part.commit} {part.tree} {where}")
+    lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
+    lines += _patches(source)
+    project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
+    flags = [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
+    words = "".join(f" {quote(flag)}" for flag in flags)
+    own = (source.build.environment if source.build else None) or {}
+    exports = "".join(f"export {name}={quote(value)}; " for name, value in sorted(own.items()))
+    if source.build is not None and source.build.kind == "inplace":
+        lines.append(f'  ({exports}cd -- {project} && "$environment/bin/python" setup.py build_ext --inplace{words})')
+    return lines + _usable(source, project, words, exports)
+
+
+def _patches(source: LockedSource) -> list[str]:
+    """One line a patch; envbuild refuses one that is not the locked one any more."""
+    pins = {pin.name: f" --digest {pin.digest}" for pin in source.patch_pins}
+    return [
+        f'  envbuild patch apply {quote(name)} "$folder" --commit {source.commit}{pins.get(name, "")} || exit'
+        for name in source.patches
+    ]
+
+
+def _usable(source: LockedSource, project: str, words: str, exports: str) -> list[str]:
+    """How a checked tree becomes importable: a line in a .pth file, an editable install or a wheel."""
+    python = '--python "$environment/bin/python"'
+    if source.install == "path":
+        pth = quote(f"envbuild-source-{source.name}.pth")
+        return [
+            *_kernels(source),
+            '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
+            f"  printf '%s\\n' {project} > \"$site\"/{pth}",
+        ]
+    if source.install == "editable":
+        words = f"uv pip install {python} --no-deps --no-build-isolation --no-index --no-cache -e {project}"
+        return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}"]
+    wheels = f'"$work"/{quote(source.name + "-wheel")}'
+    build = f"wheel {project} {wheels}{words}"
+    lines = [
+        f"  ({exports}{build})" if exports else f"  {build}",
+        f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
+    ]
+    if source.build is not None and source.build.extensions:
+        lines.append(f"  imports {quote(source.name)} {' '.join(source.build.extensions)}")
+    return lines
+
+
+def _kernels(source: LockedSource) -> list[str]:
+    if source.build is None or source.build.modules is None:
+        return []
+    names = ", ".join(module.name for module in source.build.modules)
+    return [f"  # envbuild would compile {names} now; after this script they are compiled at the first start."]
