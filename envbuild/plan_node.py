@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
-from envbuild.model.first_use import trusted_files
+from envbuild.model.first_use import fetch_row, trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.patch import Patch
 from envbuild.model.plan import Step
@@ -185,13 +185,9 @@ class NodeSteps:
             return ()
         names = ", ".join(file.file for _, file in files)
         here = self.target.delivery == "controller"
-        wanted = [
-            {"package": p.name, "version": p.version, "index": p.index, "file": f.file, "misrecorded": f.misrecorded}
-            for p, f in files
-        ]
         request = self._request(
             "fetch",
-            files=wanted,
+            files=[fetch_row(package, file) for package, file in files],
             artifacts=self._artifacts(),
             controller=dict(self.inputs.controller),
             wait=self.inputs.wait,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -58,6 +58,12 @@ def trusted_files(variant: Variant | None) -> tuple[TrustedFile, ...]:
         for file in package.files
         if is_trusted(file)
     )
+
+
+def fetch_row(package: LockedPackage, file: ArtifactFile) -> dict[str, Any]:
+    """The file as the verb `fetch` is asked for it."""
+    row = {"package": package.name, "version": package.version, "index": package.index, "file": file.file}
+    return {**row, "misrecorded": dict(file.misrecorded)}
 
 
 def fill_package(package: LockedPackage, uses: dict[str, FirstUse]) -> LockedPackage:

@@ -14,7 +14,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.first_use import add_first_uses, fill
-from envbuild.model.first_use import FirstUse
+from envbuild.model.first_use import FirstUse, fetch_row
 from envbuild.model.plan import Plan, Step
 from envbuild.node import pipconf
 from envbuild.node.fetch import fetch_file
@@ -100,8 +100,7 @@ def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
     for node in steps:
         for package, file in unrecorded_files(work.survey.variants[node], work.survey.facts[node]):
             if file.file not in known:
-                wanted = {"package": package.name, "version": package.version, "index": package.index}
-                wanted |= {"file": file.file, "misrecorded": file.misrecorded}
+                wanted = fetch_row(package, file)
                 try:
                     known[file.file] = fetch_file(wanted, artifacts, pipconf.read(os.environ), str(folder))
                 except NodeError as error:

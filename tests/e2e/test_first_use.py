@@ -37,7 +37,7 @@ def beta(world: World) -> Path:
 def record(world: World) -> list[dict[str, Any]]:
     """This user's first uses."""
     path = world.home / ".local" / "share" / "envbuild" / "first-use.toml"
-    return tomllib.loads(path.read_text())["file"] if path.exists() else []  # type: ignore[no-any-return]
+    return tomllib.loads(path.read_text())["file"] if path.exists() else []
 
 
 def refused(world: World, code: str, *args: str, **more: Any) -> dict[str, Any]:
