@@ -12,6 +12,7 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.plan_node import Inputs, NodeSteps, NodeTools
+from envbuild.redact import looks_secret
 from envbuild.resolve.candidate import bound_variant, stamp_of
 from envbuild.resolve.estimate import size
 from envbuild.resolve.expect import unexpected
@@ -88,9 +89,12 @@ def plan_warnings(
     """What a user should read before the work: gigabytes for a GPU that is not there come first."""
     heavy: dict[str, list[str]] = {}
     said: dict[str, list[str]] = {}
+    clear = _in_clear(target)
     for node in nodes:
         if node.nothing_to_do:
             continue
+        if clear:
+            said.setdefault(clear, []).append(node.node)
         for item in node.resolution.decisions:
             if item.verdict in ("warn", "patch"):
                 group = heavy if item.rule == "cuda-without-gpu" else said
@@ -105,6 +109,17 @@ def plan_warnings(
     many = len(resolutions) > 1
     return tuple(
         f"{text} [{_names(names)}]" if many else text for group in (heavy, said) for text, names in group.items()
+    )
+
+
+def _in_clear(target: Target) -> str:
+    """What to say of the target's variables that look like secrets by their names; empty when none does."""
+    names = sorted(name for name, value in target.environment.items() if isinstance(value, str) and looks_secret(name))
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)} of the target's variables look{'s' * (len(names) == 1)} like a secret: values go in clear "
+        "into activate.sh, the stamp and the modulefile, where everybody who can read the prefix can read them"
     )
 
 

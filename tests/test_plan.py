@@ -198,6 +198,23 @@ def test_gigabytes_for_a_missing_gpu_are_said_first() -> None:
     assert any("expects 8 GPUs" in text for text in plan.warnings[1:])
 
 
+def test_variables_that_look_secret_are_named_without_their_values() -> None:
+    values = {
+        "HF_TOKEN": "hf_value",
+        "WANDB_API_KEY": "w",
+        "NCCL_DEBUG": "WARN",
+        "MONKEY": "m",
+        "TOKENIZERS_PARALLELISM": "0",
+    }
+    (warning,) = [
+        text for text in planned(node_facts("cpu-laptop"), where=target(environment=values)).warnings if "clear" in text
+    ]
+    assert warning.startswith("HF_TOKEN, WANDB_API_KEY of the target's variables look like a secret")
+    assert "hf_value" not in warning and "activate.sh" in warning and "modulefile" in warning
+    path = target(environment={"SSL_KEY": {"path": "/etc/key", "if": "exists"}, "NCCL_DEBUG": "WARN"})
+    assert not any("clear" in text for text in planned(node_facts("cpu-laptop"), where=path).warnings)
+
+
 def test_a_refused_node_has_no_steps_and_is_named() -> None:
     fleet = {
         "good": node_facts("cpu-laptop", more={"node": "good"}),
