@@ -1,4 +1,4 @@
-"""A plan as one readable bash file that does the same with uv and git, without envbuild.
+"""A plan as one readable bash file that does the same with uv and git; only patches are made by envbuild even then.
 
 Every value that comes from a lock, a target or a node is quoted; here-documents are quoted too, so nothing expands.
 """

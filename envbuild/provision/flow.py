@@ -163,7 +163,8 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
     for stamp in work.survey.facts[node.node].environments:
         if stamp.path == node.environment and stamp.checks:
             ok = all(check.get("status") != "failed" for check in stamp.checks)
-            told = {key: (stamp.stamp or {}).get(key) or empty for key, empty in (("packages", {}), ("sources", []))}
+            written = stamp.stamp or {}
+            told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
             result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, **told}
             return {"ok": True, "changed": False, "result": result}
     return None

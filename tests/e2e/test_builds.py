@@ -1,0 +1,96 @@
+"""A patched source with an extension through the real command: built once, proven, told, kept for other prefixes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World, drift, edit_lock
+from tests.node.build_support import BROKEN, FILES, LOGGED, PATCH, need_compiler
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def forge(world: World) -> Path:
+    """The file into which a `cc` on PATH writes what it compiles."""
+    log, programs = world.top / "compiled", world.top / "programs"
+    programs.mkdir()
+    (programs / "cc").write_text(LOGGED.format(log=log, compiler=need_compiler()))
+    (programs / "cc").chmod(0o755)
+    world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
+    return log
+
+
+def locked(world: World, files: dict[str, str] | None = None, **source: Any) -> None:
+    """The stack `tiny` with the package alpha and the source quick."""
+    pin = world.repository("quick", {**FILES, **(files or {})})
+    build = {"kind": "wheel", "extensions": ["quick._fast"]}
+    world.tiny(sources=[{**pin, "ref": "main", "patches": [PATCH], "build": build, **source}], imports=["quick._fast"])
+
+
+def compiled(log: Path) -> int:
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_patched_extension_is_built_proven_and_reported(world: World, forge: Path) -> None:
+    locked(world)
+    plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml").out
+    assert "compile quick, where the wheel store has no wheel of them" in plan
+    (told,) = world.built("--jobs", "1", "--check-rebuild")["sources"]
+    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+    build, (patched,) = told["build"], told["patches"]
+    assert (build["from"], build["extensions"], build["jobs"]) == ("built", ["quick._fast"], 1)
+    assert build["rebuild"] == {"equal": True, "different": []}
+    assert (patched["name"], patched["hits"]) == (PATCH, 1)
+    assert "+KIND = float" in patched["diff"]
+    assert drift(world, "--deep") == (0, {})
+    run = world.good("run", "show", "last", "--json").json
+    assert compiled(forge) == 2 and run
+
+
+def test_a_second_provision_does_nothing_and_another_prefix_compiles_nothing(world: World, forge: Path) -> None:
+    locked(world)
+    first = world.built()
+    assert compiled(forge) == 1
+    again = world.provision()
+    assert (again.rc, again.node["status"], again.json["ansible_tasks"]) == (0, "unchanged", 0)
+    assert again.node["sources"][0]["build"]["key"] == first["sources"][0]["build"]["key"]
+    target = world.work / "shared.yaml"
+    target.write_text(f"name: shared\nextends: local\nstore: {world.prefix}/store/wheels\nprefix: {world.top}/second\n")
+    shutil.rmtree(world.hub / "quick")
+    done = world.good(
+        "provision", "--target", "./shared.yaml", "--stack", "./tiny.yaml", "--json",
+        env={"ENVBUILD_PREFIX": str(world.top / "second")},
+    )  # fmt: skip
+    build = done.node["sources"][0]["build"]
+    assert (build["from"], compiled(forge)) == ("store", 1)
+    assert done.node["root"] == first["root"]
+
+
+def test_what_does_not_work_is_exit_4_and_what_is_in_use_stays(world: World, forge: Path) -> None:
+    locked(world)
+    world.built()
+    before = world.current
+    for files, code in (
+        ({"fast.c": BROKEN}, "extension-broken"),
+        ({"quick/old.py": "KIND = float\n"}, "patch-no-hits"),
+    ):
+        locked(world, {"fast.c": FILES["fast.c"], **files})
+        done = world.provision()
+        assert (done.rc, done.node["error"]["code"]) == (4, code)
+    assert world.current == before
+    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+
+
+def test_a_lock_whose_patch_does_something_else_now_is_exit_5(world: World, forge: Path) -> None:
+    locked(world)
+    lock = world.work / "tiny.lock.toml"
+    edit_lock(lock, lambda plain: plain["sources"][0]["patch_pins"][0].update(digest="0" * 64))
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "patch-changed")
+    assert compiled(forge) == 0
+    assert not (world.prefix / "current").exists() or list((world.prefix / "current").iterdir()) == []
