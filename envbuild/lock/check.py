@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.create import variant_plans
+from envbuild.lock.create import PLATFORM, locked_image, variant_plans
 from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
@@ -123,6 +123,8 @@ def _contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "flavour": plan.flavour,
             "torch": torch,
             "base": plan.base,
+            "platform": PLATFORM,
+            "arch_list": None,
             "imports": profile.imports,
             "environment": profile.environment,
             "smoke": profile.smoke,
@@ -134,6 +136,11 @@ def _contents(lock: Lock, profile: Profile) -> list[LockFinding]:
         ]
         if variant.interpreter.kind != plan.interpreter.kind:
             findings.append(_differs("interpreters", f"{name}: {plan.interpreter.kind} in the stack"))
+        image = locked_image(plan.base)
+        if (image and image.name) != (variant.image and variant.image.name):
+            findings.append(_differs("bases", f"{name}: the base has the image {image and image.name} in the stack"))
+        elif image and variant.image and image.digest not in ("unrecorded", variant.image.digest):
+            findings.append(_differs("bases", f"{name}: {image.name} is locked with another digest"))
         findings += _packages(variant, profile) + _sources(variant, profile)
     return findings
 

@@ -209,7 +209,7 @@ class _Maker:
             torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
             flavour=plan.flavour,
             base=plan.base,
-            image=_image(plan.base),
+            image=locked_image(plan.base),
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
             packages=packages,
@@ -263,7 +263,7 @@ class _Maker:
         return tuple(fill_package(item, self.first_uses) for item in known)
 
 
-def _image(base: Base) -> LockedImage | None:
+def locked_image(base: Base) -> LockedImage | None:
     """The image of a base; pinned where its reference holds the digest."""
     if base.image is None:
         return None
