@@ -125,7 +125,7 @@ class Builder:
                 facts["imports"] = build_import.check(self.python, source["name"], names, self._own_env(source))
             except NodeError as error:
                 if facts["from"] == "built" and self.store is not None and self.store.use == "read-write":
-                    self.store.quarantine(facts["key"], error.why)
+                    self.store.reject(facts["key"], error.why)
                 raise
 
     def told(self) -> "list[dict[str, Any]]":
@@ -205,6 +205,7 @@ class Builder:
         facts["from"] = "built" if built else "store"
         facts["store"] = {"path": store.path, "kept": entry.stored, "notes": list(store.notes)}
         if not built:
+            _check_extensions(source, facts)
             log("%s: the wheel store has %s (key %.12s)" % (name, facts["wheel"], entry.key))
             facts["rebuild"] = self._compare(source, entry.wheel, budget) if again else None
         self.wheels[name] = entry.wheel
@@ -292,6 +293,21 @@ class Builder:
 
 def _makes_wheel(source: "dict[str, Any]") -> "bool":
     return source.get("install", "wheel") == "wheel" or (source.get("build") or {}).get("kind") == "kernels"
+
+
+def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "None":
+    """What a stack asks for is no part of the build key: a wheel from the store may be older than the wish."""
+    missing = sorted(set((source.get("build") or {}).get("extensions") or []) - set(facts.get("extensions") or []))
+    if missing:
+        raise NodeError(
+            "extensions-missing",
+            "the wheel of source %s is without what was asked for" % source["name"],
+            why="%s in the wheel store holds no %s" % (facts["wheel"], ", ".join(missing)),
+            hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
+            exit_code=Exit.BUILD_FAILED,
+            details={"extensions": missing},
+            changed=True,
+        )
 
 
 def _failed(source: "dict[str, Any]", why: "str") -> "NodeError":

@@ -162,6 +162,16 @@ class Store:
         else:
             self._note("entry %.12s is not used: %s" % (name, found.why))
 
+    def reject(self, key: "str", why: "str") -> "None":
+        """Move the entry of `key` that we would use away, because its wheel does not work."""
+        for name in (key, "%s-%d" % (key, os.geteuid())):
+            try:
+                wheel_entry.read(self.place(name), self.trusted)
+            except UnusableEntryError:
+                continue
+            self.quarantine(name, why)
+            return
+
     def quarantine(self, name: "str", why: "str") -> "str | None":
         """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
         where = self.place("quarantine", "%s.%s" % (name, uuid.uuid4().hex[:8]))
@@ -178,7 +188,7 @@ class Store:
             paths.write_json(where + ".json", told)
         except (OSError, NodeError) as error:
             log("the reason is not written: %s" % error)
-        self._note("entry %.12s was damaged and is in quarantine: %s" % (name, why))
+        self._note("entry %.12s is not good and is in quarantine now: %s" % (name, why))
         return where
 
     def put(

@@ -192,6 +192,17 @@ def test_an_extension_that_the_wheel_must_hold_and_does_not_is_a_failure(node: N
     assert "quick._other" in error.why
 
 
+def test_a_wheel_of_the_store_must_hold_what_is_asked_for_today(node: Node, forge: Forge, tmp_path: Path) -> None:
+    store = tmp_path / "wheels-of-all"
+    source = forge.patched()
+    node.install(make_variant([], sources=[source]), **args(store))
+    build = {**(source.get("build") or {}), "extensions": ["quick._fast", "quick._other"]}
+    more = make_variant([], sources=[{**source, "build": build}])
+    error = fail(other_node(tmp_path), more, "extensions-missing", 4, **args(store))
+    assert "quick._other" in error.why and "wheel store" in error.why
+    assert forge.compiled() == 1
+
+
 def test_a_damaged_wheel_of_the_store_is_noticed_and_built_again(node: Node, forge: Forge, tmp_path: Path) -> None:
     store = tmp_path / "wheels-of-all"
     variant = make_variant([], sources=[forge.patched()])

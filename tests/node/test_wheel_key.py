@@ -38,7 +38,7 @@ def assign(place: int, *path: Any, value: Any) -> Callable[[Parts], None]:
     return change
 
 
-CHANGING = {
+CHANGING: dict[str, Callable[[Parts], None]] = {
     "name": assign(0, "name", value="apex-fork"),
     "commit": assign(0, "commit", value="1" * 40),
     "tree": assign(0, "tree", value="1" * 40),
@@ -69,7 +69,7 @@ CHANGING = {
     },
     "variable of the node": assign(2, "environment", "CFLAGS", value="-O3"),
 }
-KEEPING = {
+KEEPING: dict[str, Callable[[Parts], None]] = {
     "where the source comes from": assign(0, "git", value="https://mirror.example.org/apex"),
     "where a submodule comes from": assign(0, "submodules", 0, "git", value="https://mirror.example.org/c"),
     "branch": lambda given: given[0].update(ref="main"),
@@ -134,11 +134,11 @@ def test_neither_place_nor_umask_nor_prefix_is_part_of_the_key(tmp_path: Path, m
 
 
 def test_a_patch_whose_content_is_not_pinned_has_no_key() -> None:
-    source, *rest = parts()
-    source["patch_pins"] = []
+    given = parts()
+    given[0]["patch_pins"] = []
     with pytest.raises(NodeError, match="1 patches and 0 digests"):
-        key_inputs(source, *rest)
-    assert key_inputs(source, *rest, patches=["9" * 64])["patches"] == ["9" * 64]
+        key_inputs(*given)
+    assert key_inputs(*given, patches=["9" * 64])["patches"] == ["9" * 64]
 
 
 def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_damaged_entry_is_quarantined_with_its_reason_and_built_again(
     told = json.loads(Path(store.path, "quarantine", reason).read_text())
     assert told["entry"] == key
     assert told["why"]
-    assert f"warning: wheel store {store.path}: entry {key[:12]} was damaged and is in quarantine" in (
+    assert f"warning: wheel store {store.path}: entry {key[:12]} is not good and is in quarantine now" in (
         capsys.readouterr().err
     )
     assert store.find(key) is not None
@@ -160,6 +160,13 @@ def test_the_first_of_two_entries_stays_and_both_builders_use_it(tmp_path: Path)
     assert built
     assert entry.stored
     assert b"C = 3" in zipfile.ZipFile(entry.wheel).read("apex/__init__.py")
+
+
+def test_a_wheel_that_does_not_work_is_rejected_by_its_key(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    store.reject(key, "it does not import")
+    store.reject("0" * 64, "nobody has it")
+    assert (store.find(key), len(names(Path(store.path, "quarantine")))) == (None, 2)
 
 
 def test_a_use_is_recorded_on_the_entry(tmp_path: Path) -> None:
