@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Where a build_extension does nothing but compile and link by `compiler.spawn` or by torch's ninja files.
+# Where a build_ext compiles and links by `compiler.spawn` or by torch's ninja files alone.
 _KNOWN = ("distutils", "setuptools", "torch", "Cython", "numpy")
+# What a build_ext of a project's own names when it runs cmake, make or cargo instead.
+_STARTS = {"subprocess", "spawn", "system", "Popen", "check_call", "check_output", "popen"}
 _TORCH = "torch.utils.cpp_extension"
 
 
@@ -125,7 +127,7 @@ def _builder(state: "State") -> "Any":
 
     def build_extensions(command: "Any") -> "None":
         command.check_extensions_list(command.extensions)
-        whole = _hook_torch(state, command) or not _is_known(command)
+        whole = _starts_programs(command) or _hook_torch(state, command)
         if whole:
             state.gated = "extensions"
         for attribute in ("compiler", "shlib_compiler"):
@@ -153,9 +155,11 @@ def _row(command: "Any", extension: "Any", seconds: "float") -> "dict[str, Any]"
     return {"name": name, "optional": bool(getattr(extension, "optional", False)), "seconds": round(seconds, 2)}
 
 
-def _is_known(command: "Any") -> "bool":
-    found = [vars(each)["build_extension"] for each in type(command).__mro__ if "build_extension" in vars(each)]
-    return all(getattr(each, "__module__", "").split(".")[0] in _KNOWN for each in found)
+def _starts_programs(command: "Any") -> "bool":
+    """Whether a build_ext of the project's own runs other programs, which know nothing of tokens."""
+    own = [each for each in type(command).__mro__ if each.__module__.split(".")[0] not in _KNOWN + ("builtins",)]
+    codes = [getattr(value, "__code__", None) for each in own for value in vars(each).values()]
+    return any(_STARTS.intersection(code.co_names) for code in codes if code is not None)
 
 
 def _gated(prefix: "list[str]", original: "Any") -> "Any":
