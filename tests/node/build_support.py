@@ -1,107 +1,141 @@
-"""Small sources with a C extension, built by a backend of their own, and a compiler that writes down when it runs."""
+"""Small projects with real extensions, and environments to build them in."""
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
-import sysconfig
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.catalog.patches import load_patch
-from envbuild.node import patch
-from tests.node.env_support import make_repository, redirect_git
+from envbuild.node import build_wheel, pipconf, uv
+from tests.node.env_support import uv_path
 
-# A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
-BACKEND = """
-import base64, glob, hashlib, os, subprocess, sysconfig, zipfile
-
-def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    name = "_fast" + sysconfig.get_config_var("EXT_SUFFIX")
-    include = sysconfig.get_path("include")
-    words = ["cc", *os.environ.get("CFLAGS", "").split(), "-shared", "-fPIC", "-I", include]
-    subprocess.run([*words, "-o", "quick/" + name, "fast.c"], check=True)
-    files = {path: open(path, "rb").read() for path in ["quick/" + name, *glob.glob("quick/*.py")]}
-    info = "quick-1.0.dist-info"
-    tag = "cp%s-cp%s-linux_x86_64" % ((sysconfig.get_config_var("py_version_nodot"),) * 2)
-    files[info + "/METADATA"] = b"Metadata-Version: 2.1\\nName: quick\\nVersion: 1.0\\n"
-    files[info + "/WHEEL"] = ("Wheel-Version: 1.0\\nRoot-Is-Purelib: false\\nTag: %s\\n" % tag).encode()
-    rows = []
-    for path, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append("%s,sha256=%s,%d" % (path, digest, len(data)))
-    files[info + "/RECORD"] = ("\\n".join(rows) + "\\n" + info + "/RECORD,,\\n").encode()
-    wheel = "quick-1.0-%s.whl" % tag
-    with zipfile.ZipFile(os.path.join(wheel_directory, wheel), "w") as archive:
-        for path, data in files.items():
-            archive.writestr(path, data)
-    return wheel
-"""
-EXTENSION = """
+MODULE = """
 #include <Python.h>
-static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }
-static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "", -1, methods};
-PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
+#include "{header}"
+static PyObject *value(PyObject *self, PyObject *args) {{ (void)self; (void)args; return PyLong_FromLong(VALUE); }}
+static PyMethodDef methods[] = {{{{"value", value, METH_NOARGS, 0}}, {{0, 0, 0, 0}}}};
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", 0, -1, methods, 0, 0, 0, 0}};
+PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&module); }}
 """
-# Compiles and cannot be loaded: it calls what no library has.
-BROKEN = EXTENSION.replace("PyLong_FromLong(42)", "nowhere()").replace(
-    "#include", "extern void *nowhere(void);\n#include"
+# As Apex does it: flags are read and removed from the command line, and an extension comes only with its flag.
+SETUP = """
+import sys
+from setuptools import Extension, setup
+extensions = []
+for flag, name in (("--cpp_ext", "shape_C"), ("--cuda_ext", "shape.sub.amp_C")):
+    if flag in sys.argv:
+        sys.argv.remove(flag)
+        file = "csrc/" + name.rpartition(".")[2] + ".c"
+        extensions.append(Extension(name, [file], include_dirs=["csrc"]))
+setup(
+    name="shape", version="1.0", packages=["shape", "shape.sub"], ext_modules=extensions,
+    package_data={"shape": ["data.txt"]}, scripts=["bin/shape-run"],
 )
-FILES = {
-    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
-    "backend.py": BACKEND,
-    "fast.c": EXTENSION,
-    "quick/__init__.py": "",
-    "quick/old.py": "import numpy as np\n\nKIND = np.float\n",
-}
-PATCH = "numpy-aliases"
-LOGGED = """#!/bin/sh
-case "$*" in *--version*|*--help*|*-dumpversion*) ;; *) echo "$*" >> "{log}" ;; esac
-exec {compiler} "$@"
 """
+PYPROJECT = '[build-system]\nrequires = ["setuptools", "wheel"]\nbuild-backend = "setuptools.build_meta"\n'
+EXTENSIONS = ["shape.sub.amp_C", "shape_C"]
 
 
-def need_compiler() -> str:
-    """Path of a C compiler, or a skip that says what is missing."""
-    compiler = shutil.which("cc")
-    if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        pytest.skip("no C compiler, or no headers of this Python: an extension cannot be built here")
-    return compiler
+def c_module(name: str, value: int = 1, header: str = "value.h") -> str:
+    del value
+    return MODULE.format(name=name, header=header)
 
 
-class Forge:
-    """Repositories that https://git.example.org/ leads to, and a `cc` that writes its compilations into `log`."""
-
-    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.hub = top / "hub"
-        self.log = top / "compiled"
-        redirect_git(monkeypatch, self.hub)
-        programs = top / "programs"
-        programs.mkdir()
-        (programs / "cc").write_text(LOGGED.format(log=self.log, compiler=need_compiler()))
-        (programs / "cc").chmod(0o755)
-        monkeypatch.setenv("PATH", str(programs), prepend=":")
-        monkeypatch.setenv("CCACHE_DISABLE", "1")
-
-    def compiled(self) -> int:
-        """How many compilations there were since the last time."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        self.log.unlink(missing_ok=True)
-        return len(lines)
-
-    def source(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-        """A source as a lock has it."""
-        commit, tree = make_repository(self.hub / name, {**FILES, **(files or {})})
-        return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
-
-    def patched(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-        """The same with a patch, pinned as a lock does."""
-        pin = {"name": PATCH, "digest": patch.digest(spec()), "least": 1, "most": 1}
-        return self.source(name, files, **{"patches": [PATCH], "patch_pins": [pin], **more})
+def write(top: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return top
 
 
-def spec(name: str = PATCH) -> dict[str, Any]:
-    """A patch as the planner puts it into a request."""
-    return load_patch(name).spec()
+def shape_project(top: Path, setup: str = SETUP, pyproject: str | None = None, **more: str) -> Path:
+    """A package of Apex's shape: two extensions, each behind its flag, data and a script."""
+    files = {
+        "setup.py": setup,
+        "csrc/value.h": "#define VALUE 7\n",
+        "csrc/shape_C.c": c_module("shape_C"),
+        "csrc/amp_C.c": c_module("amp_C"),
+        "shape/__init__.py": "",
+        "shape/sub/__init__.py": "",
+        "shape/data.txt": "data\n",
+        "bin/shape-run": "#!/bin/sh\necho run\n",
+        **more,
+    }
+    if pyproject is not None:
+        files["pyproject.toml"] = pyproject
+    write(top, files)
+    (top / "bin" / "shape-run").chmod(0o755)
+    return top
+
+
+def source(name: str = "shape", commit: str = "c" * 40, **build: Any) -> dict[str, Any]:
+    return {"name": name, "commit": commit, "build": build}
+
+
+def options(tmp_path: Path, **more: Any) -> build_wheel.Options:
+    for name in ("cache", "scratch"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    tool = uv.Uv(uv_path(), str(tmp_path / "cache"), str(tmp_path / "scratch"), pipconf.read(dict(os.environ)))
+    return build_wheel.Options(tool, **more)
+
+
+@functools.cache
+def _missing_tools() -> str:
+    if shutil.which("cc") is None:
+        return "no C compiler here (cc)"
+    code = "import sysconfig, os, setuptools.command.bdist_wheel; "
+    code += "assert os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return "" if done.returncode == 0 else f"{sys.executable} cannot build wheels: {done.stderr[-200:]}"
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The interpreter of a new environment that has the setuptools of these tests."""
+    if _missing_tools():
+        pytest.skip(_missing_tools())
+    monkeypatch.delenv("CCACHE_DISABLE", raising=False)
+    return environment(tmp_path / "environment")
+
+
+def environment(folder: Path) -> str:
+    """A virtual environment on this interpreter that sees its packages; returns its `bin/python`."""
+    done = subprocess.run([uv_path(), "venv", "-q", "--python", sys.executable, str(folder)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    site = next(folder.glob("lib/python*/site-packages"))
+    here = [each for each in sys.path if each.endswith("site-packages")]
+    (site / "tools.pth").write_text("".join(f"{each}\n" for each in here))
+    return str(folder / "bin" / "python")
+
+
+def index_environment(folder: Path, interpreter: str, *packages: str) -> str:
+    """A virtual environment with packages of the index; skips when they are not to be had."""
+    done = subprocess.run([uv_path(), "venv", "-q", "--python", interpreter, str(folder)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    config = pipconf.read(dict(os.environ))
+    words = [uv_path(), "pip", "install", "-q", "--python", str(folder / "bin" / "python"), *packages]
+    words += ["--index-strategy", "unsafe-best-match"]
+    env = dict(os.environ)
+    if config.index_url:
+        env.setdefault("UV_DEFAULT_INDEX", config.index_url)
+    if config.cert:
+        env.setdefault("SSL_CERT_FILE", config.cert)
+    done = subprocess.run(words, capture_output=True, env=env, timeout=200)
+    if done.returncode:
+        pytest.skip(f"{' '.join(packages)} not to be had here: {done.stderr.decode()[-300:]}")
+    return str(folder / "bin" / "python")
+
+
+def unpack_run(wheel: str, python: str, folder: Path, code: str) -> str:
+    """The output of `code` with the unpacked wheel on the path."""
+    shutil.unpack_archive(wheel, folder, "zip")
+    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -13,8 +13,8 @@ import pytest
 
 from envbuild.node import lease, patching
 from envbuild.node.protocol import NodeError
-from tests.node.build_support import BROKEN, EXTENSION, PATCH, Forge, spec
-from tests.node.env_support import Node, make_variant, make_wheel, node, site
+from tests.node.build_support import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
+from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 
 __all__ = ["node"]
 
@@ -22,6 +22,12 @@ __all__ = ["node"]
 @pytest.fixture
 def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
     return Forge(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def setuptools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real setuptools that needs no `wheel` beside it."""
+    return download(tmp_path_factory.mktemp("tools"), "setuptools>=75,<81")[0]
 
 
 def args(store: Path | None = None, patches: bool = True, **build: Any) -> dict[str, Any]:
@@ -260,3 +266,56 @@ def test_what_torch_was_built_with_is_read_without_importing_it(node: Node, tmp_
     assert facts == {"torch_cuda": "12.4", "nvcc": "12.6"}
     bare = node.build(make_variant([make_wheel(node.wheels)]))
     assert patching.facts_of(str(bare / "bin" / "python"), dict(os.environ), None) == {"nvcc": None}
+
+
+SETUP = """
+import sys
+from setuptools import Extension, setup
+ext = []
+if "--cpp_ext" in sys.argv:
+    sys.argv.remove("--cpp_ext")
+    ext.append(Extension("quick._fast", ["fast.c"]))
+setup(name="quick", version="1.0", packages=["quick"], ext_modules=ext)
+"""
+
+
+def tools(node: Node, setuptools: Path) -> dict[str, Any]:
+    shutil.copy(setuptools, node.wheels)
+    return locked(setuptools, "setuptools", setuptools.name.split("-")[1])
+
+
+def test_flags_reach_a_setup_py_that_reads_them_from_its_arguments(node: Node, setuptools: Path, forge: Forge) -> None:
+    toml = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    files = {"setup.py": SETUP, "pyproject.toml": toml}
+    build = {"flags": ["cpp_ext"], "extensions": ["quick._fast"]}
+    source = forge.patched(files=files, build=build)
+    variant = make_variant([tools(node, setuptools)], sources=[source])
+    build_told = node.install(variant, **args())[1]["sources"][0]["build"]
+    assert (build_told["route"], build_told["extensions"]) == ("setup.py", ["quick._fast"])
+    assert python(node.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
+
+
+def test_kernels_are_built_ahead_beside_the_tree(node: Node, setuptools: Path, forge: Forge, tmp_path: Path) -> None:
+    module = {"name": "quick_kernel", "sources": ["kernels/k.cpp"], "include_dirs": ["kernels"], "cxx_flags": ["-O1"]}
+    source = forge.patched(
+        files={"kernels/k.cpp": KERNEL, "kernels/level.h": "#define LEVEL 7\n"},
+        install="path",
+        build={"kind": "kernels", "modules": [module]},
+    )
+    packages = [tools(node, setuptools), make_wheel(node.wheels, "torch", "2.5.0", files=TORCH)]
+    variant = make_variant(packages, sources=[source])
+    store = tmp_path / "wheels-of-all"
+    (told,) = node.install(variant, **args(store))[1]["sources"]
+    assert (told["build"]["route"], told["build"]["from"]) == ("kernels", "built")
+    assert told["build"]["imports"]["imported"] == ["envbuild_kernels.quick_kernel"]
+    assert told["patches"][0]["hits"] == 1
+    node.activate(variant)
+    environment = node.environment(variant)
+    assert python(environment, "import envbuild_kernels.quick_kernel as k; print(k.answer())") == "7"
+    assert (environment / "src" / "quick" / "kernels" / "k.cpp").exists()
+    assert node.verify(deep=True)["ok"]
+    other = other_node(tmp_path)
+    for wheel in node.wheels.iterdir():
+        shutil.copy(wheel, other.wheels)
+    (again,) = other.install(variant, **args(store))[1]["sources"]
+    assert (again["build"]["from"], again["patches"][0]["hits"]) == ("store", 1)
