@@ -42,7 +42,7 @@ def _at(text: str, default: str) -> tuple[str, str]:
 def node_facts(name: str, **overrides: Any) -> NodeFacts:
     """The named node of nodes.yaml with some of its short fields replaced (`more` holds NodeFacts fields)."""
     row = {**node_rows()[name], **overrides}
-    gpus = []
+    gpus: list[dict[str, Any]] = []
     for part in filter(None, (p.strip() for p in row.get("gpus", "").split(","))):
         count, _, rest = part.partition(" x ")
         gpu_name, _, capability = rest.partition(" @ ")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
@@ -355,50 +353,6 @@ def test_supply_helpers_name_what_a_lock_needs() -> None:
     assert indexes_needed(lock) == ["pypi", "pytorch-cpu"]
     facts = node_facts("cpu-laptop").model_copy(update={"files_found": {file: "/w"}})
     assert indexes_needed(lock, facts) == ["pypi"]
-
-
-_text = st.text(max_size=12)
-_version = st.one_of(st.none(), _text, st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,6}){0,3}", fullmatch=True))
-_gpu = st.fixed_dictionaries(
-    {"index": st.integers(0, 16), "name": _text, "compute_capability": _version},
-    optional={"mig_enabled": st.none() | st.booleans()},
-)
-_python = st.fixed_dictionaries(
-    {"path": _text, "version": st.sampled_from(["3.11.2", "3.12", "", "x", "3"]) | _text},
-    optional={"packages": st.none() | st.dictionaries(_text, _text, max_size=3), "virtual": st.booleans()},
-)
-_tool = st.fixed_dictionaries({"path": _text | st.just("/usr/bin/gcc"), "version": _version.map(lambda v: v or "")})
-_count = st.none() | st.integers(-1, 10**15)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    more=st.fixed_dictionaries(
-        {
-            "os": st.fixed_dictionaries({"id": _text, "arch": st.sampled_from(["x86_64", "aarch64", "", "arm64"])}),
-            "libc": st.fixed_dictionaries({"kind": st.sampled_from(["glibc", "musl", ""]), "version": _text}),
-            "pythons": st.lists(_python, max_size=3),
-            "compilers": st.lists(_tool, max_size=2),
-            "nvcc": st.lists(_tool, max_size=2),
-            "gpus": st.lists(_gpu, max_size=3),
-            "gpus_physical": _count,
-            "visible_devices": st.none() | _text,
-            "driver": st.fixed_dictionaries(
-                {"version": _version, "cuda_ceiling": _version, "problem": st.none() | _text}
-            ),
-            "prefix": st.fixed_dictionaries(
-                {"path": _text, "free_bytes": _count, "free_inodes": _count, "writable": st.booleans()}
-            ),
-            "reachable": st.dictionaries(st.sampled_from(["pypi", "pytorch-cpu"]), st.booleans()),
-        }
-    )
-)
-def test_the_resolver_never_crashes_on_any_facts(more: dict[str, Any]) -> None:
-    facts = node_facts("cpu-laptop", more=more)
-    for fields in ({}, {"base": "system"}):
-        got = resolve(facts, torch_lock(), target(**fields), compat())
-        assert got.refused or got.variant_digest
-        assert not got.refused or any(d.verdict == "refuse" for d in got.decisions)
 
 
 @pytest.mark.parametrize("name", sorted(node_rows()))

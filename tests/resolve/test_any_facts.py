@@ -1,0 +1,111 @@
+"""The resolver never crashes, whatever a probe says: every field of the facts, every rule, every kind of variant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envbuild import resources
+from envbuild.lock.files import read_lock
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.resolve.engine import resolve, resolve_fleet
+from envbuild.resolve.rules import evaluate
+from tests.resolve.any_facts import any_facts
+from tests.resolve.builders import compat, make_lock, package, target, torch_lock, torch_package
+from tests.resolve.test_golden import CASES, request_of
+
+CHEAP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SHIPPED = sorted(path.name for path in resources.lockfiles().glob("*.lock.toml"))
+TARGETS: list[dict[str, Any]] = [
+    {},
+    {"base": "system"},
+    {"base": "image"},
+    {"engine": "container", "placement": "image"},
+    {"engine": "conda"},
+    {"delivery": "controller"},
+    {"expects": {"gpu": "H200", "gpus_per_node": 8, "driver": ">=470,<600"}},
+]
+COMPILED = {
+    "name": "apex",
+    "git": "https://git.example.org/apex",
+    "commit": "1" * 40,
+    "tree": "2" * 40,
+    "build": {"kind": "wheel", "flags": ["cuda_ext"]},
+}
+
+
+def every_kind_of_base() -> Lock:
+    """One variant a kind of base, each with a source that is compiled."""
+    torch = torch_package("2.1.0+cu118", "3.11", index="pytorch-cu118")
+    rows: list[dict[str, Any]] = [
+        {"id": "none", "flavour": "cu118", "torch": "2.1.0", "packages": [torch, package("numpy", "1.26.0")]},
+        {"id": "standalone", "interpreter": {"kind": "standalone", "name": "x", "sha256": "0" * 64}},
+        {"id": "system", "base": {"kind": "system", "provides": ["torch>=2", "numpy"]}},
+        {"id": "prefix", "base": {"kind": "prefix", "prefix": "/usr", "provides": ["torch"]}},
+        {"id": "module", "base": {"kind": "module", "module": "conda/1", "provides": ["torch"]}},
+        {"id": "image", "base": {"kind": "image", "image": "nvcr.io/nvidia/pytorch:22.02-py3", "provides": ["torch"]}},
+    ]
+    return make_lock(*({"python": "3.11", "sources": [COMPILED], **row} for row in rows))
+
+
+def check(facts: NodeFacts, lock: Lock, fields: dict[str, Any]) -> None:
+    got = resolve(facts, lock, target(**fields), compat())
+    assert got.refused == (got.variant_id is None)
+    assert not got.refused or any(item.verdict == "refuse" for item in got.decisions)
+    assert all(item.rule and item.what and item.source for item in got.decisions)
+
+
+def test_every_field_of_the_facts_is_drawn() -> None:
+    seen: set[str] = set()
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(any_facts())
+    def draw(facts: NodeFacts) -> None:
+        seen.update(facts.model_fields_set)
+
+    draw()
+    assert seen == set(NodeFacts.model_fields)
+
+
+@CHEAP
+@given(any_facts(), st.sampled_from(TARGETS))
+def test_a_lock_with_every_base_ends_in_a_decision(facts: NodeFacts, fields: dict[str, Any]) -> None:
+    check(facts, every_kind_of_base(), fields)
+
+
+@CHEAP
+@given(any_facts(), st.sampled_from(TARGETS))
+def test_the_default_stack_ends_in_a_decision(facts: NodeFacts, fields: dict[str, Any]) -> None:
+    check(facts, torch_lock(), fields)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_lock_ends_in_a_decision(name: str) -> None:
+    lock = read_lock(resources.lockfiles() / name)
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(any_facts(), st.sampled_from(TARGETS))
+    def decide(facts: NodeFacts, fields: dict[str, Any]) -> None:
+        check(facts, lock, fields)
+
+    decide()
+
+
+@CHEAP
+@given(any_facts(), st.sampled_from(CASES))
+def test_every_rule_answers_any_facts(facts: NodeFacts, row: dict[str, Any]) -> None:
+    for item in evaluate(facts, request_of(row), compat()):
+        assert item.verdict in ("allow", "patch", "warn", "refuse")
+        assert item.verdict != "refuse" or not item.verified.startswith("not verified")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(any_facts(), max_size=4), st.sampled_from(TARGETS))
+def test_a_fleet_of_any_nodes_ends_in_a_decision_for_each(nodes: list[NodeFacts], fields: dict[str, Any]) -> None:
+    named = {f"n{index}": facts.model_copy(update={"node": f"n{index}"}) for index, facts in enumerate(nodes)}
+    got = resolve_fleet(named, torch_lock(), target(**fields), compat())
+    assert {name: one.node for name, one in got.items()} == {name: name for name in named}
