@@ -13,6 +13,7 @@ import tempfile
 import time
 
 from envbuild.node import (
+    build_causes,
     build_environ,
     build_folder,
     build_gate,
@@ -298,14 +299,15 @@ class _Build:
             return self._error("it was not done after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
         log(uv.tail(text, 400))
-        return self._error(what + uv.tail(text, 30))
+        told = pipconf.redact(build_causes.told(text, uv.tail(text, 30).splitlines()))
+        return self._error(what + told, build_causes.cause(text)[1])
 
-    def _error(self, why: "str") -> "NodeError":
+    def _error(self, why: "str", hint: "str" = "") -> "NodeError":
         return NodeError(
             "build-failed",
             "source %s could not be built" % self.name,
             why=why,
-            hint="its build tools must be packages of the lock; the whole output is in the node's log",
+            hint=(hint or "its build tools must be packages of the lock") + "; the whole output is in the node's log",
             exit_code=Exit.BUILD_FAILED,
             changed=True,
         )

@@ -12,6 +12,7 @@ import os
 import tempfile
 
 from envbuild.node import (
+    build_causes,
     build_environ,
     build_import,
     build_kernels,
@@ -19,6 +20,7 @@ from envbuild.node import (
     build_zip,
     patching,
     paths,
+    pipconf,
     proc,
     record,
     sources,
@@ -271,7 +273,9 @@ class Builder:
             log(uv.tail(done.out + done.err, 400))
             if "No space left on device" in done.err:
                 raise paths.full_disk(project, uv.tail(done.err))
-            raise _failed(source, uv.tail(done.out + "\n" + done.err))
+            text = pipconf.redact(done.out + "\n" + done.err)
+            told = build_causes.told(text, uv.tail(text).splitlines())
+            raise _failed(source, told, build_causes.cause(text)[1])
         if not had_build:
             paths.remove_tree(os.path.join(project, "build"))
 
@@ -310,12 +314,12 @@ def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "Non
         )
 
 
-def _failed(source: "dict[str, Any]", why: "str") -> "NodeError":
+def _failed(source: "dict[str, Any]", why: "str", hint: "str" = "") -> "NodeError":
     return NodeError(
         "build-failed",
         "source %s could not be built" % source["name"],
         why=why,
-        hint="its build tools must be packages of the lock; the whole output is in the node's log",
+        hint=(hint or "its build tools must be packages of the lock") + "; the whole output is in the node's log",
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
