@@ -37,7 +37,7 @@ def node_evidence(
         root=activate.get("root") or verify.get("root"),
         packages=verify.get("packages") or install.get("packages") or {},
         base_packages=verify.get("base_packages") or install.get("base_packages") or {},
-        sources=tuple(verify.get("sources") or install.get("sources") or ()),
+        sources=tuple(install.get("sources") or verify.get("sources") or ()),
         checks=checks,
         error=error.as_dict() if error else None,
         files=activate.get("files") or verify.get("files"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report import view
+from envbuild.report import sources, view
 from envbuild.report.render import harmless
 
 WIDTH = 80
@@ -13,6 +13,8 @@ _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
 _MAX_NODES = 3
 _MAX_CHECKS = 6
 _MAX_TRUSTED = 2
+_MAX_BUILT = 3
+_WIDEST_NAME = 38
 
 Line = tuple[str, str]
 """text and style: words of bold, dim and a colour"""
@@ -74,6 +76,10 @@ def _what(evidence: Evidence) -> list[Line]:
     values = {name: value[:12] if len(value) == 64 else value for name, value in view.make_view(evidence).summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
+    built = sources.summary(evidence)
+    rows += built[:_MAX_BUILT]
+    if len(built) > _MAX_BUILT:
+        rows.append(("", f"and {view.plural(len(built) - _MAX_BUILT, 'more source')}"))
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
         (f"  {'run':<15} {evidence.run}{took}", "dim")
     ]
@@ -115,13 +121,14 @@ def _nodes(evidence: Evidence) -> list[Line]:
 def _checks(evidence: Evidence) -> list[Line]:
     checks = sorted(view.all_checks(evidence), key=lambda check: check.status != "failed")
     lines: list[Line] = [("", "")] if checks else []
+    wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check in checks[:_MAX_CHECKS])])
     for check in checks[:_MAX_CHECKS]:
         took = view.seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
         says = check.says
         if check.metrics and check.status == "passed":
             says = f"{view.number(check.metrics[-1].median)} {check.metrics[-1].unit}; {says}"
-        lines.append((f"  {view.MARKS[check.status]} {check.name:<25} {took:>8}  {says}", style))
+        lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
     if len(checks) > _MAX_CHECKS:
         lines.append((f"    and {view.plural(len(checks) - _MAX_CHECKS, 'more check')}", "dim"))
     return lines

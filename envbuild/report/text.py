@@ -69,8 +69,8 @@ def markdown_code(value: object) -> str:
     return f"{fence}{pad}{text}{pad}{fence}".replace("|", "\\|")
 
 
-def markdown_block(text: str) -> str:
-    """Several lines as a fenced block that cannot be left from inside."""
+def markdown_block(text: str, language: str = "text") -> str:
+    """Several lines as a fenced block that cannot be left from inside; `language` is a word of ours, for colours."""
     longest = max((len(run) for run in _BACKTICKS.findall(text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{visible(text, keep_newlines=True)}\n{fence}"
+    return f"{fence}{language}\n{visible(text, keep_newlines=True)}\n{fence}"

@@ -11,6 +11,7 @@ from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
+from envbuild.report.sources import SourceView, comparable, source_views
 
 Tone = Literal["good", "partial", "bad"]
 _GOOD = frozenset({"ok", "unchanged"})
@@ -44,6 +45,7 @@ class Build:
     identity: tuple[tuple[str, str], ...]
     decisions: tuple[Decision, ...]
     refused: tuple[tuple[str, tuple[Decision, ...]], ...]
+    sources: tuple[SourceView, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ def _classes(nodes: tuple[NodeEvidence, ...]) -> tuple[NodeClass, ...]:
 def _build_key(node: NodeEvidence) -> str:
     decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else None
     parts: list[Any] = [node.variant_digest, node.root, node.environment, node.packages, node.base_packages]
-    return json.dumps([*parts, node.sources, decisions, node.status], sort_keys=True, default=str)
+    return json.dumps([*parts, comparable(node.sources), decisions, node.status], sort_keys=True, default=str)
 
 
 def _builds(nodes: tuple[NodeEvidence, ...]) -> tuple[Build, ...]:
@@ -278,7 +280,8 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
         if not candidate.chosen
     )
     identity = tuple((name, value) for name, value in rows if value)
-    return Build(tuple(n.node for n in group), first, identity, resolution.decisions if resolution else (), refused)
+    decisions = resolution.decisions if resolution else ()
+    return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group))
 
 
 def _commands(evidence: Evidence) -> tuple[str, ...]:

@@ -164,3 +164,61 @@ def evidence(*nodes: dict[str, Any], **changes: Any) -> Evidence:
         "phases": {"probe": 0.9, "install": 31.2, "smoke": 13.6, "activate": 4.1, "verify": 2.2},
     }
     return Evidence.from_plain(data | changes)
+
+
+DIFF = """\
+--- a/setup.py
++++ b/setup.py
+@@ -180,4 +180,5 @@
+ if "--cuda_ext" in sys.argv:
+     sys.argv.remove("--cuda_ext")
+     raise_if_home_none("--cuda_ext")
+-    check_cuda(CUDA_HOME)
++    print("envbuild: nvcc and torch have the same CUDA major version: the check of the minor one is passed over")
++    pass
+@@ -900,2 +901,3 @@
+ )
++# envbuild patch apex-cuda-check: 1 hit
+"""
+
+
+def built_source(**build: Any) -> dict[str, Any]:
+    """A source as a node tells it that patched it and built its wheel; `build` changes what it says of the build."""
+    names = ("amp_C", "apex_C", "fused_layer_norm_cuda", "mlp_cuda", "syncbn", "xentropy_cuda")
+    facts = {
+        "key": "ab" * 32,
+        "from": "built",
+        "wheel": "apex-0.1-cp311-cp311-linux_x86_64.whl",
+        "sha256": "cd" * 32,
+        "route": "setup.py",
+        "seconds": 83.2,
+        "jobs": 16,
+        "extensions": list(names),
+        "arch": {
+            "wanted": ["9.0"],
+            "found": {name: [] if name == "apex_C" else ["sm_90"] for name in names},
+            "how": "cuobjdump",
+        },
+        "network": "off",
+        "ccache": False,
+        "retried": False,
+        "rebuild": None,
+    }
+    patch = {
+        "name": "apex-cuda-check",
+        "digest": "ef" * 32,
+        "changed": True,
+        "hits": 1,
+        "notes": ["nvcc 12.4, torch CUDA 12.1: same major, passed over"],
+        "files": [{"path": "setup.py", "hits": 1, "sha256_before": "01" * 32, "sha256_after": "02" * 32}],
+        "diff": DIFF,
+    }
+    return {
+        "name": "apex",
+        "git": "https://github.com/NVIDIA/apex",
+        "commit": "526871a2" * 5,
+        "tree": "68d37a62" * 5,
+        "install": "wheel",
+        "patches": [patch],
+        "build": facts | build,
+    }

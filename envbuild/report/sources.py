@@ -1,0 +1,247 @@
+"""What the report says of sources: where each comes from, what was patched and why, how it was built and proven.
+
+A source in the evidence is what the node told (`install`, result `sources`), so every value is read with care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from envbuild.model.evidence import Evidence, NodeEvidence
+
+DiffKind = Literal["add", "del", "hunk", "file", ""]
+DIFF_LINES = 2000
+# What differs between nodes that have the same: who compiled it, how long that took, and where it lies.
+_OF_ONE_NODE = frozenset({"from", "seconds", "jobs", "retried", "ccache", "store", "network", "rebuild", "imports"})
+
+
+@dataclass(frozen=True)
+class PatchView:
+    """One patch: its digest (sha256), hits, what was decided, the files with their hits, and the diff by line."""
+
+    name: str
+    digest: str
+    hits: str
+    notes: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    diff: str
+    lines: tuple[tuple[DiffKind, str], ...]
+    more: int
+    """lines of the diff that are left out of `lines`"""
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """One source of a group of nodes; `made` is one line, `rows` are (name, value) of its build."""
+
+    name: str
+    git: str
+    commit: str
+    tree: str
+    install: str
+    made: str
+    patches: tuple[PatchView, ...]
+    rows: tuple[tuple[str, str], ...]
+    extensions: tuple[tuple[str, str], ...]
+    """extension and the architectures of its device code"""
+
+
+def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sources without what differs between nodes that have the same."""
+    out = []
+    for source in sources:
+        build = _mapping(source.get("build"))
+        kept = {key: value for key, value in build.items() if key not in _OF_ONE_NODE}
+        patches = [{"name": patch.get("name"), "digest": patch.get("digest")} for patch in _patches(source)]
+        out.append({key: value for key, value in source.items() if key not in ("build", "patches")})
+        out[-1] |= {"build": kept, "patches": patches}
+    return out
+
+
+def source_views(nodes: Sequence[NodeEvidence]) -> tuple[SourceView, ...]:
+    """The sources of nodes that have the same, in their order."""
+    names = dict.fromkeys(_text(source.get("name")) for node in nodes for source in node.sources)
+    return tuple(_view(name, _holders(nodes, name)) for name in names)
+
+
+def summary(evidence: Evidence) -> list[tuple[str, str]]:
+    """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
+    names = dict.fromkeys(_text(source.get("name")) for node in evidence.nodes for source in node.sources)
+    found = [(name, _made(_holders(evidence.nodes, name))) for name in names]
+    return [(name, made) for name, made in found if made]
+
+
+_Holders = list[tuple[str, Mapping[str, Any]]]
+
+
+def _holders(nodes: Sequence[NodeEvidence], name: str) -> _Holders:
+    """(node, source) wherever it is, a node that built it first."""
+    found = [(node.node, source) for node in nodes for source in node.sources if _text(source.get("name")) == name]
+    return sorted(found, key=lambda each: _mapping(each[1].get("build")).get("from") != "built")
+
+
+def _view(name: str, holders: _Holders) -> SourceView:
+    source = holders[0][1]
+    with_diff = next((each for _, each in holders if any(patch.get("diff") for patch in _patches(each))), source)
+    return SourceView(
+        name=name,
+        git=_text(source.get("git")),
+        commit=_text(source.get("commit")),
+        tree=_text(source.get("tree")),
+        install=_text(source.get("install")) or "wheel",
+        made=_made(holders),
+        patches=tuple(_patch(patch) for patch in _patches(with_diff)),
+        rows=tuple((title, value) for title, value in _rows(holders) if value),
+        extensions=tuple(_extensions(_mapping(source.get("build")))),
+    )
+
+
+def _made(holders: _Holders) -> str:
+    """`built in 83 s with 16 jobs, 12 extensions, sm_90`, `from the wheel store`, or nothing without a build."""
+    builds = [(node, _mapping(source.get("build"))) for node, source in holders]
+    builds = [(node, build) for node, build in builds if build]
+    if not builds:
+        return ""
+    built = [(node, build) for node, build in builds if build.get("from") == "built"]
+    what = _contents(builds[0][1])
+    if not built:
+        return "from the wheel store" + (f": {what}" if what else "")
+    node, build = built[0]
+    words = "built"
+    if len(builds) > 1:
+        words += f" on {node}" if len(built) == 1 else f" on {_plural(len(built), 'node')}"
+    if (took := _seconds(build.get("seconds"))) is not None:
+        words += f" in {took}"
+    if jobs := _count(build.get("jobs")):
+        words += f" with {_plural(jobs, 'job')}"
+    words += f", {what}" if what else ""
+    if len(builds) > len(built):
+        words += f"; from the wheel store on {_plural(len(builds) - len(built), 'node')}"
+    return words
+
+
+def _contents(build: Mapping[str, Any]) -> str:
+    """`12 extensions, sm_90`."""
+    names = _texts(build.get("extensions"))
+    found = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
+    parts = [_plural(len(names), "extension")] if names else []
+    return ", ".join([*parts, " ".join(found)] if found else parts)
+
+
+def _found(build: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    found = _mapping(_mapping(build.get("arch")).get("found"))
+    return [(str(name), _texts(archs)) for name, archs in sorted(found.items(), key=lambda each: str(each[0]))]
+
+
+def _extensions(build: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    found = {name: ", ".join(archs) or "no device code" for name, archs in _found(build)}
+    for name in dict.fromkeys([*_texts(build.get("extensions")), *found]):
+        yield name, found.get(name) or found.get(name.rsplit(".", 1)[-1]) or "not looked at"
+
+
+def _rows(holders: _Holders) -> list[tuple[str, str]]:
+    build = _mapping(holders[0][1].get("build"))
+    if not build:
+        return []
+    arch = _mapping(build.get("arch"))
+    wanted = ", ".join(_texts(arch.get("wanted"))) or "none demanded"
+    proof = _text(arch.get("how"))
+    notes = _texts(arch.get("notes"))
+    return [
+        ("How", _made(holders)),
+        ("Route", {"pep517": "PEP 517", "kernels": "kernels, ahead of time"}.get(_text(build.get("route")), "")
+         or _text(build.get("route"))),
+        ("Wanted GPUs", wanted if arch else ""),
+        ("Proof", "; ".join([f"read by {proof}" if proof and not proof.startswith("not") else proof, *notes])),
+        ("Imports", _imports(build)),
+        ("Network", _text(build.get("network"))),
+        ("Memory", "it ran out once: the jobs were halved, then it went on" if build.get("retried") is True else ""),
+        ("ccache", "used" if build.get("ccache") is True else ""),
+        ("Second build", _rebuild(build)),
+        ("Store", "; ".join(_texts(_mapping(build.get("store")).get("notes")))),
+        ("Wheel", _text(build.get("wheel")).rsplit("/", 1)[-1]),
+        ("Build key", _text(build.get("key"))),
+        ("sha256", _text(build.get("sha256"))),
+    ]  # fmt: skip
+
+
+def _imports(build: Mapping[str, Any]) -> str:
+    told = build.get("imports")
+    count = len(told) if isinstance(told, (list, dict)) else 0
+    return f"{_plural(count, 'extension')} imported in the environment" if count else ""
+
+
+def _rebuild(build: Mapping[str, Any]) -> str:
+    """Whether a second build gave the same bytes; empty where nobody asked."""
+    again = _mapping(build.get("rebuild"))
+    if not again:
+        return ""
+    if again.get("equal") is True:
+        return "equal, byte by byte"
+    members = _texts(again.get("different"))
+    shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
+    return f"different in {_plural(len(members), 'member')}: {shown}" if members else "different in the order or dates"
+
+
+def _patch(patch: Mapping[str, Any]) -> PatchView:
+    text = patch.get("diff") if isinstance(patch.get("diff"), str) else ""
+    lines = str(text).splitlines()
+    files = _mappings(patch.get("files"))
+    return PatchView(
+        name=_text(patch.get("name")) or "patch",
+        digest=_text(patch.get("digest")),
+        hits=_plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
+        notes=tuple(_texts(patch.get("notes"))),
+        files=tuple((_text(each.get("path")), _text(each.get("hits"))) for each in files),
+        diff=str(text),
+        lines=tuple((_kind(line), line) for line in lines[:DIFF_LINES]),
+        more=max(0, len(lines) - DIFF_LINES),
+    )
+
+
+def _kind(line: str) -> DiffKind:
+    if line.startswith(("--- ", "+++ ")):
+        return "file"
+    if line.startswith("@@"):
+        return "hunk"
+    return "add" if line.startswith("+") else "del" if line.startswith("-") else ""
+
+
+def _patches(source: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What was applied; a lock's own list of patch names is no such thing."""
+    return _mappings(source.get("patches"))
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _texts(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _seconds(value: object) -> str | None:
+    """`83 s`, `4.2 s`, `12 min 5 s`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        return None
+    if value >= 120:
+        return f"{int(value // 60)} min {value % 60:.0f} s"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
