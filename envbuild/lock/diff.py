@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedPackage, LockedPatch, LockedSource, Variant
 
 _FIELDS = ("engine", "platform", "python", "torch", "flavour")
 
@@ -103,7 +103,19 @@ def _fields(variant: Variant) -> dict[str, str]:
 
 
 def _flat(data: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in data.items() if value not in ([], {}))
+    return " ".join(f"{key}={_words(value)}" for key, value in data.items() if value not in ([], {}))
+
+
+def _words(value: object) -> str:
+    """A JSON value as people write it: lists and maps without brackets and quotes."""
+    if isinstance(value, Mapping):
+        return f"({_flat(value)})"
+    return ",".join(map(_words, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _pin(pin: LockedPatch) -> str:
+    hits = f"{pin.least}" if pin.least == pin.most else f"{pin.least} to {pin.most}"
+    return f"digest {pin.digest[:12]}, {hits} {'hit' if hits == '1' else 'hits'}"
 
 
 def _variables(variant: Variant) -> dict[str, str]:
@@ -141,8 +153,12 @@ def _sources(name: str, a: tuple[LockedSource, ...], b: tuple[LockedSource, ...]
 
 def _source_fields(source: LockedSource) -> dict[str, str]:
     data = source.to_json_dict()
-    out = {key: str(data[key]) for key in data if key not in ("name", "commit", "submodules", "build")}
+    plain = [key for key in data if key not in ("name", "commit", "submodules", "build", "patches", "patch_pins")]
+    out = {key: _words(data[key]) for key in plain}
     out["build"] = _flat(source.build.to_json_dict()) if source.build else "none"
+    pins = {pin.name: pin for pin in source.patch_pins}
+    for patch in dict.fromkeys([*source.patches, *pins]):
+        out[f"patch {patch}"] = _pin(pins[patch]) if patch in pins else "not pinned"
     return out | {f"submodule {sub.path}": f"{sub.git} {sub.commit} tree {sub.tree}" for sub in source.submodules}
 
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from envbuild.lock.diff import diff_locks
-from envbuild.model.lock import LockedSource, LockedSubmodule
-from envbuild.model.stack import Base
+from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
+from envbuild.model.stack import Base, Build
 from tests.lock.build import SHA, lock, package, variant
 
 SOURCE = LockedSource(name="a", git="https://example.org/a", commit="1" * 40, tree="2" * 40)
@@ -72,3 +72,27 @@ def test_variants_that_change_alike_are_said_once() -> None:
     a = lock(variant("x", packages=(package("six"),)), variant("y", packages=(package("six"),)))
     b = lock(variant("x", packages=(package("six", "2"),)), variant("y", packages=(package("six", "2"),)))
     assert diff_locks(a, b).text() == "x, y:\n  ~ package six 1.0 -> 2"
+
+
+def test_patches_and_builds_are_said_in_words() -> None:
+    def pin(name: str, digest: str, most: int = 1) -> LockedPatch:
+        return LockedPatch(name=name, digest=digest * 64, least=1, most=most)
+
+    def source(*pins: LockedPatch, build: Build) -> LockedSource:
+        update = {"patches": tuple(each.name for each in pins), "patch_pins": pins, "build": build}
+        return SOURCE.model_copy(update=update)
+
+    before = source(pin("cuda-check", "a"), pin("gone", "b"), build=Build(flags=("cpp_ext",)))
+    build = Build(flags=("cpp_ext", "cuda_ext"), environment={"FORCE": "1"}, extensions=("amp_C",))
+    after = source(pin("cuda-check", "c"), pin("new", "d", 4), build=build)
+    unpinned = SOURCE.model_copy(update={"patches": ("cuda-check",)})
+    text = diff_locks(lock(variant(sources=(before,))), lock(variant(sources=(after,)))).text().splitlines()
+    assert text[1:] == [
+        "  ~ source a build kind=wheel flags=cpp_ext -> "
+        "kind=wheel flags=cpp_ext,cuda_ext extensions=amp_C environment=(FORCE=1)",
+        "  ~ source a patch cuda-check digest aaaaaaaaaaaa, 1 hit -> digest cccccccccccc, 1 hit",
+        "  - source a patch gone digest bbbbbbbbbbbb, 1 hit",
+        "  + source a patch new digest dddddddddddd, 1 to 4 hits",
+    ]
+    changes = diff_locks(lock(variant(sources=(unpinned,))), lock(variant(sources=(after,)))).changes
+    assert (changes[1].name, changes[1].before) == ("patch cuda-check", "not pinned")
