@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.explain.checks import CheckResult
     from envbuild.explain.decisions import Decided
+    from envbuild.explain.recipes import RecipeRun
     from envbuild.explain.view import Explanation
     from envbuild.resolve.compat import Compat
 
@@ -52,7 +53,7 @@ def explain(
     name = pick_profile(loaded, profile)
     compat = _compat() if facts or run_checks else None
     decided = _decided(loaded, name, target, facts, compat)
-    results = _checked(ui, loaded, compat) if run_checks and compat else ()
+    results, recipes = _checked(ui, loaded, name, compat if run_checks else None)
     explanation = join(
         loaded.stack,
         name,
@@ -60,6 +61,7 @@ def explain(
         resolutions=decided.resolutions,
         note=decided.note,
         others=decided.others,
+        recipes=recipes,
     )
     data = explanation.as_dict()
     if html is not None:
@@ -91,13 +93,20 @@ def _decided(
     return decide(loaded, profile, load_facts(facts), chosen, compat)
 
 
-def _checked(ui: Ui, loaded: LoadedStack, compat: Compat) -> tuple[CheckResult, ...]:
+def _checked(
+    ui: Ui, loaded: LoadedStack, profile: str, compat: Compat | None
+) -> tuple[tuple[CheckResult, ...], tuple[RecipeRun, ...]]:
+    """Results of the checks, and the document's own edits; both look at nothing outside without `compat`."""
+    from envbuild.explain.recipes import document_recipes
+
+    if compat is None:
+        return (), document_recipes(loaded.stack, profile)
     from envbuild.explain.checks import Means, run_checks
     from envbuild.explain.gitread import git_reader
 
     ui.note("asking the upstream repositories and the package index")
     with git_reader() as git:
-        return run_checks(loaded.stack, Means(compat, git, index=True))
+        return run_checks(loaded.stack, Means(compat, git, index=True)), document_recipes(loaded.stack, profile, git)
 
 
 def _write_page(explanation: Explanation, html: Path, document: Path | None) -> None:

@@ -84,6 +84,13 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
         for source in profile.sources:
             patches = f", patches {', '.join(source.patches)}" if source.patches else ""
             yield f"  {source.name:{size}}  {source.commit[:12]}  {source.git}{patches}"
+    if explanation.recipes:
+        yield ""
+        yield "The document's own edits, and ours"
+        for run in explanation.recipes:
+            outcome = f": {run.outcome}" if run.outcome else ""
+            yield _wrapped(f"  {run.source}  ", f"{run.says}{outcome}", width)
+            yield _wrapped("    instead: ", f"{run.patch}: {run.does}", width)
     if explanation.deviations:
         yield ""
         yield "Deviations from the document"

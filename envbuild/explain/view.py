@@ -8,6 +8,7 @@ from typing import Any
 
 from envbuild.explain.checks import CheckResult, Outcome, outcome_of
 from envbuild.explain.memory import LeastNodes, least_nodes
+from envbuild.explain.recipes import RecipeRun
 from envbuild.model.finding import Finding, Severity
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Stack
@@ -50,7 +51,7 @@ class Explanation:
     """Everything `explain` says of a stack and profile.
 
     `note` says why there are no decisions, or what they rest on when that is not a lock; `others` are the other
-    profiles, where this one does not fit.
+    profiles, where this one does not fit; `recipes` are the document's own edits beside the patches.
     """
 
     stack: Stack
@@ -61,6 +62,7 @@ class Explanation:
     least_nodes: LeastNodes | None
     note: str = ""
     others: tuple[OtherProfile, ...] = ()
+    recipes: tuple[RecipeRun, ...] = ()
 
     @property
     def contents(self) -> Profile:
@@ -87,6 +89,8 @@ class Explanation:
             "deviations": list(self.deviations),
             "sources": [source.to_json_dict() for source in self.contents.sources],
         }
+        if self.recipes:
+            data["recipes"] = [run.as_dict() for run in self.recipes]
         if self.least_nodes:
             data["least_nodes"] = asdict(self.least_nodes)
         if self.note:
@@ -104,6 +108,7 @@ def explain(
     resolutions: Sequence[Resolution] = (),
     note: str = "",
     others: tuple[OtherProfile, ...] = (),
+    recipes: tuple[RecipeRun, ...] = (),
 ) -> Explanation:
     """Join what is known of a stack and one of its profiles."""
     by_finding: dict[str, list[CheckResult]] = {}
@@ -118,6 +123,7 @@ def explain(
         least_nodes=least_nodes(stack.reference),
         note=note,
         others=others,
+        recipes=recipes,
     )
 
 
