@@ -34,7 +34,7 @@ VERBS: dict[str, Verb] = {
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
-    "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune"),
+    "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value"),

@@ -65,7 +65,31 @@ def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
     return _show(ui, answers, _pruned)
 
 
+@wheels.command("pack")
+@click.argument("file")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Only this wheel, by the beginning of its key.")
+@_store_options
+@common_options
+def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
+    """Write wheels to the tar file FILE (a path on the node), for nodes that do not share the store."""
+    answers = _ask(flags, action="pack", file=file, keys=list(keys) or None)
+    return _show(ui, answers, _packed)
+
+
+@wheels.command("unpack")
+@click.argument("file")
+@click.option("--sha256", metavar="HEX", help="Refuse any file but the one with this sha256 (`pack` prints it).")
+@_store_options
+@common_options
+def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
+    """Take the wheels of FILE (a path on the node) into the store, each byte checked; all or none."""
+    answers = _ask(flags, action="unpack", file=file, sha256=sha256)
+    return _show(ui, answers, _unpacked)
+
+
 def _ask(flags: dict[str, Any], **args: Any) -> Answers:
+    from pathlib import Path
+
     from envbuild.catalog.loader import load_target, refuse_template
     from envbuild.cli.choose import configured
     from envbuild.provision.supported import refuse_unsupported
@@ -79,6 +103,8 @@ def _ask(flags: dict[str, Any], **args: Any) -> Answers:
     refuse_unsupported(loaded.target, only_ask=True)
     refuse_template(loaded)
     store = {"store": flags["store"]} if flags["store"] else {}
+    if "file" in args and loaded.target.connection.kind == "local":
+        args["file"] = str(Path(args["file"]).resolve())
     return ask_stores(loaded.target, {**args, **store})
 
 
@@ -173,3 +199,15 @@ def _pruned(result: dict[str, Any]) -> str:
     lines = [f"{would} {item.get('source') or ''} {item['name'][:24]}" for item in result["removed"]]
     lines += [f"kept {item['name'][:24]}: {item['why']}" for item in result["kept"] if item["why"] != "used since"]
     return "\n".join([*lines, f"{would} {len(result['removed'])}, {_bytes(result['bytes'])}"])
+
+
+def _packed(result: dict[str, Any]) -> str:
+    count = len(result["packed"])
+    return (
+        f"packed {count} wheel{'s' * (count != 1)} into {result['file']}, {_bytes(result['bytes'])}\n"
+        f"sha256 {result['sha256']}"
+    )
+
+
+def _unpacked(result: dict[str, Any]) -> str:
+    return f"took {len(result['taken'])}, had {len(result['there'])} already"

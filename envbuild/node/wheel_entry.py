@@ -37,6 +37,7 @@ class Entry:
 
     def __init__(self, wheel: "str", data: "dict[str, Any]", stored: "bool", last_used: "float" = 0.0) -> "None":
         """`data` as in build.json."""
+        self.data = data
         self.key = data["key"]  # type: str
         self.wheel = wheel
         self.sha256 = data["sha256"]  # type: str

@@ -1,9 +1,9 @@
-"""The verb `wheels`: lists, verifies and prunes a wheel store."""
+"""The verb `wheels`: lists, verifies and prunes a wheel store, packs wheels for other nodes and takes them in."""
 
 import os
 import time
 
-from envbuild.node import identity, lease, paths, protocol, wheel_entry
+from envbuild.node import identity, lease, paths, protocol, wheel_entry, wheel_pack
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.wheel_store import Store, default_path
 
@@ -16,10 +16,12 @@ _DAY = 86400.0
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Do `args.action` (`list`, `verify` or `prune`) in `args.store` (default `<prefix>/store/wheels`).
+    """Do `args.action` (`list`, `verify`, `prune`, `pack`, `unpack`) in `args.store` (default `<prefix>/store/wheels`).
 
     `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
-    used for `args.keep_days`, with `args.dry_run` it only says so. Every result has `store` and `notes`.
+    used for `args.keep_days`, with `args.dry_run` it only says so. `pack` writes `args.keys` (default all) to the tar
+    file `args.file`; `unpack` takes them in from it, with `args.sha256` only from that very file. Every result has
+    `store` and `notes`.
     """
     args = request["args"]
     given = args.get("store")
@@ -33,8 +35,13 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         result = _verify(Store(path))
     elif action == "prune":
         result = _prune(path, args)
+    elif action == "pack":
+        result = _pack(Store(path), args)
+    elif action == "unpack":
+        result = _unpack(path, args)
     else:
-        raise NodeError("request-invalid", "`wheels` cannot %s" % str(action)[:80], hint="list, verify or prune")
+        known = "list, verify, prune, pack or unpack"
+        raise NodeError("request-invalid", "`wheels` cannot %s" % str(action)[:80], hint=known)
     return bool(result.pop("changed", False)), result
 
 
@@ -42,7 +49,7 @@ def _expanded(given: "str") -> "str":
     try:
         return protocol.expand_prefix(given)
     except NodeError as error:
-        what = "the store %r is not an absolute path" % given[:200]
+        what = "%r is not an absolute path" % given[:200]
         raise NodeError("store-invalid", what, why=error.why, hint=error.hint) from None
 
 
@@ -160,6 +167,44 @@ def _prune(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
         "dry_run": dry,
         "changed": bool(work.removed) and not dry,
     }
+
+
+def _file(args: "dict[str, Any]") -> "str":
+    given = args.get("file")
+    if not isinstance(given, str):
+        raise NodeError("request-invalid", "`file` must be a path")
+    return _expanded(given)
+
+
+def _pack(store: "Store", args: "dict[str, Any]") -> "dict[str, Any]":
+    keys = args.get("keys")
+    if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+        raise NodeError("request-invalid", "`keys` must be a list of build keys")
+    found = [_full(store, key) for key in keys] if keys else None
+    return dict(wheel_pack.pack(store, found, _file(args)), store=store.path, notes=store.notes, changed=True)
+
+
+def _full(store: "Store", beginning: "str") -> "str":
+    """The one key of the store that begins so."""
+    known = sorted({name[:64] for name in store.folders() if name.startswith(beginning)})
+    if len(known) == 1:
+        return known[0]
+    raise NodeError(
+        "wheel-unknown",
+        "%d wheels have a key that begins with %s" % (len(known), beginning[:64]),
+        hint="`envbuild wheels list` shows the keys",
+    )
+
+
+def _unpack(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+    sha256 = args.get("sha256")
+    if sha256 is not None and not isinstance(sha256, str):
+        raise NodeError("request-invalid", "`sha256` must be a text")
+    pack = _file(args)
+    paths.set_umask(path)
+    store = Store(path, create=True)
+    result = wheel_pack.unpack(store, pack, sha256)
+    return dict(result, store=store.path, notes=store.notes, changed=bool(result["taken"]))
 
 
 class _Pruning:
