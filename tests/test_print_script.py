@@ -19,7 +19,7 @@ from envbuild.plan import make_plan
 from envbuild.print_script import render_script
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
-from tests.node.build_support import FILES, PATCH, need_compiler
+from tests.node.forge import FILES, PATCH, need_compiler
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import make_repository

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.world import World, drift, edit_lock
-from tests.node.build_support import BROKEN, FILES, LOGGED, PATCH, need_compiler
+from tests.node.forge import BROKEN, FILES, LOGGED, PATCH, need_compiler
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.node import lease, patching
 from envbuild.node.protocol import NodeError
-from tests.node.build_support import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
+from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 
 __all__ = ["node"]

@@ -1,0 +1,140 @@
+"""Small sources with a C extension, built by a backend of their own, and a compiler that writes down when it runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.patches import load_patch
+from envbuild.node import patch
+from tests.node.env_support import make_repository, redirect_git
+
+# A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
+BACKEND = """
+import base64, glob, hashlib, os, subprocess, sysconfig, zipfile
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    name = "_fast" + sysconfig.get_config_var("EXT_SUFFIX")
+    include = sysconfig.get_path("include")
+    words = ["cc", *os.environ.get("CFLAGS", "").split(), "-shared", "-fPIC", "-I", include]
+    subprocess.run([*words, "-o", "quick/" + name, "fast.c"], check=True)
+    files = {path: open(path, "rb").read() for path in ["quick/" + name, *glob.glob("quick/*.py")]}
+    info = "quick-1.0.dist-info"
+    tag = "cp%s-cp%s-linux_x86_64" % ((sysconfig.get_config_var("py_version_nodot"),) * 2)
+    files[info + "/METADATA"] = b"Metadata-Version: 2.1\\nName: quick\\nVersion: 1.0\\n"
+    files[info + "/WHEEL"] = ("Wheel-Version: 1.0\\nRoot-Is-Purelib: false\\nTag: %s\\n" % tag).encode()
+    rows = []
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append("%s,sha256=%s,%d" % (path, digest, len(data)))
+    files[info + "/RECORD"] = ("\\n".join(rows) + "\\n" + info + "/RECORD,,\\n").encode()
+    wheel = "quick-1.0-%s.whl" % tag
+    with zipfile.ZipFile(os.path.join(wheel_directory, wheel), "w") as archive:
+        for path, data in files.items():
+            archive.writestr(path, data)
+    return wheel
+"""
+EXTENSION = """
+#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *none) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "", -1, methods};
+PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
+"""
+# Compiles and cannot be loaded: it calls what no library has.
+BROKEN = EXTENSION.replace("PyLong_FromLong(42)", "nowhere()").replace(
+    "#include", "extern void *nowhere(void);\n#include"
+)
+FILES = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "backend.py": BACKEND,
+    "fast.c": EXTENSION,
+    "quick/__init__.py": "",
+    "quick/old.py": "import numpy as np\n\nKIND = np.float\n",
+}
+PATCH = "numpy-aliases"
+LOGGED = """#!/bin/sh
+case "$*" in *--version*|*--help*|*-dumpversion*) ;; *) echo "$*" >> "{log}" ;; esac
+exec {compiler} "$@"
+"""
+
+
+def need_compiler() -> str:
+    """Path of a C compiler, or a skip that says what is missing."""
+    compiler = shutil.which("cc")
+    if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of this Python: an extension cannot be built here")
+    return compiler
+
+
+class Forge:
+    """Repositories that https://git.example.org/ leads to, and a `cc` that writes its compilations into `log`."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hub = top / "hub"
+        self.log = top / "compiled"
+        redirect_git(monkeypatch, self.hub)
+        programs = top / "programs"
+        programs.mkdir()
+        (programs / "cc").write_text(LOGGED.format(log=self.log, compiler=need_compiler()))
+        (programs / "cc").chmod(0o755)
+        monkeypatch.setenv("PATH", str(programs), prepend=":")
+        monkeypatch.setenv("CCACHE_DISABLE", "1")
+
+    def compiled(self) -> int:
+        """How many compilations there were since the last time."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return len(lines)
+
+    def source(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+        """A source as a lock has it."""
+        commit, tree = make_repository(self.hub / name, {**FILES, **(files or {})})
+        return {"name": name, "git": f"https://git.example.org/{name}", "commit": commit, "tree": tree, **more}
+
+    def patched(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+        """The same with a patch, pinned as a lock does."""
+        pin = {"name": PATCH, "digest": patch.digest(spec()), "least": 1, "most": 1}
+        return self.source(name, files, **{"patches": [PATCH], "patch_pins": [pin], **more})
+
+
+def spec(name: str = PATCH) -> dict[str, Any]:
+    """A patch as the planner puts it into a request."""
+    return load_patch(name).spec()
+
+
+def download(folder: Path, *requirements: str) -> list[Path]:
+    """Wheels from wherever this user's pip is configured to look, or a skip that says what pip said."""
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
+    done = subprocess.run([*words, *requirements], capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        pytest.skip(f"{' '.join(requirements)} is not to be had here: {done.stderr.strip()[-300:]}")
+    return sorted(folder.glob("*.whl"))
+
+
+# As much of torch as the setup.py of kernels needs; its extensions are those of setuptools.
+TORCH = {
+    "torch/__init__.py": b"",
+    "torch/version.py": b"cuda = None\n",
+    "torch/utils/__init__.py": b"",
+    "torch/utils/cpp_extension.py": b"""
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext as BuildExtension
+
+def CppExtension(name, sources, include_dirs=(), extra_compile_args=None):
+    flags = (extra_compile_args or {}).get("cxx") or []
+    return Extension(name, sources, include_dirs=list(include_dirs), extra_compile_args=flags, language="c++")
+
+CUDAExtension = CppExtension
+""",
+}
+KERNEL = EXTENSION.replace("_fast", "quick_kernel").replace(
+    "#include <Python.h>", '#include <Python.h>\n#include "level.h"'
+)
+KERNEL = KERNEL.replace("PyLong_FromLong(42)", "PyLong_FromLong(LEVEL)").replace("{0}", "{nullptr}")
