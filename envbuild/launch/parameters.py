@@ -51,7 +51,9 @@ def read(kind: type[P], given: Mapping[str, str], defaults: Mapping[str, str]) -
         where = str(first["loc"][0]) if first["loc"] else "parameters"
         raise EnvbuildError(
             "launch-parameter",
-            f"{where}={str(first['input'])[:80]!r} is not possible",
+            f"{where} has no value"
+            if first["type"] == "missing"
+            else f"{where}={first['input']!s:.80} is not possible",
             why=str(first["msg"]),
             hint=_described(kind, where),
         ) from error

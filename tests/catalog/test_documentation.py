@@ -17,10 +17,12 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
-    [text] = examples("stacks.md")
+    text, launch = examples("stacks.md")
     path = tmp_path / "my.yaml"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text + launch, encoding="utf-8")
     stack = load_stack(str(path)).stack
+    assert stack.reference is not None and stack.reference.launch is not None
+    assert stack.reference.launch.source in {source.name for source in stack.profiles["exact"].sources}
     profile = stack.profiles["exact"]
     assert stack.name == "tiny-gpt"
     assert profile.python == ("3.11", "3.12")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envbuild.catalog.loader import list_stacks
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.place import Place
-from envbuild.launch.recipes import RECIPES, launch_data
+from envbuild.launch.recipes import RECIPES, launch, launch_data
 from envbuild.model.launch import Launch
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
 
@@ -50,6 +50,14 @@ def test_defaults_in_the_file_are_parameters_and_answers_are_findings(name: str)
     )
     assert made.answers
     assert {answer.finding for answer in made.answers} <= {finding.id for finding in stack(name).findings}
+
+
+@pytest.mark.parametrize("name", WITH_RECIPE)
+def test_the_working_directory_is_a_source_that_stays_a_folder(name: str) -> None:
+    _, data = launch_data(stack(name))
+    for profile in stack(name).profiles.values():
+        [source] = [source for source in profile.sources if source.name == data.source]
+        assert source.install in ("path", "editable")
 
 
 def test_alcf_defaults_are_those_of_the_variables_table() -> None:
@@ -379,3 +387,13 @@ def test_anything_ends_in_commands_or_in_a_coded_refusal(
     assert not any("{" in word and "{rank}" not in word for c in made.commands for word in c.argv)
     assert {c.node for c in made.commands} in ({None}, {0}, set(range(nodes)))
     assert all(c.directory.startswith((ENVIRONMENT, OUTPUT)) for c in made.commands)
+
+
+def test_a_parameter_without_a_default_must_be_given() -> None:
+    own = stack(OPT)
+    assert own.reference is not None and own.reference.launch is not None
+    bare = own.reference.launch.model_copy(update={"defaults": {}})
+    bare_stack = own.model_copy(update={"reference": own.reference.model_copy(update={"launch": bare})})
+    with pytest.raises(EnvbuildError) as caught:
+        launch(bare_stack, "exact", {}, place())
+    assert (caught.value.what, caught.value.hint) == ("model_size has no value", "row of the model table")
