@@ -20,7 +20,7 @@ _OPTIONS = (
     click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
     click.option("--prefix", metavar="DIR", help="Prefix whose store is meant; instead of the target's."),
     click.option("--host", "hosts", multiple=True, metavar="HOSTS", help="Only these hosts: gpu[01-04], repeatable."),
-    click.option("--store", metavar="DIR", help="Another store than PREFIX/store/wheels; may hold {user} and {home}."),
+    click.option("--store", metavar="DIR", help="Instead of the target's store; may hold {user} and {home}."),
 )
 
 
@@ -102,10 +102,10 @@ def _ask(flags: dict[str, Any], **args: Any) -> Answers:
     loaded = load_target(config.target, overrides, template=True)
     refuse_unsupported(loaded.target, only_ask=True)
     refuse_template(loaded)
-    store = {"store": flags["store"]} if flags["store"] else {}
+    store = flags["store"] or loaded.target.store
     if "file" in args and loaded.target.connection.kind == "local":
         args["file"] = str(Path(args["file"]).resolve())
-    return ask_stores(loaded.target, {**args, **store})
+    return ask_stores(loaded.target, {**args, **({"store": store} if store else {})})
 
 
 def _show(ui: Ui, answers: Answers, human: Callable[[dict[str, Any]], str]) -> int:

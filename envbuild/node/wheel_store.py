@@ -94,9 +94,14 @@ class Store:
 
     def _try_to_write(self) -> "None":
         try:
+            mode = stat.S_IMODE(os.stat(self.path).st_mode)
             for name in ("leases", "tmp", "quarantine"):
                 folder = self.place(name)
-                os.makedirs(folder, exist_ok=True)
+                try:
+                    os.mkdir(folder)
+                    os.chmod(folder, mode)  # who may write the store may build into it, whatever our umask
+                except FileExistsError:
+                    pass
                 if os.lstat(folder).st_mode & stat.S_IWOTH or not os.path.isdir(folder) or os.path.islink(folder):
                     self._note("is only read: every user can write its folder %s" % name)
                     return

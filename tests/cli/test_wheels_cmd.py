@@ -88,3 +88,11 @@ def test_wheels_are_carried_to_another_prefix_by_one_file(stored: tuple[World, P
     assert world.good("wheels", "unpack", "carried.tar", "--sha256", digest).out == "took 1, had 0 already\n"
     assert world.good("wheels", "unpack", "carried.tar").out == "took 0, had 1 already\n"
     assert world.good("wheels", "verify").out == "1 of 1 wheels are what their records say\n"
+
+
+def test_the_store_of_a_target_is_the_one_that_is_asked(stored: tuple[World, Path, str]) -> None:
+    world, store, key = stored
+    world.env["ENVBUILD_PREFIX"] = str(world.top / "nowhere")
+    (world.work / "mine.yaml").write_text(f"name: mine\nextends: local\nstore: {store}\n")
+    assert key[:12] in world.good("wheels", "list", "--target", "./mine.yaml").out
+    assert world.good("wheels", "list").out == "no wheels\n"
