@@ -16,6 +16,8 @@ from envbuild.model.reference import BenchmarkCase, ModelSize, Reference
 PORT = 41000
 RESULTS = "megatron_results_e2e"
 TORCHRUN_PATCH = "alpa-launch-torchrun"
+# Our edit of the upstream commit does what the fork does, without its marker line.
+OWN_EDIT = "megatron-no-tie"
 
 
 class AlpaParameters(Parameters):
@@ -95,7 +97,7 @@ def make(order: Order) -> Launch:
         commands=commands,
         defaults=(*taken, *computed),
         answers=_answers(order),
-        notes=(case.note, *_notes(case)),
+        notes=(case.note, *_notes(order, case)),
     )
 
 
@@ -194,8 +196,13 @@ def _check(order: Order, case: _Case) -> None:
     )
 
 
-def _notes(case: _Case) -> tuple[str, ...]:
-    marker = "expect the fork's marker line in every step" if case.pp > 1 else "no marker line: weights stay tied"
+def _notes(order: Order, case: _Case) -> tuple[str, ...]:
+    own_edit = any(OWN_EDIT in source.patches for source in order.profile.sources)
+    marker = "no marker line: weights stay tied"
+    if case.pp > 1:
+        marker = "weights drift apart, " + (
+            "without a marker line" if own_edit else "with the fork's line in every step"
+        )
     return (
         f"PP {case.pp}: {marker} (finding alpa-tie-embedding)",
         "success is exit code 0 and a new row of results; the artifact's own wrapper drops the exit code",

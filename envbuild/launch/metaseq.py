@@ -10,6 +10,7 @@ from pydantic import Field
 from envbuild.explain.memory import parameters as weights
 from envbuild.launch.order import Order
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require
+from envbuild.launch.place import Place
 from envbuild.launch.words import Value, fill
 from envbuild.model.common import Text
 from envbuild.model.launch import Answer, Command, Default, Launch
@@ -42,13 +43,7 @@ def make(order: Order) -> Launch:
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
     copies, batch = _bounds(order, model, given.gpu_gb)
-    submit = given.submit or ("local" if place.nodes == 1 else "salloc" if place.job else "sbatch")
-    require(
-        submit != "local" or place.nodes == 1,
-        f"submit=local with {place.nodes} nodes",
-        why="opt-baselines sets the number of nodes back to 1 there without a word (finding opt-local-nodes)",
-        hint="submit=salloc in a job, submit=sbatch from a login node",
-    )
+    submit, whence = _submit(given, place)
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
     checkpoints = given.checkpoints or f"{place.output}/checkpoints"
     values: dict[str, Value] = {
@@ -63,12 +58,7 @@ def make(order: Order) -> Launch:
         "checkpoints": checkpoints,
     }
     said = [
-        (
-            given.submit,
-            "submit",
-            submit,
-            f"{place.nodes} node{'s' * (place.nodes > 1)}" + ", in a job" * bool(place.job),
-        ),
+        (given.submit, "submit", submit, whence),
         (given.prefix, "prefix", prefix, "model size and job"),
         (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
     ]
@@ -91,6 +81,21 @@ def make(order: Order) -> Launch:
         answers=_answers(order),
         notes=_notes(submit),
     )
+
+
+def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
+    """How the run is submitted, and from what that follows."""
+    if place.nodes == 1:
+        return given.submit or "local", "one node"
+    require(
+        given.submit != "local",
+        f"submit=local with {place.nodes} nodes",
+        why="opt-baselines sets the number of nodes back to 1 there without a word (finding opt-local-nodes)",
+        hint="submit=salloc in a job, submit=sbatch from a login node",
+    )
+    if place.job:
+        return given.submit or "salloc", f"{place.nodes} nodes of a job"
+    return given.submit or "sbatch", f"{place.nodes} nodes, not in a job"
 
 
 def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> tuple[int, int]:

@@ -50,10 +50,18 @@ def launch_data(stack: Stack) -> tuple[Reference, LaunchData]:
 def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) -> Launch:
     """The commands that start a stack at a place.
 
-    Raises EnvbuildError: `launch-no-recipe`, `launch-parameter`, `launch-model-unknown`, `launch-master` (exit 2),
-    `launch-does-not-fit` (exit 7).
+    Raises EnvbuildError: `launch-no-recipe`, `launch-data`, `launch-parameter`, `launch-model-unknown`,
+    `launch-master` (exit 2), `launch-does-not-fit` (exit 7).
     """
     reference, data = launch_data(stack)
     findings = frozenset(finding.id for finding in stack.findings)
     order = Order(stack.name, profile, stack.profiles[profile], reference, data, values, place, findings)
-    return RECIPES[data.recipe].make(order)
+    try:
+        return RECIPES[data.recipe].make(order)
+    except KeyError as error:
+        raise EnvbuildError(
+            "launch-data",
+            f"the launch data of the stack {stack.name} lack {error.args[0]!r}",
+            why=f"the recipe {data.recipe} knows no value of that name, or wants an entry of it",
+            hint="compare `reference: launch:` with that of the shipped stack that has the recipe",
+        ) from error

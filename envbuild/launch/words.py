@@ -18,7 +18,7 @@ _NAME = re.compile(r"\{([a-z0-9_]+)\}")
 def fill(words: Iterable[str | Words], values: Values) -> tuple[str, ...]:
     """The words with every `{name}` replaced; a group whose `when` has no value, or a false one, is left out.
 
-    Raises KeyError for a name that has no value: a mistake of the stack's file, found by a test of the shipped ones.
+    Raises KeyError for a name that has no value: a mistake of the stack's file.
     """
     out: list[str] = []
     for word in words:

@@ -13,6 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.place import Place
 from envbuild.launch.recipes import RECIPES, launch, launch_data
 from envbuild.model.launch import Launch
+from envbuild.model.stack import Stack
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
 
 ALCF, APP, OPT = "megatron-deepspeed-alcf", "megatronapp", "opt-175b"
@@ -322,7 +323,7 @@ def test_every_row_of_the_manual_list_can_be_launched(table: Any, row: int) -> N
     assert case.startswith(f"('gpt', {batch}, 1024, ")
     assert f"51200, {dp}, {tmp}, 1, {tmp}, {pp}, {microbatches}, False, True, " in case
     assert len(made.commands) == where.nodes
-    assert any("marker line" in note and f"PP {pp}" in note for note in made.notes)
+    assert any(f"PP {pp}: " in note and ("drift apart" in note) == (pp > 1) for note in made.notes)
 
 
 @pytest.mark.parametrize("gpus", [2, 64])
@@ -351,6 +352,11 @@ def test_degrees_of_ones_own_are_allowed_and_said_to_be_unpublished() -> None:
 def test_alpa_refuses_a_case_that_does_not_fit(values: dict[str, str], words: str) -> None:
     five = {"global_batch": "32", "dp": "2", "tmp": "2", "pp": "4", "microbatches": "4", "model": "2.6B"}
     assert words in refusal(ALPA, place(2), **{**five, **values}).what
+
+
+def test_the_forks_marker_line_is_expected_of_the_fork_only() -> None:
+    assert any("with the fork's line" in note for note in started(ALPA, place()).notes)
+    assert any("without a marker line" in note for note in started(ALPA, place(), profile="upstream-edit").notes)
 
 
 def test_ported_starts_its_ranks_as_newer_torch_does() -> None:
@@ -389,11 +395,30 @@ def test_anything_ends_in_commands_or_in_a_coded_refusal(
     assert all(c.directory.startswith((ENVIRONMENT, OUTPUT)) for c in made.commands)
 
 
+def own_stack(name: str, **launch_data: Any) -> Stack:
+    """A shipped stack with other launch data, as a user's own file may have them."""
+    shipped = stack(name)
+    assert shipped.reference is not None and shipped.reference.launch is not None
+    data = shipped.reference.launch.model_copy(update=launch_data)
+    return shipped.model_copy(update={"reference": shipped.reference.model_copy(update={"launch": data})})
+
+
 def test_a_parameter_without_a_default_must_be_given() -> None:
-    own = stack(OPT)
-    assert own.reference is not None and own.reference.launch is not None
-    bare = own.reference.launch.model_copy(update={"defaults": {}})
-    bare_stack = own.model_copy(update={"reference": own.reference.model_copy(update={"launch": bare})})
     with pytest.raises(EnvbuildError) as caught:
-        launch(bare_stack, "exact", {}, place())
+        launch(own_stack(OPT, defaults={}), "exact", {}, place())
     assert (caught.value.what, caught.value.hint) == ("model_size has no value", "row of the model table")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "lacks"),
+    [
+        (OPT, {"arguments": ("{no_such}",)}, "no_such"),
+        (ALCF, {"before": {}}, "mpiexec"),
+        (ALCF, {"configs": {}}, "zero"),
+    ],
+)
+def test_launch_data_of_ones_own_that_lack_something_are_told(name: str, data: dict[str, Any], lacks: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        launch(own_stack(name, **data), "exact", {}, place())
+    assert (caught.value.code, caught.value.exit_code) == ("launch-data", ExitCode.USAGE)
+    assert repr(lacks) in caught.value.what
