@@ -34,7 +34,7 @@ def provision(
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=not no_locked)
+    prepared = prepare(choice_of(flags, config), locked=not no_locked, jobs=True)
     settings = settings_of(
         config,
         repair=repair,
@@ -60,7 +60,8 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     config = configured(flags)
     if facts is not None:
         return _plan_recorded(ui, prepare(choice_of(flags, config), recorded=True), facts, config.toolchain)
-    return _plan_only(ui, prepare(choice_of(flags, config)), settings_of(config, jobs=flags.get("jobs")), script=False)
+    prepared = prepare(choice_of(flags, config), jobs=True)
+    return _plan_only(ui, prepared, settings_of(config, jobs=flags.get("jobs")), script=False)
 
 
 def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:

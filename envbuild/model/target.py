@@ -110,6 +110,7 @@ class Connection(StrictModel):
 class Scheduler(StrictModel):
     """The scheduler of the nodes and how a job there is asked for.
 
+    `constraints` are features that nodes must have (Slurm's `--constraint`) or resources that PBS selects by.
     `nodes` is how many (none: all that `hosts` names), `start_deadline` how long a job may wait for its nodes and
     `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name.
     """
@@ -119,6 +120,7 @@ class Scheduler(StrictModel):
     exclusive: bool = False
     account: FileText | None = None
     queue: FileText | None = None
+    constraints: FileText | None = None
     start_deadline: Duration | None = None
     time_limit: Duration | None = None
     filesystems: tuple[Name, ...] = ()

@@ -74,16 +74,36 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     outcome = Outcome()
     if any(step.kind == "fetch" for node in plan.nodes for step in node.steps):
         plan = _first_use(work, plan)
-    if not plan.nothing_to_do:
+    through_jobs = work.prepared.target.connection.kind == "job" and not plan.nothing_to_do
+    if through_jobs:
+        plan, outcome = _carry_out_jobs(work, plan)
+    elif not plan.nothing_to_do:
         plan, files = _stage(work, plan)
         with work.phase("provision", "provisioning"):
             outcome = execute(plan, files, work)
-    with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
-        _verify(work, plan, outcome)
+    if not through_jobs:
+        with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
+            _verify(work, plan, outcome)
     nodes = _node_evidence(work, plan, outcome)
     for node in nodes:
         work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
-    return write_evidence(work, "provision", nodes, warnings=plan.warnings, pages=not plan.nothing_to_do)
+    warnings = (*plan.warnings, *work.notes)
+    return write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
+
+
+def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+    """The same through a job of the scheduler: plan and outcome of the nodes that the job got."""
+    from envbuild.provision.job_plan import builder_of
+    from envbuild.provision.job_site import JobSite
+    from envbuild.provision.job_work import execute_jobs, stage
+
+    site = JobSite.of(work.prepared.target)
+    builder = builder_of(plan)
+    plan, files = _stage(work, plan, only=builder.node)
+    with work.phase("stage", f"staging on {site.login}"):
+        stage(files.get(builder.node), work, site)
+    with work.phase("provision", "provisioning through a job"):
+        return execute_jobs(plan, work, site)
 
 
 def _first_use(work: Work, plan: Plan) -> Plan:
@@ -97,8 +117,11 @@ def _first_use(work: Work, plan: Plan) -> Plan:
     return made
 
 
-def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
-    """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves."""
+def _stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
+    """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves.
+
+    `only`: the node whose prefix all others share.
+    """
     deliveries: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
     if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
         with work.phase("fetch", "fetching packages and sources for the nodes"):
@@ -108,7 +131,7 @@ def _stage(work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
     files = {
         node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0])
         for node in plan.nodes
-        if node.steps
+        if node.steps and only in (None, node.node)
     }
     return plan, files
 

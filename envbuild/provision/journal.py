@@ -31,6 +31,8 @@ class EventKind(enum.StrEnum):
     PLANNED = "planned"
     FIRST_USE = "first-use"
     PLAYBOOK_STARTED = "playbook-started"
+    JOB_SUBMITTED = "job-submitted"
+    JOB_STATE = "job-state"
     STEP_STARTED = "step-started"
     STEP_FINISHED = "step-finished"
     NODE_FINISHED = "node-finished"

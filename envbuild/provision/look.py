@@ -28,9 +28,17 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     `bring_python`: put a Python under the prefix of nodes that have none, so that they can be asked; without it such
     nodes are errors (`node-without-python`).
     """
-    nodes = expand_hosts(work.prepared.target.hosts)
-    with work.phase("probe", f"asking {len(nodes)} node{'s' * (len(nodes) != 1)}"):
-        work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
+    if work.prepared.target.connection.kind == "job":
+        from envbuild.provision.job_look import survey_jobs
+        from envbuild.provision.job_site import JobSite
+
+        with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
+            work.survey = survey_jobs(work, JobSite.of(work.prepared.target))
+        bring_python = False
+    else:
+        nodes = expand_hosts(work.prepared.target.hosts)
+        with work.phase("probe", f"asking {len(nodes)} node{'s' * (len(nodes) != 1)}"):
+            work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):
             _bring_python(work)
@@ -79,7 +87,12 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         jobs=work.settings.jobs,
         check_rebuild=work.settings.check_rebuild,
     )
-    return made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
+    made = made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
+    if prepared.target.connection.kind == "job":
+        from envbuild.provision.job_plan import share
+
+        return share(made)
+    return made
 
 
 def _find_tools(work: Work) -> None:

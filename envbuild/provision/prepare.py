@@ -49,8 +49,9 @@ class Prepared:
     choice: Choice
 
 
-def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False) -> Prepared:
-    """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones.
+def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False) -> Prepared:
+    """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
+    through jobs of a scheduler.
 
     Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), `lock-missing` (exit 2), `lock-stale` (exit
     2) when the stack file has changed since the lock was made and `locked` is true, and `not-yet-supported` (exit 7)
@@ -60,7 +61,7 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False) -> P
     found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
     if not recorded:
-        refuse_unsupported(target)
+        refuse_unsupported(target, jobs=jobs)
         loader.refuse_template(found)
     reference = choice.stack or _beside(found.path, target.stack)
     if reference is None:

@@ -8,15 +8,19 @@ from envbuild.model.target import HostSource, Target
 CODE = "not-yet-supported"
 
 
-def unsupported(target: Target, *, only_ask: bool = False) -> dict[str, str]:
+def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) -> dict[str, str]:
     """What of a target envbuild can plan for but not carry out, each with the setting that it can.
 
-    `only_ask`: nodes are asked and not changed, so only how they are reached matters.
+    `only_ask`: nodes are asked and not changed, so only how they are reached matters. `jobs`: the verb can work through
+    jobs.
     """
     missing = {}
-    if target.connection.kind == "job":
+    through_slurm = target.connection.kind == "job" and target.scheduler.kind == "slurm" and jobs
+    if target.connection.kind == "job" and not through_slurm:
         missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
-    if isinstance(target.hosts, HostSource):
+    if through_slurm:
+        missing.update(_jobs(target))
+    elif isinstance(target.hosts, HostSource):
         named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:
@@ -28,9 +32,21 @@ def unsupported(target: Target, *, only_ask: bool = False) -> dict[str, str]:
     return missing
 
 
-def refuse_unsupported(target: Target, *, only_ask: bool = False) -> None:
+def _jobs(target: Target) -> dict[str, str]:
+    """What jobs of Slurm cannot do yet."""
+    missing = {}
+    if not isinstance(target.hosts, HostSource) or target.hosts.slurm is None:
+        missing["connection: job with hosts that are not a partition"] = "hosts: {slurm: PARTITION}"
+    if target.placement == "node-local":
+        missing["connection: job with placement: node-local"] = "placement: shared"
+    if target.base not in (None, "none"):
+        missing[f"connection: job with base: {target.base}"] = "base: none"
+    return missing
+
+
+def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False) -> None:
     """Raises EnvbuildError `not-yet-supported` (exit 7) for a target that `unsupported` says something of."""
-    missing = unsupported(target, only_ask=only_ask)
+    missing = unsupported(target, only_ask=only_ask, jobs=jobs)
     if missing:
         raise EnvbuildError(
             CODE,

@@ -84,18 +84,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool =
 
 
 def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey) -> None:
-    from envbuild.resolve.supply import wanted_files
-
-    args: dict[str, Any] = {
-        "stack": prepared.stack.name,
-        "verify": True,
-        "pythons": sorted({variant.python for variant in prepared.lock.variants}),
-        "files": sorted(wanted_files(prepared.lock)),
-        "base_packages": prepared.target.base not in (None, "none"),
-        "interpreters": _asked_interpreters(prepared),
-    }
-    if prepared.target.tmp:
-        args["tmp"] = prepared.target.tmp
+    args = probe_args(prepared)
     with ThreadPoolExecutor(1) as pool:
         # Reading the rules takes about as long as the nodes take to answer.
         rules = pool.submit(_rules)
@@ -106,6 +95,28 @@ def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey
     open_questions = [node for node in there if not _settled(survey, node)]
     if open_questions:
         _ask_again(open_questions, prepared, run, args, survey)
+
+
+def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any]:
+    """The arguments of a full probe; `everything`: also what is otherwise asked only where a first answer is open."""
+    from envbuild.resolve.supply import wanted_files
+
+    args: dict[str, Any] = {
+        "stack": prepared.stack.name,
+        "verify": True,
+        "pythons": sorted({variant.python for variant in prepared.lock.variants}),
+        "files": sorted(wanted_files(prepared.lock)),
+        "base_packages": everything or prepared.target.base not in (None, "none"),
+        "interpreters": _asked_interpreters(prepared),
+    }
+    if prepared.target.tmp:
+        args["tmp"] = prepared.target.tmp
+    if everything and prepared.target.delivery == "node":
+        from envbuild.catalog.indexes import load_indexes
+
+        needed = {package.index for variant in prepared.lock.variants for package in variant.packages}
+        args["reach"] = {name: e.url for name, e in load_indexes().items() if e.url and name in needed}
+    return args
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

@@ -22,7 +22,8 @@ DEADLINE = 6 * 3600.0
 class Settings:
     """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds.
 
-    `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare.
+    `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
+    interrupt also ends the job that the run waits for; `fetch_only`: stop when everything lies on the login host.
     """
 
     runs_root: Path
@@ -32,6 +33,8 @@ class Settings:
     repair: bool = False
     jobs: int | None = None
     check_rebuild: bool = False
+    cancel_job: bool = False
+    fetch_only: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 
@@ -50,6 +53,7 @@ class Work:
     tools: dict[str, NodeTools] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     tasks: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:

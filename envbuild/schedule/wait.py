@@ -79,7 +79,9 @@ def wait_for(
         pause = next(steps)
         if limits.start is not None and (last is None or last.waiting):
             pause = max(0.0, min(pause, begun + limits.start - clock.now()))
-        _pause(clock, pause, cancelled, peek)
+        if _pause(clock, pause, cancelled, peek):
+            # The script has ended; the scheduler will say so within seconds.
+            peek, steps = None, chain((1.0, *PAUSES[1:]), repeat(LONG_PAUSE))
         try:
             state = scheduler.poll(job, number)
         except SchedulerUnavailableError as error:
@@ -103,14 +105,17 @@ def wait_for(
             raise _not_started(number, state, limits.start)
 
 
-def _pause(clock: Clock, seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> None:
+def _pause(clock: Clock, seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> bool:
+    """Wait, at most until `peek` says that something has happened; whether it did."""
     end = clock.now() + seconds
     while True:
         if cancelled():
             raise KeyboardInterrupt
         left = end - clock.now()
-        if left <= 0 or (peek is not None and peek()):
-            return
+        if left <= 0:
+            return False
+        if peek is not None and peek():
+            return True
         clock.sleep(min(PEEK, left))
 
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_provisioned_is_refused_before_anything_else(
     assert len(error.details["missing"]) == len(missing)
 
 
-@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "h200", "local"])
+@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "azure-nd96", "h200", "local"])
 def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
     assert unsupported(shipped(name)) == {}
 

@@ -1,0 +1,51 @@
+"""What is known of a cluster's nodes from earlier jobs, so that a run with nothing to do needs no job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import platformdirs
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import Target
+
+# Drivers change in maintenance windows; asking again costs one short job.
+MAX_AGE = 7 * 86400.0
+
+
+def facts_file(target: Target, login: str) -> Path:
+    """Where facts of a target's nodes are kept: one file a login host, partition and kind of node asked for."""
+    scheduler = target.scheduler
+    hosts = target.hosts if isinstance(target.hosts, tuple) else target.hosts.given
+    asked = (login, scheduler.kind, hosts, scheduler.constraints, scheduler.nodes, target.prefix)
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return platformdirs.user_cache_path("envbuild") / "nodes" / f"{target.name}-{digest}.json"
+
+
+def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
+    """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
+    try:
+        age = (time.time() if now is None else now) - path.stat().st_mtime
+        if not 0 <= age < MAX_AGE:
+            return {}
+        found = [NodeFacts.from_plain(item) for item in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {facts.node: facts for facts in found}
+
+
+def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
+    """Keep them, whole or not at all; a cache that cannot be written is no error."""
+    text = json.dumps([item.to_json_dict() for item in facts.values()], indent=1)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        pass

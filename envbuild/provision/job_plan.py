@@ -1,0 +1,49 @@
+"""A plan for nodes that share their prefix: one builds, all test. Pure."""
+
+from __future__ import annotations
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import NodePlan, Plan
+
+
+def share(plan: Plan) -> Plan:
+    """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
+
+    Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
+    (exit 7) for what only nodes without a job can do.
+    """
+    working = [node for node in plan.nodes if node.steps]
+    if any(step.kind == "fetch" and step.request is not None for node in working for step in node.steps):
+        raise EnvbuildError(
+            "not-yet-supported",
+            "nodes of a job cannot fetch files whose hash nobody has recorded",
+            hint="let this machine fetch them: `delivery: controller` in the target",
+            exit_code=ExitCode.REFUSED,
+        )
+    if len({node.environment for node in working}) > 1:
+        told = ", ".join(f"{node.node}: {node.resolution.variant_id}" for node in working[:4])
+        raise EnvbuildError(
+            "nodes-differ",
+            "the nodes of this job would get different environments",
+            why=told,
+            hint="ask for nodes of one kind: `scheduler: {constraints: ...}`, or name the variant: `--variant ID`",
+            exit_code=ExitCode.REFUSED,
+        )
+    first = next((node.node for node in working), None)
+    return plan.model_copy(update={"nodes": tuple(_shared(node, first) for node in plan.nodes)})
+
+
+def _shared(node: NodePlan, first: str | None) -> NodePlan:
+    if not node.steps or node.node == first:
+        return node
+    tests = tuple(
+        step.model_copy(update={"why": f"the prefix is shared: {first} builds"})
+        for step in node.steps
+        if step.kind == "smoke"
+    )
+    return node.model_copy(update={"steps": tests})
+
+
+def builder_of(plan: Plan) -> NodePlan:
+    """The node of a shared plan that builds, or only switches the link."""
+    return next(node for node in plan.nodes if any(step.kind == "activate" for step in node.steps))

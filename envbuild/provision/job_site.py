@@ -1,0 +1,154 @@
+"""Where the jobs of a target run: its scheduler, partition and login host, and a job as the target asks for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import posixpath
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection, HostSource, Target
+from envbuild.schedule.job import Job, JobStep, seconds_of
+from envbuild.schedule.run import Runner, login_connection, submit_host
+from envbuild.schedule.slurm import Slurm
+from envbuild.schedule.slurm_answers import Partition
+
+# States of `sinfo` whose nodes get no job, so that nobody should wait for them.
+_OUT = ("drain", "down", "fail", "maint", "inval", "error", "reserved")
+PROBE_LIMIT = 600
+
+
+@dataclass(frozen=True)
+class JobSite:
+    """One target's cluster. `connection` is how the login host is reached (`local`: jobs are submitted here)."""
+
+    target: Target
+    runner: Runner
+    scheduler: Slurm
+    partition: Partition
+    connection: Connection
+
+    @classmethod
+    def of(cls, target: Target) -> JobSite:
+        """Ask the scheduler about the target's partition. Raises EnvbuildError as `Slurm.partition` does."""
+        runner = submit_host(target)
+        scheduler = Slurm(runner)
+        hosts = target.hosts
+        assert isinstance(hosts, HostSource) and hosts.slurm is not None  # noqa: S101 - see supported.py
+        partition = scheduler.partition(hosts.slurm)
+        return cls(target, runner, scheduler, partition, login_connection(target) or Connection(kind="local"))
+
+    @property
+    def login(self) -> str:
+        """The host that jobs are submitted on, by the name it is reached with."""
+        return self.runner.host
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes a job gets: as the target says, or all of the partition that take jobs."""
+        if self.target.scheduler.nodes is not None:
+            return self.target.scheduler.nodes
+        out = sum(n for state, n in self.partition.states.items() if any(word in state.lower() for word in _OUT))
+        if self.partition.nodes <= out:
+            told = ", ".join(f"{count} {state}" for state, count in sorted(self.partition.states.items()))
+            raise EnvbuildError(
+                "partition-out-of-service",
+                f"no node of the partition {self.partition.name} takes jobs",
+                why=told,
+                hint="`sinfo -R` says why; name another partition, or wait",
+                exit_code=ExitCode.TRY_AGAIN,
+            )
+        return self.partition.nodes - out
+
+    @property
+    def start_deadline(self) -> float | None:
+        """Seconds that a job may wait for its nodes; None: as long as it takes."""
+        told = self.target.scheduler.start_deadline
+        return float(seconds_of(told)) if told else None
+
+    def job(self, name: str, steps: Sequence[JobStep], output: str, time_limit: int) -> Job:
+        """A job on the target's nodes; a limit that the target names goes before `time_limit` (seconds).
+
+        Raises EnvbuildError `job-invalid` (exit 2).
+        """
+        wanted, expected = self.target.scheduler, self.target.expects.gpus_per_node
+        given: dict[str, Any] = {
+            "name": name, "nodes": self.nodes, "steps": tuple(steps), "output": output,
+            "gpus_per_node": self.partition.gpus_per_node if expected is None else expected,
+            "gres": self.partition.gres(), "queue": self.partition.name, "account": wanted.account,
+            "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
+        }  # fmt: skip
+        try:
+            return Job(**given)
+        except ValidationError as error:
+            told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise EnvbuildError(
+                "job-invalid", "the target's job cannot be written down", why=told, hint="correct the target file"
+            ) from error
+
+
+def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
+    """Put small files below a folder on the login host, for this user alone.
+
+    Raises EnvbuildError `job-folder-unwritable` (exit 7).
+    """
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    code = 'umask 077; mkdir -p -- "$1" && cd -- "$1" && tar -xf -'
+    done = runner.run(["/bin/sh", "-c", code, "sh", folder], stdin=data.getvalue())
+    if not done.ok:
+        raise EnvbuildError(
+            "job-folder-unwritable",
+            f"{folder} cannot be written on {runner.host}",
+            why=done.err.strip()[-300:] or "no answer in time",
+            hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
+            exit_code=ExitCode.REFUSED,
+        )
+
+
+# Every file of two levels with its contents in base64, one a line; what is being written has another ending.
+_COLLECT = """
+cd -- "$1" 2>/dev/null || exit 0
+for file in */*"$2"; do
+  [ -f "$file" ] || continue
+  printf '%s ' "$file"
+  base64 < "$file" | tr -d '\\n'
+  echo
+done
+"""
+
+
+def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:
+    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder."""
+    import base64
+    import binascii
+
+    done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, ending], timeout=120.0)
+    found: dict[str, dict[str, bytes]] = {}
+    for line in done.out.splitlines():
+        path, _, text = line.rpartition(" ")
+        node, name = posixpath.split(path)
+        try:
+            found.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            continue  # cut off: as if it were not there
+    return found
+
+
+def read_json(data: bytes) -> dict[str, Any] | None:
+    """A response of the node program; None for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("ok"), bool) else None

@@ -1,0 +1,66 @@
+"""Submit a job of a run, wait for it, tell how it goes, and clean up after it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.provision.job_site import JobSite
+from envbuild.provision.journal import EventKind
+from envbuild.provision.work import Work
+from envbuild.redact import redact_text
+from envbuild.schedule.job import Job, JobState
+from envbuild.schedule.run import Here
+from envbuild.schedule.script import log_name, status_name
+from envbuild.schedule.wait import Limits, wait_for
+
+
+def run_to_end(work: Work, site: JobSite, job: Job) -> tuple[str, JobState]:
+    """Submit a job and wait until it has ended; its number and last state.
+
+    The script stays in the run directory. Raises EnvbuildError as submitting and waiting do; an interrupt leaves the
+    job alone unless the run was told to cancel it.
+    """
+    script = work.run.path / f"{job.name}.sbatch"
+    script.write_text(site.scheduler.render(job))
+    for warning in job.warnings():
+        work.progress.stage(f"warning: {warning}")
+    work.progress.stage(f"submitting {job.name}: {job.cost()}")
+    number = site.scheduler.submit(job)
+    work.journal.append(EventKind.JOB_SUBMITTED, job=number, name=job.name, nodes=job.nodes, output=job.output)
+
+    def told(state: JobState) -> None:
+        work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
+        work.progress.stage(f"job {number}: {state.told()}")
+
+    try:
+        state = wait_for(
+            site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=told,
+            cancelled=work.settings.cancel, peek=_peek(site, job, number),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if work.settings.cancel_job:
+            site.scheduler.cancel(number)
+            work.progress.stage(f"job {number} is cancelled")
+        else:
+            work.progress.stage(f"job {number} goes on; `scancel {number}` ends it")
+        raise
+    for node, reason in site.scheduler.bad_nodes(state.nodes).items():
+        work.notes.append(f"{node} takes no more jobs after job {number}: {reason}")
+    return number, state
+
+
+def _peek(site: JobSite, job: Job, number: str) -> Callable[[], bool] | None:
+    """Whether the status file is there, where looking costs nothing."""
+    if not isinstance(site.runner, Here):
+        return None
+    return Path(job.output, status_name(number)).exists
+
+
+def finish(work: Work, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
+    """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed."""
+    text = site.scheduler.logs(job, number, 1 << 20)
+    (work.run.path / log_name(job, number)).write_text(redact_text(text))
+    gone = job.output if good and state.good else posixpath.join(job.output, "requests")
+    site.runner.run(["rm", "-rf", "--", gone])

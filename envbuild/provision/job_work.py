@@ -1,0 +1,183 @@
+"""Provision through jobs: stage on the login host, one job that builds on its first node and tests on all, collect."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.provision.collect import first_error
+from envbuild.provision.contact import node_request
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.job_facts import facts_file, write_facts
+from envbuild.provision.job_look import facts_of, not_shared
+from envbuild.provision.job_plan import builder_of
+from envbuild.provision.job_site import JobSite, collect, place, read_json
+from envbuild.provision.job_wait import finish, run_to_end
+from envbuild.provision.survey import decide, probe_args
+from envbuild.provision.work import Work
+from envbuild.schedule.job import JobState, JobStep, job_error, seconds_of
+
+Answers = dict[str, dict[str, dict[str, Any]]]
+BUILD = ("install", "smoke", "activate")
+LEAST_LIMIT = 1800
+
+
+def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
+    """Carry out a shared plan; the plan comes back for the nodes that the job got, and the survey has their facts.
+
+    Raises EnvbuildError of submitting and waiting; what single nodes did is in the outcome.
+    """
+    builder = builder_of(plan)
+    folder = posixpath.join(work.survey.facts[builder.node].prefix.path, "jobs", work.run.id)
+    place(site.runner, folder, _requests(builder, work))
+    job = site.job("envbuild-provision", _steps(builder, work, folder), folder, _limit(plan, work))
+    number, state = run_to_end(work, site, job)
+    answers = _answers(site, folder, state)
+    if not answers and not state.good:
+        last = site.scheduler.logs(job, number, 4096)
+        finish(work, site, job, number, state, good=False)
+        raise job_error(number, state, last)
+    if not answers:
+        raise not_shared(folder, number)
+    error = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
+    made, outcome = _outcome(plan, builder, answers, state, error, work)
+    finish(work, site, job, number, state, good=not outcome.errors)
+    if not outcome.errors:
+        write_facts(facts_file(work.prepared.target, site.login), {n: work.survey.facts[n] for n in answers})
+    return made, outcome
+
+
+def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
+    """Put tools and deliveries under the shared prefix, from the login host: the nodes may have no network."""
+    if files is None or (files.payload is None and files.artifacts is None):
+        return
+    target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
+    there = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
+    outcome = run_hosts({site.login: {}}, {site.login: files}, there)
+    work.tasks += there.tasks
+    error = outcome.errors.get(site.login) or first_error(outcome.responses.get(site.login, {}).values())
+    if error is not None:
+        raise error
+
+
+def _requests(builder: NodePlan, work: Work) -> dict[str, bytes]:
+    """The files of the job's folder: one request a verb, and the script that runs them."""
+    prefix = work.survey.facts[builder.node].prefix.path
+    requests = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
+    variant = work.survey.variants[builder.node].to_json_dict()
+    checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
+    requests["verify"] = node_request("verify", prefix, checked, work.run.id)
+    requests["probe"] = node_request("probe", prefix, probe_args(work.prepared, everything=True), work.run.id)
+    script = Path(__file__).with_name("job_run.sh").read_bytes()
+    return {
+        "run.sh": script,
+        **{f"requests/{verb}.json": json.dumps(told, allow_nan=False).encode() for verb, told in requests.items()},
+    }
+
+
+def _steps(builder: NodePlan, work: Work, folder: str) -> list[JobStep]:
+    tools = work.tools[builder.node]
+    run = ("/bin/sh", f"{folder}/run.sh", folder, tools.python, tools.pyz)
+    asked = {str(step.request["verb"]) for step in builder.steps if step.request is not None}
+    built = tuple(verb for verb in BUILD if verb in asked)
+    tested = tuple(verb for verb in ("probe", "smoke", "verify") if verb != "smoke" or "smoke" in asked)
+    return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested))]
+
+
+def _limit(plan: Plan, work: Work) -> int:
+    told = work.prepared.target.scheduler.time_limit
+    if told:
+        return seconds_of(told)
+    estimated = max(sum(step.seconds for step in node.steps) for node in plan.nodes)
+    return max(LEAST_LIMIT, round(4 * estimated / 60) * 60)
+
+
+def _answers(site: JobSite, folder: str, state: JobState) -> Answers:
+    """What the nodes of the last attempt answered, by node and verb; nodes that only began are there too."""
+    raw = collect(site.runner, f"{folder}/answers-{state.restarts}", ".json")
+    return {
+        node: {verb: answer for verb, data in verbs.items() if (answer := read_json(data)) is not None}
+        for node, verbs in raw.items()
+    }
+
+
+def _outcome(
+    plan: Plan, builder: NodePlan, answers: Answers, state: JobState, failed: EnvbuildError | None, work: Work
+) -> tuple[Plan, Outcome]:
+    """Plan and outcome by the nodes that the job really had."""
+    outcome = Outcome()
+    built_on = next((node for node, verbs in answers.items() if "activate" in verbs or "install" in verbs), None)
+    tests = tuple(step for step in builder.steps if step.kind == "smoke")
+    survey, nodes = work.survey, []
+    planned, resolution = survey.facts[builder.node], builder.resolution
+    variant, tools = survey.variants[builder.node], work.tools[builder.node]
+    names = sorted({*answers, *state.nodes})
+    survey.facts = {node: _facts(node, answers.get(node, {}), planned) for node in names}
+    survey.errors, survey.resolutions, survey.variants, work.tools = {}, {}, {}, {}
+    decide(work.prepared, survey, names)
+    for node in names:
+        verbs = {verb: answer for verb, answer in answers.get(node, {}).items() if verb != "probe"}
+        outcome.responses[node] = verbs
+        error = first_error(verbs.values())
+        if error is None and "probe" in answers.get(node, {}):
+            error = _misfit(work, node, builder.variant_digest)
+        if error is None and "verify" not in verbs and all(_well(answer) for answer in verbs.values()):
+            error = _silent(node, built_on, answers, failed)
+        if error is not None:
+            outcome.errors[node] = error
+        survey.variants[node], work.tools[node] = variant, tools
+        chosen = survey.resolutions.get(node) or resolution.model_copy(update={"node": node})
+        steps = builder.steps if node == built_on else tests
+        nodes.append(builder.model_copy(update={"node": node, "steps": steps, "resolution": chosen}))
+    return plan.model_copy(update={"nodes": tuple(nodes)}), outcome
+
+
+def _facts(node: str, verbs: Mapping[str, Any], planned: NodeFacts) -> NodeFacts:
+    """The node's own; where it said nothing, those of the node that the plan was made for, under its name."""
+    return facts_of(verbs.get("probe") or {}, node) or planned.model_copy(update={"node": node, "hostname": node})
+
+
+def _well(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("ok")) and bool((answer.get("result") or {}).get("ok", True))
+
+
+def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
+    """An error where the rules would not choose for this node what was built from another node's facts."""
+    resolution, variant = work.survey.resolutions.get(node), work.survey.variants.get(node)
+    if resolution is None or (variant is not None and variant.digest == digest):
+        return None
+    return EnvbuildError(
+        "node-class-differs",
+        f"{node} is of another kind than the node that the plan was made for",
+        why=f"for it, the rules choose {resolution.variant_id or 'nothing'}",
+        hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
+        exit_code=ExitCode.REFUSED,
+        details={"node": node},
+    )
+
+
+def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildError | None) -> EnvbuildError:
+    """Why a node has not tested: the builder failed, or the job ended before."""
+    builder = first_error(answers.get(built_on, {}).values()) if built_on else None
+    if builder is not None and node != built_on:
+        return EnvbuildError(
+            "not-built",
+            f"{node}: {built_on} was to build for all nodes, and failed",
+            why=str(builder),
+            hint=builder.hint,
+            exit_code=builder.exit_code,
+            details={"node": node},
+        )
+    if failed is not None:
+        return failed
+    return EnvbuildError(
+        "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
+        exit_code=ExitCode.UNREACHABLE, details={"node": node},
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""A user's world whose target is a real Slurm, with the prefix on a folder that all of its nodes share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.world import Done, World
+from tests.slurm.cluster import Cluster
+
+
+class JobWorld(World):
+    """`work/cluster.yaml` is the target; its prefix is `shared/envbuild` of the cluster."""
+
+    def __init__(self, top: Path, cluster: Cluster) -> None:
+        """Nothing is on the prefix yet."""
+        super().__init__(top)
+        self.cluster = cluster
+        del self.env["ENVBUILD_PREFIX"]
+        self.prefix = cluster.shared / f"envbuild of {top.name}"
+        self.env |= {name: cluster.env[name] for name in ("SLURM_CONF", "PATH")}
+        self.target()
+
+    def target(self, **more: Any) -> None:
+        """Write the target; `scheduler` is merged, everything else replaced."""
+        scheduler = {"kind": "slurm", "nodes": 2, "exclusive": True, "time_limit": "10m"} | more.pop("scheduler", {})
+        given = {"name": "cluster", "extends": "slurm", "hosts": {"slurm": "gpu"}, "prefix": str(self.prefix),
+                 "delivery": "controller"}
+        path = self.work / "cluster.yaml"
+        path.write_text(yaml.safe_dump({**given, "stack": "./tiny.yaml", "scheduler": scheduler, **more}))
+
+    def job(self, *args: str, verb: str = "provision", **more: Any) -> Done:
+        """`envbuild VERB --target ./cluster.yaml --json ARGS`."""
+        return self.run(verb, "--target", "./cluster.yaml", "--json", *args, **more)
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs that Slurm still remembers, oldest first."""
+        lines = self.cluster.run("scontrol", "show", "job", "--oneliner", check=False).splitlines()
+        return [line.split("JobName=")[1].split()[0] for line in lines if "JobName=envbuild" in line]
+
+    def submitted(self) -> list[dict[str, Any]]:
+        """The jobs of the newest run, from its journal."""
+        last = max(path for path in self.runs.iterdir() if path.is_dir())
+        events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
+        return [event["data"] for event in events if event["kind"] == "job-submitted"]
+
+
+def by_node(done: Done) -> dict[str, dict[str, Any]]:
+    """Evidence by node; a run that ended strangely shows what it said."""
+    assert done.out.startswith("{"), f"exit {done.rc}\n{done.out[-2000:]}\n{done.err[-4000:]}"
+    return {node["node"]: node for node in done.json["nodes"]}
