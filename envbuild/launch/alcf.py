@@ -15,7 +15,7 @@ from envbuild.launch.order import Order
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.words import Value, fill, fill_config
 from envbuild.model.common import Text
-from envbuild.model.launch import Answer, Command, Default, Launch, LaunchFile
+from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
 
 PORT = 5432
@@ -113,7 +113,7 @@ def make(order: Order) -> Launch:
         files=(LaunchFile(path=str(values["config"]), text=text),),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *degrees.computed),
-        answers=_answers(order),
+        deviations=_deviations(order),
         notes=_notes(order, given),
     )
 
@@ -223,8 +223,8 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _answers(order: Order) -> tuple[Answer, ...]:
-    return order.answers(
+def _deviations(order: Order) -> tuple[Deviation, ...]:
+    return order.deviations(
         ("alcf-exit-code", "one command in the foreground; its exit code is the run's"),
         ("alcf-seed", "a fixed seed, the same on every rank and every start"),
         ("alcf-unknown-key", "MODEL_SIZE_KEY comes from the table, other keys are refused"),

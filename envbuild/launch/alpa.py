@@ -10,7 +10,7 @@ from envbuild.launch.order import Order
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.words import Value, fill
 from envbuild.model.common import Text
-from envbuild.model.launch import Answer, Command, Default, Endpoint, Launch
+from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference
 
 PORT = 41000
@@ -96,7 +96,7 @@ def make(order: Order) -> Launch:
         },
         commands=commands,
         defaults=(*taken, *computed),
-        answers=_answers(order),
+        deviations=_deviations(order),
         notes=(case.note, *_notes(order, case)),
     )
 
@@ -209,8 +209,8 @@ def _notes(order: Order, case: _Case) -> tuple[str, ...]:
     )
 
 
-def _answers(order: Order) -> tuple[Answer, ...]:
-    return order.answers(
+def _deviations(order: Order) -> tuple[Deviation, ...]:
+    return order.deviations(
         ("alpa-step-3-empty", "the case and the command that the empty step stands for"),
         ("alpa-missing-cases", "2 and 64 GPUs take a row of the manual list, and no figure is promised"),
         ("alpa-tmp-bound", "TMP up to the GPUs of a node"),

@@ -10,7 +10,7 @@ from envbuild.launch.order import Order
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.words import Value, fill
 from envbuild.model.common import Text
-from envbuild.model.launch import Answer, Command, Default, Endpoint, Launch
+from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
 from envbuild.model.reference import ModelSize
 
 PORT = 6000
@@ -86,7 +86,7 @@ def make(order: Order) -> Launch:
         },
         commands=tuple(_command(order, given, values, rank) for rank in range(place.nodes)),
         defaults=(*taken, *computed),
-        answers=_answers(order),
+        deviations=_deviations(order),
         notes=_notes(order, given),
     )
 
@@ -165,8 +165,8 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _answers(order: Order) -> tuple[Answer, ...]:
-    return order.answers(
+def _deviations(order: Order) -> tuple[Deviation, ...]:
+    return order.deviations(
         ("app-master-address", "the master's address is an argument, on the workers too"),
         ("app-layers-divide", "stages x chunks must divide the layers"),
         ("app-two-stages", "three stages at least, and microbatches that the stages divide"),

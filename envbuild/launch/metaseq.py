@@ -13,7 +13,7 @@ from envbuild.launch.parameters import Count, Parameters, model_row, read, requi
 from envbuild.launch.place import Place
 from envbuild.launch.words import Value, fill
 from envbuild.model.common import Text
-from envbuild.model.launch import Answer, Command, Default, Launch
+from envbuild.model.launch import Command, Default, Deviation, Launch
 from envbuild.model.reference import ModelSize
 
 END = "done training in"
@@ -78,7 +78,7 @@ def make(order: Order) -> Launch:
         degrees={"tensor": model.model_parallel or 1, "data": copies, "sequences-a-rank": batch},
         commands=(command,),
         defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
-        answers=_answers(order),
+        deviations=_deviations(order),
         notes=_notes(submit),
     )
 
@@ -140,8 +140,8 @@ def _notes(submit: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _answers(order: Order) -> tuple[Answer, ...]:
-    return order.answers(
+def _deviations(order: Order) -> tuple[Deviation, ...]:
+    return order.deviations(
         ("opt-t-and-n", "-t 1 trial on -n nodes, not the other way round"),
         ("opt-prefix", "a prefix from the model size and the job, so that no run is skipped"),
         ("opt-local-nodes", "the number of nodes that there are, not 128"),

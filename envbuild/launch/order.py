@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.launch.place import Place
-from envbuild.model.launch import Answer, LaunchData
+from envbuild.model.launch import Deviation, LaunchData
 from envbuild.model.reference import Reference
 
 if TYPE_CHECKING:
@@ -31,6 +31,6 @@ class Order:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
 
-    def answers(self, *rows: tuple[str, str]) -> tuple[Answer, ...]:
-        """Answers to the findings that this stack has; a user's own stack may have none of them."""
-        return tuple(Answer(finding=finding, does=does) for finding, does in rows if finding in self.findings)
+    def deviations(self, *rows: tuple[str, str]) -> tuple[Deviation, ...]:
+        """Deviations that answer findings of this stack; a user's own stack may have none of them."""
+        return tuple(Deviation(finding=finding, does=does) for finding, does in rows if finding in self.findings)

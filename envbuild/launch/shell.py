@@ -34,8 +34,8 @@ def _head(launch: Launch) -> Iterator[str]:
     yield "# " + ", ".join(f"{name} {value}" for name, value in launch.degrees.items())
     for default in launch.defaults:
         yield _comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
-    for answer in launch.answers:
-        yield _comment(f"{answer.finding}: {answer.does}")
+    for deviation in launch.deviations:
+        yield _comment(f"{deviation.finding}: {deviation.does}")
     for note in launch.notes:
         yield _comment(f"note: {note}")
 

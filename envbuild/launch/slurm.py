@@ -11,7 +11,7 @@ from envbuild.launch.order import Order
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.words import Value, fill, fill_config
 from envbuild.model.common import Text
-from envbuild.model.launch import Answer, Command, Default, Launch, LaunchFile
+from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize
 
 # The document's formula: the dynamic ports from 49152 on, by job id.
@@ -70,7 +70,7 @@ def make(order: Order) -> Launch:
         files=(LaunchFile(path=str(values["config"]), text=text),),
         commands=(Command(argv=argv, environment=dict(order.data.environment), directory=order.directory()),),
         defaults=(*taken, *computed),
-        answers=_answers(order),
+        deviations=_deviations(order),
         notes=_notes(order, given),
     )
 
@@ -163,8 +163,8 @@ def _notes(order: Order, given: SlurmParameters) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _answers(order: Order) -> tuple[Answer, ...]:
-    return order.answers(
+def _deviations(order: Order) -> tuple[Deviation, ...]:
+    return order.deviations(
         ("slurm-no-gpus-asked", "srun asks for the nodes and their GPUs"),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
         ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),

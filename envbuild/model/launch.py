@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from envbuild.model.common import AbsPath, EnvName, Name, RelPath, StrictModel, Text
 
-__all__ = ["Answer", "Command", "Default", "Endpoint", "Launch", "LaunchData", "LaunchFile", "RecipeName", "Words"]
+__all__ = ["Command", "Default", "Deviation", "Endpoint", "Launch", "LaunchData", "LaunchFile", "RecipeName", "Words"]
 
 RecipeName = Literal["alpa", "mpi-deepspeed", "megatronapp", "metaseq", "slurm-deepspeed"]
 _Count = Annotated[int, Field(ge=1)]
@@ -77,7 +77,7 @@ class Default(StrictModel):
     why: Text
 
 
-class Answer(StrictModel):
+class Deviation(StrictModel):
     """One way in which a command differs from the document's, and the finding that it answers."""
 
     finding: Name
@@ -99,5 +99,5 @@ class Launch(StrictModel):
     files: tuple[LaunchFile, ...] = ()
     commands: Annotated[tuple[Command, ...], Field(min_length=1)]
     defaults: tuple[Default, ...] = ()
-    answers: tuple[Answer, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
     notes: tuple[Text, ...] = ()

@@ -40,7 +40,7 @@ def test_every_document_has_a_recipe_and_the_default_stack_says_that_it_has_none
 
 
 @pytest.mark.parametrize("name", WITH_RECIPE)
-def test_defaults_in_the_file_are_parameters_and_answers_are_findings(name: str) -> None:
+def test_defaults_in_the_file_are_parameters_and_deviations_name_findings(name: str) -> None:
     _, data = launch_data(stack(name))
     known = RECIPES[data.recipe].parameters.names()
     assert set(data.defaults) - set(known) <= {"chunks_of_one", "chunks_of_many"}
@@ -49,8 +49,8 @@ def test_defaults_in_the_file_are_parameters_and_answers_are_findings(name: str)
         place(2, 8, image="img" if name == SLURM else None),
         **({"row": "1", "model": "2.6B"} if name == ALPA else {}),
     )
-    assert made.answers
-    assert {answer.finding for answer in made.answers} <= {finding.id for finding in stack(name).findings}
+    assert made.deviations
+    assert {deviation.finding for deviation in made.deviations} <= {finding.id for finding in stack(name).findings}
 
 
 @pytest.mark.parametrize("name", WITH_RECIPE)

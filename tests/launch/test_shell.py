@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envbuild.launch.place import Place
 from envbuild.launch.shell import WIDTH, folded, render
@@ -135,3 +137,16 @@ def test_lines_are_folded_at_options_and_stay_one_command() -> None:
     assert all(len(line) <= WIDTH + 2 for line in lines)
     assert all(line.lstrip().startswith("--") for line in lines[1:])
     assert all(line.endswith(" \\") for line in lines[:-1])
+
+
+_WORDS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(_WORDS | st.sampled_from(["--x", "-n", "\\\n", "a \\\n b", "!!", "~", "$'x'"]), min_size=1, max_size=12)
+)
+def test_bash_joins_folded_lines_to_the_same_words(words: list[str]) -> None:
+    text = "\n".join(folded(["printf", "%s\\0", *words]))
+    done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=30, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == words
