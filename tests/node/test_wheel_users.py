@@ -1,0 +1,145 @@
+"""The wheel store between real users of one machine; each acts in a process that has become that user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import wheels
+from envbuild.node.wheel_store import Store, obtain
+from tests.node.wheel_support import filled, inputs, wheel
+
+ALICE, BOB, GROUP = 54321, 54322, 54400
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user can reach (pytest's own are private)."""
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    folder = Path(tempfile.mkdtemp(prefix="envbuild-users-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_user(user: int, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `function` returns in a child process of that user, whose group is GROUP."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said: dict[str, Any] = {}
+        try:
+            os.setgroups([GROUP])
+            os.setgid(GROUP)
+            os.setuid(user)
+            os.umask(0o022)
+            said = function()
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            said = {"error": repr(error)}
+        finally:
+            os.write(write, json.dumps(said).encode())
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        told = json.loads(stream.read())
+    os.waitpid(child, 0)
+    assert isinstance(told, dict)
+    assert "error" not in told, told
+    return told
+
+
+def build_in(path: Path) -> dict[str, Any]:
+    """Obtain the usual wheel from the store at `path`, in this process."""
+    store = Store(str(path), create=True)
+
+    def build(out: str) -> dict[str, Any]:
+        wheel(Path(out), f"BY = {os.geteuid()}\n")
+        return {"by": os.geteuid()}
+
+    with tempfile.TemporaryDirectory() as tmp:
+        entry, built = obtain(store, inputs(), {"run": "r"}, build, tmp)
+        return {"built": built, "stored": entry.stored, "by": entry.facts["by"], "use": store.use, "notes": store.notes}
+
+
+def test_everybody_reads_a_store_that_root_fills(place: Path) -> None:
+    first = build_in(place / "store")
+    assert (first["built"], first["stored"]) == (True, True)
+    told = as_user(ALICE, lambda: build_in(place / "store"))
+    assert (told["built"], told["by"], told["use"]) == (False, 0, "read-only")
+    assert "is only read, what is built is not kept: [Errno 13]" in told["notes"][0]
+
+
+def test_everybody_reads_a_store_that_a_builders_account_fills(place: Path) -> None:
+    (place / "store").mkdir()
+    os.chown(place / "store", ALICE, GROUP)
+    assert as_user(ALICE, lambda: build_in(place / "store"))["stored"] is True
+    told = as_user(BOB, lambda: build_in(place / "store"))
+    assert (told["built"], told["by"]) == (False, ALICE)
+
+
+def test_members_of_a_group_build_into_one_store_and_run_only_their_own(place: Path) -> None:
+    store = place / "store"
+    store.mkdir()
+    os.chown(store, 0, GROUP)
+    store.chmod(0o2775)
+    told = [as_user(user, lambda: build_in(store)) for user in (ALICE, BOB, ALICE, BOB)]
+    assert [(each["built"], each["stored"], each["by"]) for each in told] == [
+        (True, True, ALICE),
+        (True, True, BOB),
+        (False, True, ALICE),
+        (False, True, BOB),
+    ]
+    assert f"belongs to user id {ALICE}" in told[1]["notes"][0]
+    (plain, beside) = Store(str(store)).folders()
+    assert beside == f"{plain}-{BOB}"
+
+
+def test_nobody_removes_or_damages_what_another_keeps_in_the_store_of_a_group(place: Path) -> None:
+    store = place / "store"
+    store.mkdir()
+    os.chown(store, 0, GROUP)
+    store.chmod(0o2775)
+    as_user(ALICE, lambda: build_in(store))
+
+    def prune() -> dict[str, Any]:
+        args = {"action": "prune", "store": str(store), "keep_days": 0}
+        changed, result = wheels.run({"prefix": "/nowhere", "args": args})
+        return {"changed": changed, **result}
+
+    told = as_user(BOB, prune)
+    assert (told["changed"], told["removed"]) == (False, [])
+    assert "cannot be removed: Permission denied" in told["kept"][0]["why"]
+    assert as_user(ALICE, prune)["changed"] is True
+    assert Store(str(store)).folders() == []
+
+
+def test_forged_and_exchanged_entries_in_the_store_of_a_group_are_not_run(place: Path) -> None:
+    store = place / "store"
+    store.mkdir()
+    os.chown(store, 0, GROUP)
+    store.chmod(0o2775)
+
+    def keep(**source: Any) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as top:
+            return {"key": filled(store, Path(top), **source)[1]}
+
+    key = as_user(BOB, keep)["key"]
+    told = as_user(ALICE, lambda: build_in(store))
+    assert (told["built"], told["by"]) == (True, ALICE), "Bob's wheel under the key that Alice asks for"
+    assert f"belongs to user id {BOB}" in told["notes"][0]
+
+    other = as_user(ALICE, lambda: keep(commit="9" * 40))["key"]
+    shutil.rmtree(store / f"{key}-{ALICE}")
+    shutil.rmtree(store / key)
+    os.rename(store / other, store / key)
+    told = as_user(ALICE, lambda: build_in(store))
+    assert (told["built"], told["by"]) == (True, ALICE), "Alice's own wheel of another source, in the place of this one"
+    assert "its inputs give" in told["notes"][0]
