@@ -164,7 +164,10 @@ def _starts_programs(command: "Any") -> "bool":
 
 def _gated(prefix: "list[str]", original: "Any") -> "Any":
     def spawn(words: "list[str]", *args: "Any", **named: "Any") -> "Any":
-        return original(prefix + list(words), *args, **named)
+        try:
+            return original(prefix + list(words), *args, **named)
+        except Exception as error:  # noqa: BLE001 - distutils' own, which would name the gate
+            raise type(error)("%s failed" % words[0]) from None
 
     return spawn
 
@@ -230,7 +233,8 @@ class Pool:
             self._child(index)
             code = 0
         except BaseException:  # noqa: BLE001 - whatever it is, it goes into the log of this extension
-            traceback.print_exc()
+            # distutils raises one error for another: the first is about the compiler, whose words stand above.
+            traceback.print_exc(limit=-3, chain=False)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

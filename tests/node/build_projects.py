@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.node import build_wheel, pipconf, uv
-from tests.node.env_support import uv_path
+from tests.node.env_support import MINOR, uv_path
+
+SETUPTOOLS = "setuptools==80.9.0"
 
 MODULE = """
 #include <Python.h>
@@ -26,6 +31,8 @@ PyMODINIT_FUNC PyInit_{name}(void) {{ return PyModule_Create(&module); }}
 # As Apex does it: flags are read and removed from the command line, and an extension comes only with its flag.
 SETUP = """
 import sys
+import sysconfig
+import tempfile
 from setuptools import Extension, setup
 extensions = []
 for flag, name in (("--cpp_ext", "shape_C"), ("--cuda_ext", "shape.sub.amp_C")):
@@ -42,8 +49,7 @@ PYPROJECT = '[build-system]\nrequires = ["setuptools", "wheel"]\nbuild-backend =
 EXTENSIONS = ["shape.sub.amp_C", "shape_C"]
 
 
-def c_module(name: str, value: int = 1, header: str = "value.h") -> str:
-    del value
+def c_module(name: str, header: str = "value.h") -> str:
     return MODULE.format(name=name, header=header)
 
 
@@ -86,32 +92,55 @@ def options(tmp_path: Path, **more: Any) -> build_wheel.Options:
     return build_wheel.Options(tool, **more)
 
 
+def _index_run(words: list[str]) -> str:
+    """Run uv with the indexes that pip is configured for; empty, or why it did not work."""
+    config = pipconf.read(dict(os.environ))
+    env = dict(os.environ)
+    if config.index_url:
+        env.setdefault("UV_DEFAULT_INDEX", config.index_url)
+    if config.cert:
+        env.setdefault("SSL_CERT_FILE", config.cert)
+    words = [uv_path(), "pip", "install", "-q", "--index-strategy", "unsafe-best-match", *words]
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=200)
+    return done.stderr[-300:] if done.returncode else ""
+
+
 @functools.cache
-def _missing_tools() -> str:
+def _tools() -> tuple[Path, str]:
+    """A folder with setuptools, made once and kept, and why there is none (empty when there is)."""
+    root = Path(tempfile.gettempdir()) / f"envbuild-tests-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    folder = root / f"{SETUPTOOLS}-{MINOR}"
     if shutil.which("cc") is None:
-        return "no C compiler here (cc)"
-    code = "import sysconfig, os, setuptools.command.bdist_wheel; "
-    code += "assert os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return "" if done.returncode == 0 else f"{sys.executable} cannot build wheels: {done.stderr[-200:]}"
+        return folder, "no C compiler here (cc)"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return folder, f"no headers for {sys.executable}"
+    with (root / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=root) as new:
+                why = _index_run(["--python", sys.executable, "--target", f"{new}/tools", SETUPTOOLS])
+                if why:
+                    return folder, f"{SETUPTOOLS} not to be had here: {why}"
+                os.rename(f"{new}/tools", folder)
+    return folder, ""
 
 
 @pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The interpreter of a new environment that has the setuptools of these tests."""
-    if _missing_tools():
-        pytest.skip(_missing_tools())
-    monkeypatch.delenv("CCACHE_DISABLE", raising=False)
+def python(tmp_path: Path) -> str:
+    """The interpreter of a new environment that has setuptools."""
     return environment(tmp_path / "environment")
 
 
 def environment(folder: Path) -> str:
-    """A virtual environment on this interpreter that sees its packages; returns its `bin/python`."""
+    """A virtual environment on this interpreter, with setuptools; returns its `bin/python`, or skips."""
+    tools, why = _tools()
+    if why:
+        pytest.skip(why)
     done = subprocess.run([uv_path(), "venv", "-q", "--python", sys.executable, str(folder)], capture_output=True)
     assert done.returncode == 0, done.stderr
     site = next(folder.glob("lib/python*/site-packages"))
-    here = [each for each in sys.path if each.endswith("site-packages")]
-    (site / "tools.pth").write_text("".join(f"{each}\n" for each in here))
+    (site / "tools.pth").write_text(f"import site; site.addsitedir({str(tools)!r})\n")
     return str(folder / "bin" / "python")
 
 
@@ -119,18 +148,11 @@ def index_environment(folder: Path, interpreter: str, *packages: str) -> str:
     """A virtual environment with packages of the index; skips when they are not to be had."""
     done = subprocess.run([uv_path(), "venv", "-q", "--python", interpreter, str(folder)], capture_output=True)
     assert done.returncode == 0, done.stderr
-    config = pipconf.read(dict(os.environ))
-    words = [uv_path(), "pip", "install", "-q", "--python", str(folder / "bin" / "python"), *packages]
-    words += ["--index-strategy", "unsafe-best-match"]
-    env = dict(os.environ)
-    if config.index_url:
-        env.setdefault("UV_DEFAULT_INDEX", config.index_url)
-    if config.cert:
-        env.setdefault("SSL_CERT_FILE", config.cert)
-    done = subprocess.run(words, capture_output=True, env=env, timeout=200)
-    if done.returncode:
-        pytest.skip(f"{' '.join(packages)} not to be had here: {done.stderr.decode()[-300:]}")
-    return str(folder / "bin" / "python")
+    python = str(folder / "bin" / "python")
+    why = _index_run(["--python", python, *packages])
+    if why:
+        pytest.skip(f"{' '.join(packages)} not to be had here: {why}")
+    return python
 
 
 def unpack_run(wheel: str, python: str, folder: Path, code: str) -> str:

@@ -1,0 +1,312 @@
+"""A source becomes a wheel: flags delivered or refused, extensions proven, equal files from equal sources."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import build_folder, build_jobs, build_network, build_wheel, protocol, wheelfile
+from envbuild.node.protocol import Exit, NodeError
+from tests.node import build_projects
+from tests.node.build_projects import EXTENSIONS, PYPROJECT, SETUP, options, shape_project, source, unpack_run, write
+from tests.node.build_projects import python as python
+
+FLAGS = ["cpp_ext", "cuda_ext"]
+IMPORT = "import shape_C, shape.sub.amp_C as a; print(shape_C.value() + a.value())"
+
+
+@pytest.mark.parametrize("pyproject", [None, PYPROJECT], ids=["no pyproject", "pyproject"])
+def test_flags_arrive_and_everything_else_of_the_package_is_kept(
+    tmp_path: Path, python: str, pyproject: str | None
+) -> None:
+    project = shape_project(tmp_path / "project", pyproject=pyproject)
+    before = sorted(path.relative_to(project) for path in project.rglob("*"))
+    asked = source(flags=FLAGS, extensions=EXTENSIONS)
+    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    assert result["route"] == "setup.py"
+    assert result["extensions"] == EXTENSIONS
+    assert result["sha256"] == hashlib.sha256(Path(result["wheel"]).read_bytes()).hexdigest()
+    assert result["rebuild"] is None and not result["retried"]
+    assert wheelfile.check(result["wheel"], {"package": "shape", "version": "1.0", "file": "shape"}) > 5
+    with zipfile.ZipFile(result["wheel"]) as archive:
+        names = archive.namelist()
+        assert archive.read("shape/data.txt") == b"data\n"
+        script = archive.getinfo("shape-1.0.data/scripts/shape-run")
+        assert script.external_attr >> 16 & 0o111
+        assert {each.date_time for each in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert names[-1] == "shape-1.0.dist-info/RECORD"
+    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", IMPORT) == "14"
+    assert sorted(path.relative_to(project) for path in project.rglob("*")) == before, "the pinned tree was touched"
+
+
+def test_a_flag_that_this_commit_does_not_know_is_a_failure(tmp_path: Path, python: str) -> None:
+    project = shape_project(tmp_path / "project")
+    with pytest.raises(NodeError) as caught:
+        build_wheel.build_wheel(
+            python, source(flags=["cpp_ext", "fmha"]), str(project), str(tmp_path / "out"), options(tmp_path)
+        )
+    assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
+    assert "--fmha" in caught.value.why and "--cpp_ext" not in caught.value.why
+
+
+SWALLOWS = """
+import argparse, sys
+from setuptools import setup
+known, rest = argparse.ArgumentParser(add_help=False).parse_known_args()
+sys.argv = sys.argv[:1] + [word for word in rest if not word.startswith("--c")]
+setup(name="shape", version="1.0", packages=["shape"])
+"""
+
+
+def test_flags_that_are_swallowed_without_effect_do_not_give_a_wheel(tmp_path: Path, python: str) -> None:
+    project = shape_project(tmp_path / "project", SWALLOWS)
+    with pytest.raises(NodeError) as caught:
+        build_wheel.build_wheel(
+            python,
+            source(flags=FLAGS, extensions=EXTENSIONS),
+            str(project),
+            str(tmp_path / "out"),
+            options(tmp_path),
+        )
+    assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
+    assert caught.value.details == {"extensions": EXTENSIONS}
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_flags_of_the_commands_themselves_are_understood(tmp_path: Path, python: str) -> None:
+    setup = "from setuptools import setup\nsetup(name='shape', version='1.0', packages=['shape'])\n"
+    project = shape_project(tmp_path / "project", setup)
+    asked = source(flags=["build-number=3", "--quiet"])
+    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    assert Path(result["wheel"]).name == "shape-1.0-3-py3-none-any.whl"
+    assert result["extensions"] == []
+
+
+def test_a_project_below_the_top_of_its_source(tmp_path: Path, python: str) -> None:
+    setup = SETUP.replace('["csrc"]', '["../common"]')
+    shape_project(tmp_path / "tree" / "python", setup)
+    (tmp_path / "tree" / "common").mkdir()
+    shutil.move(tmp_path / "tree" / "python" / "csrc" / "value.h", tmp_path / "tree" / "common" / "value.h")
+    asked = {**source(flags=["cpp_ext"], extensions=["shape_C"]), "path": "python"}
+    result = build_wheel.build_wheel(
+        python, asked, str(tmp_path / "tree" / "python"), str(tmp_path / "out"), options(tmp_path)
+    )
+    assert result["extensions"] == ["shape_C"]
+
+
+def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, python: str) -> None:
+    backend = PYPROJECT.replace('"setuptools.build_meta"', '"backend"\nbackend-path = ["."]')
+    project = shape_project(
+        tmp_path / "project", SETUP, pyproject=backend, **{"backend.py": "from setuptools.build_meta import *\n"}
+    )
+    assert build_wheel.route(str(project), {}) == "pep517"
+    result = build_wheel.build_wheel(
+        python,
+        source(flags=["cpp_ext"], extensions=["shape_C"]),
+        str(project),
+        str(tmp_path / "out"),
+        options(tmp_path),
+    )
+    assert (result["route"], result["extensions"]) == ("pep517", ["shape_C"])
+    with pytest.raises(NodeError) as caught:
+        build_wheel.build_wheel(
+            python, source(extensions=["shape_C"]), str(project), str(tmp_path / "out"), options(tmp_path)
+        )
+    assert caught.value.code == "extensions-missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "route"),
+    [
+        (None, "setup.py"),
+        ("[tool.black]\nline-length = 88\n", "setup.py"),
+        ('[build-system]\nrequires = ["setuptools"]\n', "setup.py"),
+        ('[build-system]\nbuild-backend = "setuptools.build_meta:__legacy__"\nrequires = ["setuptools"]\n', "setup.py"),
+        ('[project]\nname = "x"\n[build-system]\nrequires = []\nbuild-backend = "hatchling.build"\n', "pep517"),
+        ('[build-system]\nbuild-backend = "own"\nbackend-path = ["."]\n[tool.x]\nbuild-backend = "y"\n', "pep517"),
+    ],
+)  # fmt: skip
+def test_the_route_follows_the_backend(tmp_path: Path, text: str | None, route: str) -> None:
+    write(tmp_path, {"setup.py": ""} | ({"pyproject.toml": text} if text else {}))
+    assert build_wheel.route(str(tmp_path), {}) == route
+    (tmp_path / "setup.py").unlink()
+    assert build_wheel.route(str(tmp_path), {}) == "pep517"
+
+
+def test_an_extension_that_does_not_compile_is_named_with_its_output(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = shape_project(
+        tmp_path / "project", **{"csrc/shape_C.c": "#error https://me:secret@example.org/ is no C\n"}
+    )
+    monkeypatch.setattr(protocol.log, "path", str(tmp_path / "log.jsonl"))
+    with pytest.raises(NodeError) as caught:
+        build_wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
+    assert (caught.value.code, caught.value.exit_code) == ("build-failed", Exit.BUILD_FAILED)
+    assert "extension shape_C" in caught.value.why and "is no C" in caught.value.why
+    assert "secret" not in caught.value.why
+    whole = [json.loads(line)["message"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert any(text.startswith("output of the build of shape:") and "running bdist_wheel" in text for text in whole)
+    assert "secret" not in "".join(whole)
+    assert not os.listdir(build_folder.CANONICAL), "the build folder was left behind"
+
+
+def test_an_optional_extension_may_fail(tmp_path: Path, python: str) -> None:
+    setup = SETUP.replace('include_dirs=["csrc"]', 'include_dirs=["csrc"], optional=name == "shape_C"')
+    project = shape_project(tmp_path / "project", setup, **{"csrc/shape_C.c": "#error no\n"})
+    result = build_wheel.build_wheel(
+        python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path)
+    )
+    assert result["extensions"] == ["shape.sub.amp_C"]
+
+
+PATHS = """
+#include <assert.h>
+const char *where(int x) { assert(x > 0); return __FILE__; }
+"""
+
+
+def test_two_environments_and_two_folders_give_one_file(tmp_path: Path, python: str) -> None:
+    """Paths are in debug information and in assertions; times and order are in the archive."""
+    more = {"csrc/shape_C.c": build_projects.c_module("shape_C") + PATHS}
+    first = shape_project(tmp_path / "one", **more)
+    second = shape_project(tmp_path / "deeper" / "two", **more)
+    asked = source(flags=FLAGS, environment={"CFLAGS": "-g"})
+    other = build_projects.environment(tmp_path / "another-prefix" / "environment")
+    here = build_wheel.build_wheel(
+        python, asked, str(first), str(tmp_path / "a"), options(tmp_path, check_rebuild=True)
+    )
+    time.sleep(1.1)
+    there = build_wheel.build_wheel(other, asked, str(second), str(tmp_path / "b"), options(tmp_path))
+    assert here["canonical"] and there["canonical"]
+    assert here["rebuild"] == {"equal": True, "different": []}
+    assert here["sha256"] == there["sha256"]
+    assert Path(here["wheel"]).read_bytes() == Path(there["wheel"]).read_bytes()
+
+
+def test_a_rebuild_that_differs_is_told(tmp_path: Path, python: str) -> None:
+    setup = SETUP + "open('shape/data.txt', 'a')\n"
+    setup = "import os\nopen('shape/data.txt', 'w').write(os.urandom(8).hex())\n" + setup
+    project = shape_project(tmp_path / "project", setup)
+    result = build_wheel.build_wheel(
+        python, source(), str(project), str(tmp_path / "out"), options(tmp_path, check_rebuild=True)
+    )
+    assert result["rebuild"] == {"equal": False, "different": ["shape-1.0.dist-info/RECORD", "shape/data.txt"]}
+
+
+def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path) -> None:
+    top = str(tmp_path / "top")
+    with build_folder.Folder("x-1", 10, str(tmp_path), top) as first:
+        assert first.canonical and first.path == os.path.join(top, "x-1")
+        with build_folder.Folder("x-1", 10, str(tmp_path), top) as second:
+            assert not second.canonical and os.path.dirname(second.path) == str(tmp_path)
+        with build_folder.Folder("x-2", 10, str(tmp_path), top) as third:
+            assert third.canonical
+    assert not os.listdir(top)
+
+
+def test_the_folder_of_a_dead_builder_is_taken_over(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    code = (
+        "import os, sys; from envbuild.node.build_folder import Folder; Folder('x-1', 1, '/', sys.argv[1]); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(top)], check=False)
+    assert (top / "x-1" / "owner.json").exists()
+    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+        assert folder.canonical
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    top.chmod(0o777)
+    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+        assert not folder.canonical
+
+
+NETWORK = """
+import socket, sys
+from setuptools import setup
+line = socket.socket(socket.AF_INET)
+line.settimeout(5)
+try:
+    line.connect(("127.0.0.1", int(open("port").read())))
+except OSError as error:
+    print("refused:", error)
+else:
+    sys.exit("there is a network")
+setup(name="shape", version="1.0", packages=["shape"])
+"""
+
+
+def test_there_is_no_network_during_a_build(tmp_path: Path, python: str) -> None:
+    words, said = build_network.off()
+    if not words:
+        pytest.skip(f"the network cannot be switched off here ({said})")
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        project = shape_project(tmp_path / "project", NETWORK, port=str(listener.getsockname()[1]))
+        result = build_wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+    assert result["network"] == "off"
+
+
+def test_a_node_that_cannot_switch_it_off_says_so() -> None:
+    words, said = build_network.off(ways=[["--no-such-option"]])
+    assert words == [] and said.startswith("on: ")
+
+
+def test_several_sources_share_one_budget(tmp_path: Path, python: str) -> None:
+    def call(name: str) -> object:
+        project = shape_project(tmp_path / name)
+
+        def build(budget: build_jobs.Budget) -> object:
+            asked = source(name, flags=FLAGS, extensions=EXTENSIONS)
+            out = str(tmp_path / ("out-" + name))
+            return build_wheel.build_wheel(python, asked, str(project), out, options(tmp_path, budget=budget)), budget
+
+        return build
+
+    results = build_wheel.build_all({name: call(name) for name in ("one", "two")}, jobs=2)  # type: ignore[misc]
+    assert list(results) == ["one", "two"]
+    budgets = {id(budget): budget for _, budget in results.values()}
+    assert len(budgets) == 1
+    assert next(iter(budgets.values())).peak == 2
+    assert [result["extensions"] for result, _ in results.values()] == [EXTENSIONS, EXTENSIONS]
+
+
+def test_a_source_that_fails_does_not_hide_behind_the_others() -> None:
+    def bad(_: build_jobs.Budget) -> None:
+        raise NodeError("build-failed", "no", exit_code=Exit.BUILD_FAILED)
+
+    with pytest.raises(NodeError, match="no"):
+        build_wheel.build_all({"good": lambda _: 1, "bad": bad})
+
+
+def test_the_variables_of_the_stack_and_the_target_reach_setup_py(tmp_path: Path, python: str) -> None:
+    setup = "import json, os\njson.dump(dict(os.environ), open('shape/data.txt', 'w'))\n" + SETUP
+    project = shape_project(tmp_path / "project", setup)
+    asked = source(environment={"FORCE_BUILD": "TRUE", "MAX": "own"})
+    more = {"variables": {"MAX": "stack", "TOPOLOGY": {"path": "/x"}}, "arch_list": ["8.0", "9.0+PTX"]}
+    result = build_wheel.build_wheel(
+        python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=3, **more)
+    )
+    with zipfile.ZipFile(result["wheel"]) as archive:
+        seen = json.loads(archive.read("shape/data.txt"))
+    assert (seen["FORCE_BUILD"], seen["MAX"]) == ("TRUE", "own")
+    assert seen["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"
+    assert (seen["MAX_JOBS"], result["jobs"]) == ("3", 3)
+    assert (seen["SOURCE_DATE_EPOCH"], seen["PYTHONHASHSEED"]) == ("315532800", "0")
+    assert "TOPOLOGY" not in seen
+    assert seen["PATH"].split(":")[0] == os.path.dirname(python)
