@@ -79,7 +79,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
         deviations=_deviations(order),
-        notes=_notes(submit),
+        notes=_notes(submit, prefix),
     )
 
 
@@ -133,10 +133,12 @@ def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None) -> int:
     return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
 
 
-def _notes(submit: str) -> tuple[str, ...]:
+def _notes(submit: str, prefix: str) -> tuple[str, ...]:
     notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
         notes.append("opt-baselines submits a job of its own and returns at once")
+    if submit != "local":
+        notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
     return tuple(notes)
 
 

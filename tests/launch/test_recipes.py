@@ -240,6 +240,7 @@ def test_how_opt_is_submitted_follows_from_the_place(nodes: int, job: str | None
     assert said(made)["submit"] == submit
     assert {word for word in made.commands[0].argv if word in ("--local", "--salloc")} == ({flag} if flag else set())
     assert any("submits a job of its own" in note for note in made.notes) == (submit == "sbatch")
+    assert any("is skipped" in note for note in made.notes) == (submit != "local")
 
 
 def test_nodes_and_trials_the_right_way_round_and_a_prefix_of_its_own() -> None:
