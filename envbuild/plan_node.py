@@ -14,6 +14,7 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
+from envbuild.node.paths import FIRST_USE
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
 from envbuild.resolve.candidate import platform_of, unrecorded_files
@@ -78,6 +79,10 @@ class Inputs:
     patches: Mapping[str, Patch] = field(default_factory=dict)
     jobs: int | None = None
     check_rebuild: bool = False
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
@@ -207,7 +212,7 @@ class NodeSteps:
         packages, sources = len(self.variant.packages), len(self.variant.sources)
         step = Step(
             kind="deliver",
-            what=f"bring {packages} files and {sources} sources to {self.prefix}/store",
+            what=f"bring {_count(packages, 'file')} and {_count(sources, 'source')} to {self.prefix}/store",
             why="the target says that nodes fetch nothing themselves",
             fetch_bytes=cost.fetch_bytes,
             disk_bytes=cost.fetch_bytes,
@@ -229,10 +234,11 @@ class NodeSteps:
         return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
 
     def _found_folders(self) -> list[str]:
-        """Folders of the node in which the probe found files of the variant."""
+        """Folders of the node in which the probe found files of the variant, or that a first use may have left."""
         files = {file.file for package in self.variant.packages for file in package.files}
-        found = self.facts.files_found
-        return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
+        found = {posixpath.dirname(path) for name, path in self.facts.files_found.items() if name in files}
+        kept = posixpath.join(self.prefix, FIRST_USE)
+        return sorted(found | {posixpath.join(kept, file.sha256) for file in trusted_files(self.variant)})
 
     def _install(self, cost: Estimate, why: str, repaired: bool) -> Step:
         args: dict[str, Any] = {

@@ -261,16 +261,24 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
     width = max(len(row["id"]) for row in rows)
     for row in rows:
         size = f"{row['bytes'] / 1e6:,.1f} MB"
-        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} packages  {size:>11}")
+        words = "package " if row["packages"] == 1 else "packages"
+        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}")
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
         lines += [f"    only recorded by yourself: {text}" for text in row["first_use"]]
     return "\n".join([*lines, *([changes] if changes else [])])
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
+    from envbuild.report.view import plural
+
     lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
     count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}
     sources = {source.name for variant in made.variants for source in variant.sources}
     asked = "not asked (--offline)" if offline else f"{count['unchecked']} not checked"
-    verdict = "agrees with its stack" if not count["problem"] else f"{count['problem']} problems"
-    return "\n".join([*lines, f"{path}: {verdict}; {len(made.variants)} variants, {len(sources)} sources, {asked}"])
+    verdict = "agrees with its stack" if not count["problem"] else plural(count["problem"], "problem")
+    return "\n".join(
+        [
+            *lines,
+            f"{path}: {verdict}; {plural(len(made.variants), 'variant')}, {plural(len(sources), 'source')}, {asked}",
+        ]
+    )

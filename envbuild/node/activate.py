@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import install, lease, merkle, packages, paths, record, shell, stamp
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
     stamp.write(environment, data)
-    log("stamped %s: %d files, root %.12s" % (environment, len(files), data["root"]))
+    log("stamped %s: %s, root %.12s" % (environment, plural(len(files), "file"), data["root"]))
     for name in (stamp.SCAN, stamp.INSTALLED):
         paths.remove_tree(paths.meta(environment, name))
     return data

@@ -5,7 +5,7 @@ import os
 import urllib.request
 
 from envbuild.node import pipconf, record, uv
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
     check_recorded(packages)
     wheels = [package for package in packages if not is_sdist(package)]
     for group in groups(wheels, artifacts, tool.config):
-        log("installing %d packages (%s)" % (len(group.packages), group.name))
+        log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
         try:
             _install_group(tool, environment, group, ["--no-build"])
         except NodeError as error:

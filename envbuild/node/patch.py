@@ -22,7 +22,7 @@ import tempfile
 
 from envbuild.node import patch_edits
 from envbuild.node.patch_text import Source, UnfitError, changed_text, mask_c, unbalanced
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def apply(
     if changed and not check:
         _write(directory, changed, patch_spec["name"])
     verb = "would change" if check else "changed"
-    said = "%s %d files" % (verb, len(changed)) if changed else "already applied, nothing changed"
-    log("patch %s: %d hits, %s" % (patch_spec["name"], total, said))
+    said = "%s %s" % (verb, plural(len(changed), "file")) if changed else "already applied, nothing changed"
+    log("patch %s: %s, %s" % (patch_spec["name"], plural(total, "hit"), said))
     return _result(patch_spec, files, notes, check)
 
 

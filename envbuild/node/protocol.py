@@ -76,6 +76,11 @@ class NodeError(Exception):
         return out
 
 
+def plural(count: "int", noun: "str") -> "str":
+    """`1 file`, `2 files`."""
+    return "%d %s%s" % (count, noun, "" if count == 1 else "s")
+
+
 class Interrupted(BaseException):
     """SIGTERM, SIGINT or SIGHUP arrived; not an `Exception`, so that no verb swallows it."""
 

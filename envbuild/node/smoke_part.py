@@ -4,7 +4,10 @@ import math
 import time
 from typing import Any, Dict, Optional, Tuple
 
+from .protocol import plural
 from .smoke_proc import Outcome, how_it_ended
+
+__all__ = ["Clock", "Part", "Spec", "plain", "plural"]
 
 
 class Spec:
@@ -110,8 +113,3 @@ class Part:
 def plain(value: float) -> str:
     """A number for people: thousands separated, else four digits."""
     return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 module`, `2 modules`."""
-    return "%d %s%s" % (count, noun, "" if count == 1 else "s")

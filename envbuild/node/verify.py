@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import activate, merkle, paths, pyc, stamp
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import NodeError, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _check_packages(
 ) -> "None":
     begun = time.monotonic()
     problems = stamp.package_problems(environment, found, variant)
-    _add(checks, "packages", problems, "%d packages as stamped" % len(found["packages"]), begun)
+    _add(checks, "packages", problems, "%s as stamped" % plural(len(found["packages"]), "package"), begun)
 
 
 def _check_link(
@@ -120,7 +120,7 @@ def _check_files(
         return [{"path": os.path.relpath(str(error.filename or environment), environment), "kind": "unreadable"}]
     now = {path: entry.as_list() for path, entry in entries.items()}
     root = merkle.root_of(now)
-    good = "%d files, root %.12s" % (len(now), root)
+    good = "%s, root %.12s" % (plural(len(now), "file"), root)
     if not isinstance(stamped, dict) or merkle.root_of(stamped) != found["root"]:
         problems = ["the list of files does not give the stamped root"]
         drift = [{"path": ".envbuild/files.json", "kind": "changed"}]

@@ -106,13 +106,17 @@ def _result(responses: Responses, verb: str) -> Mapping[str, Any]:
     return result if isinstance(result, Mapping) else {}
 
 
+def _agreement(count: int) -> str:
+    return f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
+
+
 def _checks(responses: Responses) -> Iterable[Check]:
     install = _result(responses, "install")
     if "record_checked" in install:
         yield Check(
             name="record",
             status="passed",
-            says=f"{install['record_checked']} files agree with the RECORD of their wheel",
+            says=_agreement(int(install["record_checked"])),
             seconds=(install.get("seconds") or {}).get("record"),
         )
     for verb in ("smoke", "verify"):
