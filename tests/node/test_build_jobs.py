@@ -1,0 +1,216 @@
+"""The budget of compile jobs: never too many at once, fewer after an OOM kill, and nothing outlives its builder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import build_gate, build_jobs, build_wheel
+from envbuild.node.protocol import NodeError
+from tests.node.build_projects import EXTENSIONS, options, shape_project, source
+from tests.node.build_projects import python as python
+
+GATE = build_gate.__file__
+
+# Counts how many of it run at once, and writes the count down.
+COUNTED = """#!/bin/sh
+mkdir -p "{top}/now"
+: > "{top}/now/$$"
+ls "{top}/now" | wc -l >> "{top}/seen"
+sleep 0.2
+rm "{top}/now/$$"
+"""
+# Dies of SIGKILL when another one compiles, as under memory that is enough for one.
+HUNGRY = """#!/bin/sh
+case "$*" in *" -c "*) ;; *) exec {compiler} "$@" ;; esac
+mkdir -p "{top}/now"
+: > "{top}/now/$$"
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    if [ "$(ls "{top}/now" | wc -l)" -gt 1 ]; then
+        rm -f "{top}/now/$$"
+        echo killed >> "{top}/kills"
+        {death}
+    fi
+    sleep 0.05
+done
+rm -f "{top}/now/$$"
+exec {compiler} "$@"
+"""
+
+
+def program(path: Path, text: str, **more: object) -> Path:
+    path.write_text(text.format(top=path.parent, **more))
+    path.chmod(0o755)
+    return path
+
+
+def gated(budget: build_jobs.Budget, memory: float, *command: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-I", "-S", GATE, "take", budget.socket, str(memory), "--", *command]
+    return subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE)
+
+
+def most(top: Path) -> int:
+    return max(int(line) for line in (top / "seen").read_text().split())
+
+
+def test_no_more_than_jobs_run_at_once(tmp_path: Path) -> None:
+    command = str(program(tmp_path / "cc", COUNTED))
+    with build_jobs.Budget(2, memory=1000) as budget:
+        running = [gated(budget, 1.0, command) for _ in range(6)]
+        assert [each.wait() for each in running] == [0] * 6
+        assert budget.peak == 2
+    assert most(tmp_path) == 2
+
+
+def test_memory_bounds_them_too(tmp_path: Path) -> None:
+    command = str(program(tmp_path / "cc", COUNTED))
+    with build_jobs.Budget(4, memory=5.0) as budget:
+        assert budget.limit(4.0) == 1 and budget.limit(2.5) == 2 and budget.limit(100.0) == 1
+        running = [gated(budget, 4.0, command) for _ in range(3)]
+        assert [each.wait() for each in running] == [0] * 3
+    assert most(tmp_path) == 1
+
+
+def test_a_gate_that_is_killed_gives_its_token_back(tmp_path: Path) -> None:
+    with build_jobs.Budget(1, memory=1000) as budget:
+        first = gated(budget, 1.0, "sleep", "60")
+        wait_for(lambda: budget.peak == 1)
+        second = gated(budget, 1.0, "true")
+        os.killpg(first.pid, signal.SIGKILL)
+        assert second.wait(10) == 0
+
+
+def test_the_exit_code_and_the_words_of_a_command_come_through() -> None:
+    with build_jobs.Budget(1) as budget:
+        done = gated(budget, 1.0, "sh", "-c", "echo wrong >&2; exit 3")
+        assert done.communicate()[1] == b"wrong\n"
+        assert done.returncode == 3
+        assert gated(budget, 1.0, "/no/such/compiler").wait() == 127
+        assert not budget.retried
+
+
+def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
+    """The builder is killed with SIGKILL: it can tell nobody."""
+    mark = tmp_path / "pid"
+    code = (
+        "import subprocess, sys; from envbuild.node import build_jobs\n"
+        "budget = build_jobs.Budget(1).__enter__()\n"
+        f"words = [sys.executable, '-I', '-S', {GATE!r}, 'take', budget.socket, '1', '--', 'sh', '-c',\n"
+        f"    'echo $$ > {mark}; sleep 60']\n"
+        "guard = [sys.executable, '-I', '-S', words[3], 'guard', budget.socket, '--']\n"
+        "subprocess.Popen(guard + words, start_new_session=True).wait()\n"
+    )
+    builder = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(lambda: mark.exists() and bool(mark.read_text().strip()))
+    compiler = int(mark.read_text())
+    builder.kill()
+    builder.wait()
+    wait_for(lambda: not running(compiler))
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 15
+    while not true():
+        assert time.monotonic() < end, "it did not happen in 15 s"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "death",
+    ["kill -9 $$", "echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1"],
+    ids=["compiler", "program below it"],
+)
+def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death: str) -> None:
+    """Only what was killed is compiled again; the extensions that are done stay."""
+    compiler = program(tmp_path / "hungry", HUNGRY, compiler="/usr/bin/cc", death=death)
+    if not os.path.exists("/usr/bin/cc"):
+        pytest.skip("no /usr/bin/cc")
+    project = shape_project(tmp_path / "project")
+    asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS, environment={"CC": str(compiler)})
+    with build_jobs.Budget(2, memory=1000) as budget:
+        result = build_wheel.build_wheel(
+            python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
+        )
+        assert (budget.jobs, budget.retried) == (1, True)
+    assert result["retried"] and result["jobs"] == 2
+    assert result["extensions"] == EXTENSIONS
+    assert (tmp_path / "kills").exists()
+
+
+def test_a_compiler_that_is_always_killed_is_a_failure(tmp_path: Path, python: str) -> None:
+    compiler = program(tmp_path / "dying", "#!/bin/sh\necho once >> {top}/runs\nkill -9 $$\n")
+    project = shape_project(tmp_path / "project")
+    asked = source(flags=["cpp_ext"], environment={"CC": str(compiler)})
+    with pytest.raises(NodeError) as caught:
+        build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+    assert caught.value.code == "build-failed" and "too little memory" in caught.value.why
+    # `look` asks the compiler twice for its version; the compile command itself runs twice.
+    assert len((tmp_path / "runs").read_text().split()) == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "archs", "threads"),
+    [
+        (["nvcc", "-c", "a.cu", "-gencode=arch=compute_90,code=sm_90"], 1, None),
+        (["nvcc", "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"], 2, None),
+        (["nvcc", "--threads", "4", "-gencode=arch=compute_80,code=sm_80"], 1, 4),
+        (["nvcc", "--threads=0"], 0, 0),
+    ],
+)
+def test_architectures_and_threads_of_nvcc(command: list[str], archs: int, threads: int | None) -> None:
+    assert (build_gate.archs(command), build_gate.threads(command)) == (archs, threads)
+
+
+NVCC = '#!/bin/sh\necho "$@" >> "{top}/words"\n'
+
+
+def test_an_nvcc_of_several_architectures_takes_idle_tokens(tmp_path: Path) -> None:
+    nvcc = str(program(tmp_path / "nvcc", NVCC))
+    several = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]
+    with build_jobs.Budget(8, memory=1000) as budget:
+        assert gated(budget, 1.0, nvcc, *several, "-c", "a.cu").wait() == 0
+        assert budget.peak == 2
+        assert gated(budget, 1.0, nvcc, *several[:2], "-c", "a.cu").wait() == 0
+    with build_jobs.Budget(1, memory=1000) as budget:
+        assert gated(budget, 1.0, nvcc, *several, "-c", "a.cu").wait() == 0
+    lines = (tmp_path / "words").read_text().splitlines()
+    assert ["--threads 2" in line for line in lines] == [True, False, False]
+
+
+def test_the_longest_are_started_first(tmp_path: Path) -> None:
+    for name, size in (("small.cpp", 10), ("large.cpp", 1000), ("kernel.cu", 500)):
+        (tmp_path / name).write_text("x" * size)
+    weights = [build_gate.weigh(["cc", "-c", str(tmp_path / name)]) for name in ("small.cpp", "large.cpp", "kernel.cu")]
+    assert weights == sorted(weights)
+    assert build_gate.weigh(["cc", "-shared", "a.o", "-o", "a.so"]) > weights[-1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "stat", "free"),
+    [("8000000000", "6000000000", "inactive_file 1000000000\n", 3.0), ("max", "1", "", 20.0)],
+)
+def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path, limit: str, usage: str, stat: str, free: float) -> None:
+    files = {
+        "proc/meminfo": "MemTotal: 30000000 kB\nMemAvailable: 19531250 kB\n",
+        "sys/fs/cgroup/memory.max": limit + "\n",
+        "sys/fs/cgroup/memory.current": usage + "\n",
+        "sys/fs/cgroup/memory.stat": stat,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert build_jobs.free_memory(str(tmp_path)) == pytest.approx(free)
