@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-STORE = os.path.join("store", "first-use")
 NORMAL_INDEX = "pypi"
 _PART = ".part-"
 
@@ -32,8 +31,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     args = request["args"]
     prefix = request["prefix"]
     paths.set_umask(prefix)
-    paths.make_dirs(prefix, STORE)
-    folder = os.path.join(prefix, STORE)
+    paths.make_dirs(prefix, paths.FIRST_USE)
+    folder = os.path.join(prefix, paths.FIRST_USE)
     held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
     begun = time.monotonic()
     try:
@@ -115,6 +114,8 @@ class _Source:
             self.found = "the index %s" % wanted["index"]
             found = self._ask(wanted, (artifacts.get("indexes") or {}).get(wanted["index"]), config)
             self._url, self.stated = found.url, found.sha256
+            if found.url.startswith("http:"):
+                self.found += ", unencrypted"
 
     def _ask(
         self, wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pipconf.PipConfig"

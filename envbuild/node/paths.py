@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 META = ".envbuild"
+FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` brought, by sha256
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 
 

@@ -28,12 +28,13 @@ from tests.resolve.builders import node_facts
 
 FILE = "alpha-1.0-py3-none-any.whl"
 A, B = "a" * 64, "b" * 64
+PREFIX = "/data/envbuild"  # of the recorded facts
 
 
 def row(sha256: str = A, file: str = FILE) -> dict[str, Any]:
     return {
         "file": file, "sha256": sha256, "size": 7, "index": "pypi", "found": "the index pypi",
-        "path": f"/prefix/store/first-use/{sha256}/{file}", "record_checked": 3,
+        "path": f"{PREFIX}/store/first-use/{sha256}/{file}", "record_checked": 3,
     }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_nodes_that_agree_get_one_record_and_a_plan_with_the_hash(home: Path, mo
     assert work.prepared.lock.variants[0].digest != lock().variants[0].digest
     request = plan.nodes[0].steps[0].request
     assert request is not None
-    assert request["args"]["artifacts"]["find_links"] == [f"/prefix/store/first-use/{A}"], (
+    assert request["args"]["artifacts"]["find_links"] == [f"{PREFIX}/store/first-use/{A}"], (
         "fetched once, used from there"
     )
     assert request["args"]["variant"]["packages"][0]["files"][0]["sha256"] == A
