@@ -2,6 +2,7 @@
 
     <store>/<key>/{<wheel>.whl, build.json}     complete from the rename that makes it; never changed afterwards
     <store>/leases/<key>.json                   who builds it now (see lease.py); it only saves double work
+    <store>/leases/<key>.failed.json            how its last build failed, for those who waited for it
     <store>/tmp/<key>.<random>/                 an entry that is being written
     <store>/quarantine/<key>.<random>/          a damaged entry, and beside it a `.json` that says why
 
@@ -12,20 +13,19 @@
 import errno
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths, protocol, store_trust, wheel_entry
+from envbuild.node import identity, lease, paths, store_trust, wheel_entry
 from envbuild.node.protocol import Exit, NodeError, log
 from envbuild.node.wheel_entry import BUILD, VERSION, Entry, UnusableEntryError
 from envbuild.node.wheel_key import build_key, key_inputs, read_toolchain
+from envbuild.node.wheel_obtain import obtain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 __all__ = [
@@ -39,8 +39,6 @@ __all__ = [
     "read_toolchain",
 ]
 
-WAIT = 3 * 3600.0
-_LONGEST_PAUSE = 5.0
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
@@ -72,15 +70,16 @@ class Store:
             self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
             return
         if refused:
-            self._note("is not used: " + refused)
+            self.note("is not used: " + refused)
             return
         if note:
-            self._note(note)
+            self.note(note)
         self.use = "read-only"
         if create:
             self._try_to_write()
 
-    def _note(self, text: "str") -> "None":
+    def note(self, text: "str") -> "None":
+        """Say once, as a warning and in `notes`, what is not as it should be."""
         text = "wheel store %s: %s" % (self.path, text)
         if text not in self.notes:
             self.notes.append(text)
@@ -90,7 +89,7 @@ class Store:
         full = paths.os_error(error, self.path)
         if full is not None:
             raise full from error
-        self._note(text)
+        self.note(text)
 
     def _try_to_write(self) -> "None":
         try:
@@ -103,7 +102,7 @@ class Store:
                 except FileExistsError:
                     pass
                 if os.lstat(folder).st_mode & stat.S_IWOTH or not os.path.isdir(folder) or os.path.islink(folder):
-                    self._note("is only read: every user can write its folder %s" % name)
+                    self.note("is only read: every user can write its folder %s" % name)
                     return
             self.now()
             self.use = "read-write"
@@ -165,7 +164,7 @@ class Store:
         if found.kind == "damaged" and self.use == "read-write":
             self.quarantine(name, found.why)
         else:
-            self._note("entry %.12s is not used: %s" % (name, found.why))
+            self.note("entry %.12s is not used: %s" % (name, found.why))
 
     def reject(self, key: "str", why: "str") -> "None":
         """Move the entry of `key` that we would use away, because its wheel does not work."""
@@ -186,14 +185,14 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._note("entry %.12s is damaged (%s) and cannot be moved away: %s" % (name, why, error))
+            self.note("entry %.12s is damaged (%s) and cannot be moved away: %s" % (name, why, error))
             return None
         try:
             lease.touch(where)
             paths.write_json(where + ".json", told)
         except (OSError, NodeError) as error:
             log("the reason is not written: %s" % error)
-        self._note("entry %.12s is not good and is in quarantine now: %s" % (name, why))
+        self.note("entry %.12s is not good and is in quarantine now: %s" % (name, why))
         return where
 
     def put(
@@ -256,124 +255,3 @@ class Store:
                     paths.remove_tree(self.place("tmp", name))
                 except OSError:
                     pass  # another user's
-
-
-def obtain(
-    store: "Store",
-    inputs: "dict[str, Any]",
-    owner: "dict[str, Any]",
-    build: "Callable[[str], dict[str, Any]]",
-    tmp: "str",
-    wait: "float | None" = None,
-) -> "tuple[Entry, bool]":
-    """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
-
-    `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
-    returns facts about the build. `tmp` is a private folder: the Entry's wheel lies below it, checked, and stays there.
-    While another builds the same wheel this waits for it, at most `wait` seconds (default three hours). A dead builder
-    is taken over, a failed one gives its lease back. A store that cannot be written is read; then, or when the disk
-    has filled up during the build, the wheel is used and not stored, which `store.notes` say.
-    Raises NodeError `build-busy` (75), `disk-full` or `inodes-full` (75, before anything is built), `build-failed` (4).
-    """
-    key = build_key(inputs)
-    entry = _private(store, key, tmp)
-    if entry is not None:
-        return entry, False
-    if store.use != "read-write":
-        return _build(store, inputs, owner, build, tmp), True
-    mine = dict(identity.here(), **owner)
-    mine["token"] = uuid.uuid4().hex
-    held, entry = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
-    if held is None:
-        assert entry is not None
-        return entry, False
-    try:
-        with held:
-            entry = _private(store, key, tmp)
-            if entry is not None:
-                return entry, False
-            store.sweep(key)
-            return _build(store, inputs, owner, build, tmp), True
-    finally:
-        held.release()
-
-
-def _private(store: "Store", key: "str", tmp: "str") -> "Entry | None":
-    if not any(name.startswith(key) for name in store.folders()):
-        return None
-    folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
-    entry = store.take(key, folder)
-    if entry is None:
-        shutil.rmtree(folder)
-    return entry
-
-
-def _wait(
-    store: "Store", key: "str", mine: "dict[str, Any]", tmp: "str", deadline: "float"
-) -> "tuple[lease.Lease | None, Entry | None]":
-    """The lease of `key`, or the entry that another builder finished meanwhile."""
-    said = ""
-    pause = 0.1
-    while True:
-        try:
-            held, other = lease.attempt(store.place("leases", key + ".json"), mine)
-        except OSError as error:
-            raise paths.os_error(error, store.path) or error from error
-        if held is not None:
-            return held, None
-        entry = _private(store, key, tmp)
-        if entry is not None:
-            return None, entry
-        who = "%s, which builds %s" % (lease.describe(other or {}), (other or {}).get("what", "%.12s" % key))
-        if time.monotonic() >= deadline:
-            raise NodeError(
-                "build-busy",
-                "another envbuild still builds %s" % mine.get("what", "%.12s" % key),
-                why="waited for %s" % who,
-                hint="run the same command again later; it will use what the other has built",
-                exit_code=Exit.TRY_AGAIN,
-                details={"key": key},
-            )
-        if who != said:
-            log("waiting for %s" % who)
-            said = who
-        time.sleep(max(0.01, min(pause, deadline - time.monotonic())))
-        pause = min(_LONGEST_PAUSE, pause * 1.5)
-
-
-def _build(
-    store: "Store",
-    inputs: "dict[str, Any]",
-    owner: "dict[str, Any]",
-    build: "Callable[[str], dict[str, Any]]",
-    tmp: "str",
-) -> "Entry":
-    out = tempfile.mkdtemp(prefix="built-", dir=tmp)
-    facts = build(out)
-    wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
-    if len(wheels) != 1:
-        raise NodeError(
-            "build-failed",
-            "%s: the build made %d wheels" % (owner.get("what", inputs.get("source", "?")), len(wheels)),
-            exit_code=Exit.BUILD_FAILED,
-            changed=True,
-        )
-    wheel = os.path.join(out, wheels[0])
-    builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
-    if store.use == "read-write":
-        try:
-            stored = store.put(inputs, wheel, facts, builder)
-        except NodeError as error:
-            store._note("%s is used and not kept: %s (%s)" % (wheels[0], error, error.why))
-        else:
-            if stored.sha256 == wheel_entry.sha256(wheel):
-                stored.wheel = wheel
-                return stored
-            # Another builder was first with other bytes: every node then installs the same ones.
-            first = _private(store, stored.key, tmp)
-            if first is not None:
-                shutil.rmtree(out)
-                return first
-    data = {"key": build_key(inputs), "inputs": inputs, "facts": facts, "builder": builder, "built_at": time.time()}
-    data.update(sha256=wheel_entry.sha256(wheel), size=os.path.getsize(wheel))
-    return Entry(wheel, data, False)

@@ -123,6 +123,37 @@ def test_of_many_at_once_exactly_one_builds(tmp_path: Path, start: Start) -> Non
     intact(tmp_path / "store")
 
 
+def test_those_who_waited_for_a_build_that_failed_fail_with_it_and_the_next_tries_again(
+    tmp_path: Path, start: Start
+) -> None:
+    go = tmp_path / "go"
+    one = start("one", until=str(go), fails=4)
+    one.until(one.builds)
+    waiting = [start(f"n{number}") for number in range(3)]
+    for each in waiting:
+        each.until(each.waits)
+    go.touch()
+    assert one.end()["code"] == "build-failed"
+    for each in waiting:
+        told = each.end()
+        assert (told["code"], told["what"], told["exit"]) == ("build-failed", "no compiler", 4)
+        assert "for the test; so it ended for run one on" in told["why"]
+        assert not each.builds()
+    assert start("later").end()["built"] is True
+    intact(tmp_path / "store")
+
+
+def test_a_builder_that_ran_out_of_something_does_not_stop_those_who_wait(tmp_path: Path, start: Start) -> None:
+    go = tmp_path / "go"
+    one = start("one", until=str(go), fails=75)
+    one.until(one.builds)
+    two = start("two")
+    two.until(two.waits)
+    go.touch()
+    assert one.end()["exit"] == 75
+    assert two.end()["built"] is True
+
+
 def test_a_deadline_ends_the_waiting_with_try_again(tmp_path: Path, start: Start) -> None:
     one = start("one", until=str(tmp_path / "never"))
     one.until(one.builds)

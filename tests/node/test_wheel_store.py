@@ -190,6 +190,9 @@ def test_a_failed_build_gives_its_lease_back_and_stores_nothing(tmp_path: Path) 
         obtain(store, inputs(), {"run": "r"}, lambda out: {}, str(tmp_path))
     assert found.value.exit_code == 4
     assert names(tmp_path / "store") == ["leases", "quarantine", "tmp"]
+    (told,) = names(tmp_path / "store" / "leases")
+    assert told.endswith(".failed.json"), "for those who were waiting; whoever comes later tries"
+    assert get(store, Builder(tmp_path), tmp_path / "tmp")[1] is True
     assert names(tmp_path / "store" / "leases") == []
 
 

@@ -2,7 +2,8 @@
 
 Prints `building` when its build begins and a JSON line at the end. Options: `host` (the name it goes by: another one is
 another machine to everybody else), `clock` (a file with the seconds that the file server has), `until` (the build or,
-with `in_put`, the storing goes on when that file is there), `content`, `wait`, `run`.
+with `in_put`, the storing goes on when that file is there), `content`, `wait`, `run`, `fails` (the exit code
+that the build fails with).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envbuild.node import identity, lease, wheel_entry, wheel_store
+from envbuild.node import identity, lease, wheel_entry, wheel_obtain, wheel_store
 from envbuild.node.protocol import NodeError
 from tests.node.wheel_support import inputs, wheel
 
@@ -27,7 +28,7 @@ def _stall(path: str) -> None:
 
 def main(options: dict[str, Any]) -> None:
     real = identity.here
-    wheel_store._LONGEST_PAUSE = 0.05
+    wheel_obtain._LONGEST_PAUSE = 0.05
     lease.BEAT = 0.03
     if "host" in options:
         identity.here = lambda: {**real(), "host": options["host"], "boot_id": options["host"]}
@@ -50,6 +51,8 @@ def main(options: dict[str, Any]) -> None:
     def build(out: str) -> dict[str, Any]:
         if not options.get("in_put"):
             _stall(options.get("until", "/"))
+        if "fails" in options:
+            raise NodeError("build-failed", "no compiler", why="for the test", exit_code=options["fails"])
         wheel(Path(out), options.get("content", "VERSION = 1\n"))
         return {"by": options.get("run", "run")}
 

@@ -1,0 +1,193 @@
+"""One builder for each wheel: take it from the store, or wait for whom builds it, or build it."""
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+
+from envbuild.node import identity, lease, paths, protocol, wheel_entry
+from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.wheel_entry import Entry
+from envbuild.node.wheel_key import build_key
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from envbuild.node.wheel_store import Store
+
+WAIT = 3 * 3600.0
+_LONGEST_PAUSE = 5.0
+
+
+def obtain(
+    store: "Store",
+    inputs: "dict[str, Any]",
+    owner: "dict[str, Any]",
+    build: "Callable[[str], dict[str, Any]]",
+    tmp: "str",
+    wait: "float | None" = None,
+) -> "tuple[Entry, bool]":
+    """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
+
+    `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
+    returns facts about the build. `tmp` is a private folder: the Entry's wheel lies below it, checked, and stays there.
+    While another builds the same wheel this waits for it, at most `wait` seconds (default three hours). A dead builder
+    is taken over; one that fails gives its lease back, and those who waited for it fail with it. A store that cannot be
+    written is read; then, or when the disk has filled up during the build, the wheel is used and not stored, which
+    `store.notes` say.
+
+    Raises NodeError `build-busy` (75), `disk-full` or `inodes-full` (75, before anything is built), `build-failed` (4).
+    """
+    key = build_key(inputs)
+    entry = _private(store, key, tmp)
+    if entry is not None:
+        return entry, False
+    if store.use != "read-write":
+        return _build(store, inputs, owner, build, tmp), True
+    mine = dict(identity.here(), **owner)
+    mine["token"] = uuid.uuid4().hex
+    held, entry, since = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
+    if held is None:
+        assert entry is not None
+        return entry, False
+    try:
+        with held:
+            entry = _private(store, key, tmp)
+            if entry is not None:
+                return entry, False
+            _fail_with(_failure(store, key), since)
+            store.sweep(key)
+            try:
+                entry = _build(store, inputs, owner, build, tmp)
+            except NodeError as error:
+                if error.exit_code == Exit.BUILD_FAILED:
+                    _tell_failure(_failure(store, key), error, mine)
+                raise
+            _forget_failure(_failure(store, key))
+            return entry, True
+    finally:
+        held.release()
+
+
+def _failure(store: "Store", key: "str") -> "str":
+    """Where the last failed build of `key` is told to those who wait for it."""
+    return store.place("leases", key + ".failed.json")
+
+
+def _tell_failure(path: "str", error: "NodeError", mine: "dict[str, Any]") -> "None":
+    try:
+        paths.write_json(path, dict(error.as_dict(), by=lease.describe(mine)))
+        lease.touch(path)
+    except (OSError, NodeError) as other:
+        log("the failure is not told to others: %s" % other)
+
+
+def _forget_failure(path: "str") -> "None":
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # none there, or another user's; it is older than whoever waits from now on
+
+
+def _fail_with(path: "str", since: "float | None") -> "None":
+    """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
+    told = paths.read_json(path) if since is not None else None
+    try:
+        if not isinstance(told, dict) or since is None or os.stat(path).st_mtime < since:
+            return
+    except OSError:
+        return
+    raise NodeError(
+        str(told.get("code", "build-failed")),
+        str(told.get("what", "")),
+        why="%s; so it ended for %s, for whom this waited" % (told.get("why", "?"), told.get("by", "?")),
+        hint="%s; the same command tries it here" % told.get("hint", "see that node's log"),
+        exit_code=Exit.BUILD_FAILED,
+        changed=True,
+    )
+
+
+def _private(store: "Store", key: "str", tmp: "str") -> "Entry | None":
+    if not any(name.startswith(key) for name in store.folders()):
+        return None
+    folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
+    entry = store.take(key, folder)
+    if entry is None:
+        shutil.rmtree(folder)
+    return entry
+
+
+def _wait(
+    store: "Store", key: "str", mine: "dict[str, Any]", tmp: "str", deadline: "float"
+) -> "tuple[lease.Lease | None, Entry | None, float | None]":
+    """The lease of `key`, or the entry that another builder finished meanwhile; and when the waiting for one began."""
+    said, since = "", None  # type: str, float | None
+    pause = 0.1
+    while True:
+        try:
+            held, other = lease.attempt(store.place("leases", key + ".json"), mine)
+            if held is None and since is None:
+                since = store.now()
+        except OSError as error:
+            raise paths.os_error(error, store.path) or error from error
+        if held is not None:
+            return held, None, since
+        entry = _private(store, key, tmp)
+        if entry is not None:
+            return None, entry, since
+        who = "%s, which builds %s" % (lease.describe(other or {}), (other or {}).get("what", "%.12s" % key))
+        if time.monotonic() >= deadline:
+            raise NodeError(
+                "build-busy",
+                "another envbuild still builds %s" % mine.get("what", "%.12s" % key),
+                why="waited for %s" % who,
+                hint="run the same command again later; it will use what the other has built",
+                exit_code=Exit.TRY_AGAIN,
+                details={"key": key},
+            )
+        if who != said:
+            log("waiting for %s" % who)
+            said = who
+        time.sleep(max(0.01, min(pause, deadline - time.monotonic())))
+        pause = min(_LONGEST_PAUSE, pause * 1.5)
+
+
+def _build(
+    store: "Store",
+    inputs: "dict[str, Any]",
+    owner: "dict[str, Any]",
+    build: "Callable[[str], dict[str, Any]]",
+    tmp: "str",
+) -> "Entry":
+    out = tempfile.mkdtemp(prefix="built-", dir=tmp)
+    facts = build(out)
+    wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
+    if len(wheels) != 1:
+        raise NodeError(
+            "build-failed",
+            "%s: the build made %d wheels" % (owner.get("what", inputs.get("source", "?")), len(wheels)),
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+    wheel = os.path.join(out, wheels[0])
+    builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
+    if store.use == "read-write":
+        try:
+            stored = store.put(inputs, wheel, facts, builder)
+        except NodeError as error:
+            store.note("%s is used and not kept: %s (%s)" % (wheels[0], error, error.why))
+        else:
+            if stored.sha256 == wheel_entry.sha256(wheel):
+                stored.wheel = wheel
+                return stored
+            # Another builder was first with other bytes: every node then installs the same ones.
+            first = _private(store, stored.key, tmp)
+            if first is not None:
+                shutil.rmtree(out)
+                return first
+    data = {"key": build_key(inputs), "inputs": inputs, "facts": facts, "builder": builder, "built_at": time.time()}
+    data.update(sha256=wheel_entry.sha256(wheel), size=os.path.getsize(wheel))
+    return Entry(wheel, data, False)
