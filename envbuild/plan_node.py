@@ -14,7 +14,6 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.node.paths import FIRST_USE
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
 from envbuild.resolve.candidate import platform_of, unrecorded_files
@@ -234,11 +233,10 @@ class NodeSteps:
         return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
 
     def _found_folders(self) -> list[str]:
-        """Folders of the node in which the probe found files of the variant, or that a first use may have left."""
+        """Folders of the node in which the probe found files of the variant."""
         files = {file.file for package in self.variant.packages for file in package.files}
-        found = {posixpath.dirname(path) for name, path in self.facts.files_found.items() if name in files}
-        kept = posixpath.join(self.prefix, FIRST_USE)
-        return sorted(found | {posixpath.join(kept, file.sha256) for file in trusted_files(self.variant)})
+        found = self.facts.files_found
+        return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
     def _install(self, cost: Estimate, why: str, repaired: bool) -> Step:
         args: dict[str, Any] = {

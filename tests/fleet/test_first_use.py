@@ -51,8 +51,8 @@ def test_two_nodes_agree_or_nothing_is_used(
 
     done = world.fleet("provision", TRUST)
     assert done.rc == 5, done.err
-    for node, evidence in by_node(done).items():
-        assert evidence["error"]["code"] == "hash-mismatch", node
+    for address, evidence in by_node(done).items():
+        assert evidence["error"]["code"] == "hash-mismatch", address
         assert f"{nodes[0].address} got sha256 {ours}" in evidence["error"]["why"]
         assert f"{nodes[1].address} got sha256 {theirs}" in evidence["error"]["why"]
     record = world.home / ".local" / "share" / "envbuild" / "first-use.toml"
