@@ -15,7 +15,8 @@ def expected(variant: Dict[str, Any]) -> List[str]:
     for source in variant.get("sources") or []:
         build = source.get("build") or {}
         names.extend(str(name) for name in build.get("extensions") or [])
-        names.extend(str(each.get("name")) for each in build.get("modules") or [])
+        # The package that kernels lie in when they are built ahead of time, see build_kernels.py.
+        names.extend("envbuild_kernels.%s" % each.get("name") for each in build.get("modules") or [])
     return list(dict.fromkeys(names))
 
 

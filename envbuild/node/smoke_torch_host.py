@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from .smoke_torch_compare import Case, need
 _RANKS = 2
 _MPI_DEADLINE = 60.0
 _SAY = (
+    "print('envbuild-begun', flush=True)\n"
     "from mpi4py import MPI\nw = MPI.COMM_WORLD\n"
     "total = w.allreduce(w.Get_rank() + 1)\n"
     "print('envbuild-rank', w.Get_rank(), w.Get_size(), total, flush=True)\n"
@@ -126,15 +128,17 @@ def mpi(case: Case) -> None:
 
 
 def judge_ranks(case: Case, output: str, code: int, program: str) -> None:
-    """What the ranks said; where none spoke, the launcher could not start them, which says nothing of mpi4py."""
+    """What the ranks said; where none even began, the launcher could not start them, which says nothing of mpi4py."""
     said = [line.split()[-4:] for line in output.splitlines() if "envbuild-rank" in line]
     said = [line[1:] for line in said if len(line) == 4 and line[0] == "envbuild-rank"]
     if not said:
-        last = [line.strip() for line in output.splitlines() if line.strip()]
-        if any("Traceback" in line or "mpi4py" in line for line in last):
-            case.true("under %s no rank came up: %s" % (program, last[-1][:300]), False)
+        begun = sum(line.strip().endswith("envbuild-begun") for line in output.splitlines())
+        why = _telling(output)
+        if begun:
+            what = "%s of %s began and MPI did not start: %s; mpi4py is linked to %s"
+            case.true(what % ("%d rank%s" % (begun, "" if begun == 1 else "s"), program, why, case.api), False)
         else:
-            case.skipped = "%s started no rank (exit %d): %s" % (program, code, last[-1][:300] if last else "no word")
+            case.skipped = "%s started no rank (exit %d): %s" % (program, code, why)
         return
     sizes = sorted({size for _, size, _ in said})
     what = "%d ranks were started by %s and each sees a world of %s: mpi4py is linked to another MPI (%s)"
@@ -144,3 +148,14 @@ def judge_ranks(case: Case, output: str, code: int, program: str) -> None:
         wanted = str(_RANKS * (_RANKS + 1) // 2)
         case.true("the sum over the ranks is wrong: %s" % said, all(total == wanted for _, _, total in said))
         case.true("%s ended with exit code %d" % (program, code), code == 0)
+
+
+def _telling(output: str) -> str:
+    """The line of a failed launch that says most: what is not supported, an error, or else the last one with words."""
+    lines = [line.strip() for line in output.splitlines() if re.search("[A-Za-z]", line)]
+    lines = [line for line in lines if "envbuild-begun" not in line]
+    for word in ("unsupported", "not supported", "Error", "error", "refused"):
+        for line in lines:
+            if word in line:
+                return line[:300]
+    return lines[-1][:300] if lines else "no word"
