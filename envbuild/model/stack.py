@@ -214,7 +214,7 @@ class Profile(StrictModel):
             raise ValueError("two sources have the same name")
         needs_torch = self.torch is None and any(item.name != "sound" for item in self.smoke)
         if needs_torch and not any(base.provides for base in self.bases):
-            raise ValueError("the smoke benchmarks `machine` and `training` need torch")
+            raise ValueError("the smoke items `machine`, `training` and `extensions` need torch")
         return self
 
 
