@@ -13,8 +13,8 @@ import pytest
 
 from envbuild.node import lease, patching
 from envbuild.node.protocol import NodeError
-from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
+from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
 
 __all__ = ["node"]
 
