@@ -64,10 +64,10 @@ class Store:
             if create:
                 os.makedirs(self.path, exist_ok=True)
             refused, self.trusted, note = store_trust.judge(self.path)
-        except FileNotFoundError:
-            return
         except OSError as error:
-            self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
+            # A store that nobody has needed yet is nothing to warn of.
+            if create or not isinstance(error, FileNotFoundError):
+                self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
             return
         if refused:
             self.note("is not used: " + refused)
