@@ -158,6 +158,7 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
         ("Imports", _imports(build)),
         ("Network", _text(build.get("network"))),
         ("Memory", "it ran out once: the jobs were halved, then it went on" if build.get("retried") is True else ""),
+        ("Build path", "not the canonical one, so another build may differ" if build.get("canonical") is False else ""),
         ("ccache", "used" if build.get("ccache") is True else ""),
         ("Second build", _rebuild(build)),
         ("Store", "; ".join(_texts(_mapping(build.get("store")).get("notes")))),
@@ -168,9 +169,13 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
 
 
 def _imports(build: Mapping[str, Any]) -> str:
-    told = build.get("imports")
-    count = len(told) if isinstance(told, (list, dict)) else 0
-    return f"{_plural(count, 'extension')} imported in the environment" if count else ""
+    """`6 extensions import in the environment; not checked: flash_attn_2_cuda (no driver)`."""
+    told = _mapping(build.get("imports"))
+    good, plain = _texts(told.get("imported")), _texts(told.get("libraries"))
+    unchecked = [f"{name} ({str(why)[:80]})" for name, why in sorted(_mapping(told.get("unchecked")).items(), key=str)]
+    parts = [f"{_plural(len(good), 'extension')} imported in the environment"] if good else []
+    parts += ["only loaded: " + ", ".join(plain)] if plain else []
+    return "; ".join([*parts, *(["not checked: " + ", ".join(unchecked)] if unchecked else [])])
 
 
 def _rebuild(build: Mapping[str, Any]) -> str:

@@ -73,6 +73,9 @@ def test_one_builder_and_its_fleet_are_one_group() -> None:
         ({"rebuild": {"equal": False, "different": []}}, "Second build", "different in the order or dates"),
         ({"network": "on: unshare is not allowed"}, "Network", "on: unshare is not allowed"),
         ({"retried": True}, "Memory", "it ran out once: the jobs were halved, then it went on"),
+        ({"imports": {"imported": ["a", "b"], "libraries": ["c"], "unchecked": {"d": "libcuda.so.1: no file"}}}, "Imports",
+         "2 extensions imported in the environment; only loaded: c; not checked: d (libcuda.so.1: no file)"),
+        ({"canonical": False}, "Build path", "not the canonical one, so another build may differ"),
         ({"route": "pep517"}, "Route", "PEP 517"),
         ({"arch": {"wanted": ["9.0"], "found": {}, "how": "not checked: no cuobjdump"}}, "Proof",
          "not checked: no cuobjdump"),
@@ -90,7 +93,7 @@ def test_rows_of_a_build(build: dict[str, Any], row: str, says: str) -> None:
 
 def test_what_nobody_asked_for_has_no_row() -> None:
     rows = dict(source_views(nodes(samples.built_source()).nodes)[0].rows)
-    assert not {"Second build", "Memory", "ccache", "Imports"} & set(rows)
+    assert not {"Second build", "Memory", "ccache", "Imports", "Build path"} & set(rows)
 
 
 def test_a_diff_can_neither_act_in_html_nor_leave_its_block() -> None:
@@ -130,7 +133,10 @@ _BUILD = st.dictionaries(
     st.sampled_from(
         ["from", "seconds", "jobs", "extensions", "arch", "rebuild", "wheel", "imports", "store", "retried"]
     ),
-    _JSON | st.dictionaries(st.sampled_from(["found", "wanted", "how", "equal", "different", "notes"]), _JSON),
+    _JSON
+    | st.dictionaries(
+        st.sampled_from(["found", "wanted", "how", "equal", "different", "notes", "imported", "unchecked"]), _JSON
+    ),
 )
 _SOURCE = st.fixed_dictionaries(
     {}, optional={"name": _JSON, "patches": st.lists(_PATCH | _JSON), "build": _BUILD | _JSON}
