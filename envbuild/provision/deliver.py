@@ -23,7 +23,7 @@ from envbuild.node import pipconf, proc
 from envbuild.provision.payload import sha256_of
 
 if TYPE_CHECKING:
-    from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, Variant
+    from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 
 _PIP_TIMEOUT_S = 3600
 # Settings that would contradict what is asked of pip here.
@@ -40,7 +40,10 @@ _PIP_DROPPED = (
 
 @dataclass(frozen=True)
 class Delivery:
-    """What one variant needs, on the controller: package files, and one git bundle a source (name to path)."""
+    """What one variant needs, on the controller: package files, and one git bundle a source (name to path).
+
+    The bundle of a submodule has the name `<source>/<path of the submodule>`.
+    """
 
     packages: tuple[Path, ...] = ()
     sources: Mapping[str, Path] = field(default_factory=dict)
@@ -98,17 +101,8 @@ def fetch_delivery(
     fetched.
 
     Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
-    `package-not-found` (4), `delivery-unfit`, `delivery-submodules` (7), `source-unreachable`, `network-unreachable`
-    (75).
+    `package-not-found` (4), `delivery-unfit` (7), `source-unreachable`, `network-unreachable` (75).
     """
-    for source in variant.sources:
-        if source.submodules:
-            raise EnvbuildError(
-                "delivery-submodules",
-                f"source {source.name} has submodules; these cannot be delivered yet",
-                hint="use `delivery: node` where the nodes can reach the sources",
-                exit_code=ExitCode.REFUSED,
-            )
     chosen = [(package, _pick(package, variant, glibc)) for package in variant.packages]
     packages = {file.file: _cached(file, cache) for _, file in chosen}
     missing = [(package, file) for package, file in chosen if packages[file.file] is None]
@@ -125,7 +119,10 @@ def fetch_delivery(
     paths = tuple(_place(file, cache) for _, file in chosen)
     bundles = {}
     for source in variant.sources:
-        bundles[source.name] = _bundle(source, cache, on_fetch)
+        bundles[source.name] = _bundle(source.name, source, cache, on_fetch)
+        for submodule in source.submodules:
+            name = f"{source.name}/{submodule.path}"
+            bundles[name] = _bundle(name, submodule, cache, on_fetch)
     return Delivery(paths, bundles)
 
 
@@ -280,24 +277,27 @@ def _network(why: str) -> EnvbuildError:
     )
 
 
-def _bundle(source: LockedSource, cache: Path, on_fetch: Callable[[str], None] | None) -> Path:
+def _bundle(
+    name: str, source: LockedSource | LockedSubmodule, cache: Path, on_fetch: Callable[[str], None] | None
+) -> Path:
     """A git bundle with the commit and its history; the tree is compared before anything is kept.
 
     A bundle of a shallow repository cannot be fetched from, hence the history.
     """
     from envbuild.lock.git import fetched
 
-    path = cache / "sources" / f"{source.name}-{source.commit}-{source.tree[:12]}.bundle"
+    plain = name.replace("/", "-")
+    path = cache / "sources" / f"{plain}-{source.commit}-{source.tree[:12]}.bundle"
     if path.exists():
         return path
     if on_fetch is not None:
-        on_fetch(f"{source.name} {source.commit[:12]}")
+        on_fetch(f"{name} {source.commit[:12]}")
     with fetched(source.git, source.commit, history=True, files=True) as repository:
         tree = repository.tree()
         if tree != source.tree:
             raise EnvbuildError(
                 "tree-mismatch",
-                f"source {source.name} is not what the lock says",
+                f"source {name} is not what the lock says",
                 why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
                 hint="do not use this repository or mirror; if the lock is wrong, create it again",
                 exit_code=ExitCode.INTEGRITY,

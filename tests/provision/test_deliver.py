@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,9 +16,12 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.model.target import Connection
+from envbuild.node import sources
 from envbuild.provision.ansible import run_playbook
 from envbuild.provision.deliver import Delivery, fetch_delivery, store_folder
 from envbuild.provision.inventory import Inventory, NodeHost
+from tests.node.env_support import redirect_git
+from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
 
 
@@ -138,12 +142,9 @@ def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None
 def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
     unrecorded = ArtifactFile(file="a-1.0-py3-none-any.whl", sha256="unrecorded", reason="the index gave none")
     unfit = ArtifactFile(file="a-1.0-cp39-cp39-win_amd64.whl", sha256="1" * 64)
-    sub = LockedSubmodule(path="x", git="https://example.invalid/x", commit="1" * 40, tree="2" * 40)
-    source = LockedSource(name="s", git="https://example.invalid/s", commit="1" * 40, tree="2" * 40, submodules=(sub,))
     for variant, code in (
         (_variant((_package("a", unrecorded),)), "hash-unrecorded"),
         (_variant((_package("a", unfit),)), "delivery-unfit"),
-        (_variant(sources=(source,)), "delivery-submodules"),
     ):
         with pytest.raises(EnvbuildError) as caught:
             fetch_delivery(variant, cache=tmp_path / "cache")
@@ -227,3 +228,25 @@ def test_the_playbook_unpacks_a_delivery_into_the_store_once(tmp_path: Path) -> 
     assert statuses == ["changed", "ok"]
     assert Path(delivery.request(store)["find_links"][0], "a-1.0-py3-none-any.whl").read_bytes() == b"wheel"
     assert Path(delivery.request(store)["sources"]["s"]).read_bytes() == b"bundle"
+
+
+def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub"
+    redirect_git(monkeypatch, hub)
+    commit, tree = make_repository(hub / "inner", {"inner.py": "Y = 7\n"})
+    make_repository(hub / "outer", {"outer.py": ""})
+    git(hub / "outer", "submodule", "-q", "add", f"file://{hub}/inner", "third/inner")
+    top, top_tree = make_repository(hub / "outer", {"more.py": ""})
+    part = LockedSubmodule(path="third/inner", git="https://git.example.org/inner", commit=commit, tree=tree)
+    source = LockedSource(
+        name="outer", git="https://git.example.org/outer", commit=top, tree=top_tree, submodules=(part,)
+    )
+    delivery = fetch_delivery(_variant(sources=(source,)), cache=tmp_path / "cache")
+    assert list(delivery.sources) == ["outer", "outer/third/inner"]
+    bundles = {name: str(path) for name, path in delivery.sources.items()}
+    assert delivery.request("/store")["sources"]["outer/third/inner"].startswith("/store/sources/outer-third-inner-")
+    shutil.rmtree(hub / "inner")
+    shutil.rmtree(hub / "outer")
+    parts = {"third/inner": bundles["outer/third/inner"]}
+    sources.fetch(source.to_json_dict(), str(tmp_path / "tree"), bundles["outer"], parts)
+    assert (tmp_path / "tree" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"
