@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 
-from envbuild.node import proc
+from envbuild.node import proc, sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":
         strip=shutil.which("strip", path=path),
         ccache=shutil.which("ccache", path=path),
     )
+
+
+def no_repository(above: "str") -> "dict[str, str | None]":
+    """Variables that keep a setup.py's git calls out of repositories that are not its own; a built tree is none.
+
+    `above`: the folder that holds the tree; git looks no higher.
+    """
+    alone = dict.fromkeys(sources.REPOSITORY_VARIABLES)  # type: dict[str, str | None]
+    return dict(alone, GIT_CEILING_DIRECTORIES=above)
 
 
 def variables(

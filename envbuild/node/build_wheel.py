@@ -25,6 +25,7 @@ from envbuild.node import (
     pipconf,
     proc,
     protocol,
+    record,
     sources,
     uv,
 )
@@ -177,6 +178,8 @@ class _Build:
         os.makedirs(self.out, exist_ok=True)
         wheel, report, canonical = self._once(self.out, False)
         seconds = time.monotonic() - begun
+        environment = os.path.dirname(os.path.dirname(self.python))
+        sites = [os.path.join(environment, site) for site in record.site_packages(environment)]
         result = {
             "wheel": wheel,
             "sha256": _sha256(wheel),
@@ -184,7 +187,7 @@ class _Build:
             "seconds": round(seconds, 2),
             "jobs": jobs,
             "extensions": self._prove(wheel, report),
-            "arch": build_proof.architectures([wheel], self.options.arch_list, self.options.cuda_home),
+            "arch": build_proof.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
             "network": network,
             "ccache": self.ccache,
             "retried": self.retried or self.budget.retried,
@@ -231,7 +234,7 @@ class _Build:
         own = self.build.get("environment") or {}
         options = self.options
         extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
-        env = options.tool.environ(dict(extra, TMPDIR=work.tmp))
+        env = options.tool.environ(dict(extra, TMPDIR=work.tmp, **build_environ.no_repository(work.path)))
         self.tools = build_environ.look(env, options.cuda_home)
         places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env"}
         env.update(build_environ.equal_files(env, self.tools, places))

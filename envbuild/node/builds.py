@@ -258,7 +258,8 @@ class Builder:
 
     def _own_env(self, source: "dict[str, Any]") -> "dict[str, str]":
         own = (source.get("build") or {}).get("environment") or {}
-        return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp))
+        alone = build_environ.no_repository(os.path.join(self.environment, "src"))
+        return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp, **alone))
 
     def _in_place(self, source: "dict[str, Any]") -> "None":
         project = self._project(source)

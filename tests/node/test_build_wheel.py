@@ -18,6 +18,7 @@ from envbuild.node import build_folder, build_jobs, build_network, build_wheel, 
 from envbuild.node.protocol import Exit, NodeError
 from tests.node import build_projects
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, SETUP, options, shape_project, source, unpack_run, write
+from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
 FLAGS = ["cpp_ext", "cuda_ext"]
@@ -310,3 +311,25 @@ def test_the_variables_of_the_stack_and_the_target_reach_setup_py(tmp_path: Path
     assert (seen["SOURCE_DATE_EPOCH"], seen["PYTHONHASHSEED"]) == ("315532800", "0")
     assert "TOPOLOGY" not in seen
     assert seen["PATH"].split(":")[0] == os.path.dirname(python)
+
+
+ASKS_GIT = """
+import os, subprocess
+from setuptools import setup
+said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+assert said.returncode and "not a git repository" in said.stderr, said
+assert "GIT_DIR" not in os.environ
+setup(name="shape", version="1.0", packages=["shape"])
+"""
+
+
+def test_a_setup_py_that_asks_git_finds_no_repository_that_is_not_its_own(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    project = shape_project(tmp_path / "project", ASKS_GIT)
+    # Another build has the canonical folder, so this one is below the repository.
+    with build_folder.Folder("shape-" + source()["commit"][:12], 0, str(tmp_path)):
+        result = build_wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+    assert Path(result["wheel"]).exists() and not result["canonical"]
