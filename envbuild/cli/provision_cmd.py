@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,19 +18,23 @@ if TYPE_CHECKING:
     from envbuild.model.plan import Plan
     from envbuild.provision.prepare import Prepared
     from envbuild.provision.survey import Survey
+    from envbuild.provision.work import Settings
 
 
 @click.command("provision")
 @build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
+@click.option("--fetch-only", is_flag=True, help="Only stage what a job needs, on the login host, and stop.")
+@click.option("--cancel-job", is_flag=True, help="An interrupt also ends the job that is waited for.")
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
 @common_options
 def provision(
-    ui: Ui, /, dry_run: bool, print_script: bool, repair: bool, check_rebuild: bool, no_locked: bool, **flags: Any
-) -> int:
+    ui: Ui, /, dry_run: bool, print_script: bool, fetch_only: bool, cancel_job: bool, repair: bool, check_rebuild: bool,
+    no_locked: bool, **flags: Any,
+) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     from envbuild.provision.prepare import prepare
 
@@ -42,6 +47,9 @@ def provision(
         check_rebuild=check_rebuild,
         command=("envbuild", *sys.argv[1:]),
     )
+    settings = replace(settings, cancel_job=cancel_job)
+    if fetch_only:
+        return _fetch_only(ui, prepared, settings)
     if dry_run or print_script:
         return _plan_only(ui, prepared, settings, script=print_script)
     return _provision(ui, prepared, settings)
@@ -91,9 +99,24 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
         from envbuild.print_script import render_script
 
         text = render_script(made, prepared.lock)
+        if prepared.target.connection.kind == "job" and not made.nothing_to_do:
+            from envbuild.provision.job_work import job_script
+
+            text = job_script(made, prepared.target, text)
         ui.result({**data, "script": text}, lambda: text)
     else:
         ui.result(data, lambda: plan_text(made, survey))
+    return gravest(int(error.exit_code) for error in survey.errors.values())
+
+
+def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.flow import fetch_only
+
+    with RunProgress(ui) as progress:
+        made, survey = fetch_only(prepared, settings, progress)
+    errors = {node: error.as_dict() for node, error in survey.errors.items()}
+    ui.result({"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
     return gravest(int(error.exit_code) for error in survey.errors.values())
 
 

@@ -69,6 +69,36 @@ def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple
     return plan, work.survey
 
 
+def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
+    """Look, plan, and put what a job needs under the shared prefix from the login host; no job builds anything.
+
+    Raises EnvbuildError `fetch-only-without-jobs` (exit 2) for a target whose nodes are reached otherwise.
+    """
+    if prepared.target.connection.kind != "job":
+        raise EnvbuildError(
+            "fetch-only-without-jobs",
+            f"nothing can be staged for the target {prepared.target.name}",
+            why=f"its connection is {prepared.target.connection.kind}: there is no login host that stages for others",
+            hint="leave `--fetch-only` away",
+        )
+    run = RunDir.create(settings.runs_root)
+    with run.open_journal() as journal:
+        work = Work(prepared, settings, run, journal, progress)
+        journal.append(
+            EventKind.RUN_STARTED, **identity.here(), verb="fetch", stack=prepared.stack.name,
+            profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
+        )  # fmt: skip
+        try:
+            plan = look_and_plan(work, bring_python=False)
+            if not plan.nothing_to_do:
+                plan = _stage_for_jobs(work, plan)
+        except EnvbuildError as error:
+            journal.append(EventKind.FAILED, error=error.as_dict())
+            raise
+        journal.append(EventKind.RUN_FINISHED, exit=0)
+    return plan, work.survey
+
+
 def _carry_out(work: Work, plan: Plan) -> Evidence:
     """Do what the plan says, then verify what is there."""
     outcome = Outcome()
@@ -93,17 +123,26 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
 
 def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     """The same through a job of the scheduler: plan and outcome of the nodes that the job got."""
+    from envbuild.provision.job_site import JobSite
+    from envbuild.provision.job_work import execute_jobs
+
+    plan = _stage_for_jobs(work, plan)
+    with work.phase("provision", "provisioning through a job"):
+        return execute_jobs(plan, work, JobSite.of(work.prepared.target))
+
+
+def _stage_for_jobs(work: Work, plan: Plan) -> Plan:
+    """Put tools and deliveries under the prefix, from the login host; the plan as it is then."""
     from envbuild.provision.job_plan import builder_of
     from envbuild.provision.job_site import JobSite
-    from envbuild.provision.job_work import execute_jobs, stage
+    from envbuild.provision.job_work import stage
 
     site = JobSite.of(work.prepared.target)
     builder = builder_of(plan)
     plan, files = _stage(work, plan, only=builder.node)
     with work.phase("stage", f"staging on {site.login}"):
         stage(files.get(builder.node), work, site)
-    with work.phase("provision", "provisioning through a job"):
-        return execute_jobs(plan, work, site)
+    return plan
 
 
 def _first_use(work: Work, plan: Plan) -> Plan:

@@ -73,7 +73,7 @@ class JobSite:
         return float(seconds_of(told)) if told else None
 
     def job(self, name: str, steps: Sequence[JobStep], output: str, time_limit: int) -> Job:
-        """A job on the target's nodes; a limit that the target names goes before `time_limit` (seconds).
+        """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
 
         Raises EnvbuildError `job-invalid` (exit 2).
         """

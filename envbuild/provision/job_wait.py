@@ -64,3 +64,5 @@ def finish(work: Work, site: JobSite, job: Job, number: str, state: JobState, *,
     (work.run.path / log_name(job, number)).write_text(redact_text(text))
     gone = job.output if good and state.good else posixpath.join(job.output, "requests")
     site.runner.run(["rm", "-rf", "--", gone])
+    # Empty once the last job's folder is gone.
+    site.runner.run(["rmdir", "--", posixpath.dirname(job.output)])

@@ -12,6 +12,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import Target
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import node_request
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
@@ -23,6 +24,7 @@ from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
 from envbuild.provision.work import Work
 from envbuild.schedule.job import JobState, JobStep, job_error, seconds_of
+from envbuild.schedule.slurm_script import render_body
 
 Answers = dict[str, dict[str, dict[str, Any]]]
 BUILD = ("install", "smoke", "activate")
@@ -37,7 +39,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     builder = builder_of(plan)
     folder = posixpath.join(work.survey.facts[builder.node].prefix.path, "jobs", work.run.id)
     place(site.runner, folder, _requests(builder, work))
-    job = site.job("envbuild-provision", _steps(builder, work, folder), folder, _limit(plan, work))
+    job = site.job("envbuild-provision", _steps(builder, work, folder), folder, limit_of(plan, work.prepared.target))
     number, state = run_to_end(work, site, job)
     answers = _answers(site, folder, state)
     if not answers and not state.good:
@@ -91,8 +93,17 @@ def _steps(builder: NodePlan, work: Work, folder: str) -> list[JobStep]:
     return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested))]
 
 
-def _limit(plan: Plan, work: Work) -> int:
-    told = work.prepared.target.scheduler.time_limit
+def job_script(plan: Plan, target: Target, text: str) -> str:
+    """The sbatch file that does with bash alone what the plan does; `text` is the script of its builder."""
+    site = JobSite.of(target)
+    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, target))
+    # One node builds; there is nothing to test without envbuild on the others.
+    return render_body(job.model_copy(update={"nodes": 1}), text)
+
+
+def limit_of(plan: Plan, target: Target) -> int:
+    """Seconds that a job may run: as the target says, or four times what was estimated, half an hour at least."""
+    told = target.scheduler.time_limit
     if told:
         return seconds_of(told)
     estimated = max(sum(step.seconds for step in node.steps) for node in plan.nodes)
@@ -165,14 +176,14 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
 
 def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildError | None) -> EnvbuildError:
     """Why a node has not tested: the builder failed, or the job ended before."""
-    builder = first_error(answers.get(built_on, {}).values()) if built_on else None
-    if builder is not None and node != built_on:
+    if built_on and node != built_on and not all(_well(answer) for answer in answers[built_on].values()):
+        builder = first_error(answers[built_on].values())
         return EnvbuildError(
             "not-built",
             f"{node}: {built_on} was to build for all nodes, and failed",
-            why=str(builder),
-            hint=builder.hint,
-            exit_code=builder.exit_code,
+            why=str(builder or f"the smoke test of {built_on} failed"),
+            hint=builder.hint if builder else "the report has its checks",
+            exit_code=builder.exit_code if builder else ExitCode.CHECK_FAILED,
             details={"node": node},
         )
     if failed is not None:

@@ -23,7 +23,7 @@ class Settings:
     """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds.
 
     `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
-    interrupt also ends the job that the run waits for; `fetch_only`: stop when everything lies on the login host.
+    interrupt also ends the job that the run waits for.
     """
 
     runs_root: Path
@@ -34,7 +34,6 @@ class Settings:
     jobs: int | None = None
     check_rebuild: bool = False
     cancel_job: bool = False
-    fetch_only: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 

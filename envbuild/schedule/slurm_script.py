@@ -34,7 +34,15 @@ def render(job: Job) -> str:
     return "\n".join([*head, "", *body, ""])
 
 
-def _directives(job: Job) -> list[str]:
+def render_body(job: Job, text: str) -> str:
+    """The sbatch file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
+    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}. Submit it with `sbatch FILE`.", *_directives(job, here=True)]
+    head += [f"# warning: {warning}" for warning in job.warnings()]
+    return "\n".join([*head, "", text.removeprefix("#!/usr/bin/env bash\n")])
+
+
+def _directives(job: Job, *, here: bool = False) -> list[str]:
+    """`here`: the log goes where the file is submitted."""
     options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
     if job.cpus_per_node and not job.whole_nodes:
         options.append(f"--cpus-per-task={job.cpus_per_node}")
@@ -47,6 +55,8 @@ def _directives(job: Job) -> list[str]:
         options.append(f"--time={time_text(job.time_limit)}")
     named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
     options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
+    if here:
+        return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
     # The second run of a requeued job writes below the first.
     log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
     options += ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]

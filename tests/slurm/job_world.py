@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,13 @@ class JobWorld(World):
     def target(self, **more: Any) -> None:
         """Write the target; `scheduler` is merged, everything else replaced."""
         scheduler = {"kind": "slurm", "nodes": 2, "exclusive": True, "time_limit": "10m"} | more.pop("scheduler", {})
-        given = {"name": "cluster", "extends": "slurm", "hosts": {"slurm": "gpu"}, "prefix": str(self.prefix),
-                 "delivery": "controller"}
+        given = {
+            "name": "cluster",
+            "extends": "slurm",
+            "hosts": {"slurm": "gpu"},
+            "prefix": str(self.prefix),
+            "delivery": "controller",
+        }
         path = self.work / "cluster.yaml"
         path.write_text(yaml.safe_dump({**given, "stack": "./tiny.yaml", "scheduler": scheduler, **more}))
 
@@ -36,16 +42,33 @@ class JobWorld(World):
         """`envbuild VERB --target ./cluster.yaml --json ARGS`."""
         return self.run(verb, "--target", "./cluster.yaml", "--json", *args, **more)
 
-    def jobs(self) -> list[str]:
-        """Names of the jobs that Slurm still remembers, oldest first."""
-        lines = self.cluster.run("scontrol", "show", "job", "--oneliner", check=False).splitlines()
-        return [line.split("JobName=")[1].split()[0] for line in lines if "JobName=envbuild" in line]
-
     def submitted(self) -> list[dict[str, Any]]:
         """The jobs of the newest run, from its journal."""
-        last = max(path for path in self.runs.iterdir() if path.is_dir())
-        events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
+        runs = [path for path in self.runs.iterdir() if path.is_dir()] if self.runs.exists() else []
+        journal = max(runs, default=self.runs) / "journal.jsonl"
+        events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
         return [event["data"] for event in events if event["kind"] == "job-submitted"]
+
+    def wait_for_job(self, name: str, seconds: float = 30) -> str:
+        """The number of a job of that name that a run in the background has submitted."""
+        end = time.monotonic() + seconds
+        while True:
+            found = [job["job"] for job in self.submitted() if job["name"] == name]
+            if found:
+                return str(found[-1])
+            assert time.monotonic() < end, f"no job {name} was submitted"
+            time.sleep(0.05)
+
+    def wait_for_state(self, number: str, *wanted: str, seconds: float = 60) -> str:
+        """One of these states of a job, in Slurm's words, as soon as it is there."""
+        end = time.monotonic() + seconds
+        while True:
+            text = self.cluster.run("scontrol", "show", "job", "--oneliner", number)
+            state = text.split("JobState=")[1].split()[0]
+            if state in wanted:
+                return state
+            assert time.monotonic() < end, text
+            time.sleep(0.1)
 
 
 def by_node(done: Done) -> dict[str, dict[str, Any]]:

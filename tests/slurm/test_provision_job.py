@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+import uv
 
-from tests.slurm.cluster import Cluster
+from tests.e2e.world import snapshot
+from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
 pytestmark = pytest.mark.slow
@@ -17,15 +24,191 @@ def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
     return JobWorld(tmp_path, cluster)
 
 
-def test_one_command_builds_once_and_tests_on_every_node_and_again_does_nothing(world: JobWorld) -> None:
-    world.tiny()
+def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(world: JobWorld) -> None:
+    source = world.repository("gamma", {"gamma.py": "import alpha\n"})
+    world.target(scheduler={"nodes": NODES})
+    world.tiny(sources=[{**source, "install": "path"}], imports=["alpha", "gamma"])
     done = world.job()
     nodes = by_node(done)
     assert done.rc == 0, done.err
-    assert len(nodes) == 2
+    assert sorted(nodes) == [f"gpu{index}" for index in range(1, NODES + 1)]
     assert {node["status"] for node in nodes.values()} == {"ok"}
     assert len({node["root"] for node in nodes.values()}) == 1
+    assert [job["name"] for job in world.submitted()] == ["envbuild-probe", "envbuild-provision"]
+    # One node has built, all have tested and verified.
+    names = [[check["name"] for check in node["checks"]] for node in nodes.values()]
+    assert sum("record" in each for each in names) == 1
+    assert all({"stamp", "smoke/sound"} <= set(each) for each in names), names
+    assert not (world.prefix / "jobs").exists()
+    before = snapshot(world.prefix)
     again = world.job()
     assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    assert snapshot(world.prefix) == before
+
+
+def test_nodes_that_are_known_are_not_asked_again_for_another_environment(world: JobWorld) -> None:
+    world.tiny()
+    assert world.job().rc == 0
+    world.wheel("beta", "2.0")
+    world.lock(world.stack("other", packages=["beta==2.0"]))
+    done = world.job("--stack", "./other.yaml")
+    assert done.rc == 0, done.err
+    assert [job["name"] for job in world.submitted()] == ["envbuild-provision"]
+    assert done.err.count("submitting") == 1
+    assert "2 nodes of gpu for at most 0:10:00, 2.7 GPU-hours" in done.err
+
+
+def test_a_node_that_has_to_be_powered_up_is_waited_for(world: JobWorld) -> None:
+    world.cluster.boot_takes(3.0)
+    world.target(
+        hosts={"slurm": "cloud"}, scheduler={"nodes": 1, "start_deadline": "50s"}, expects={"gpus_per_node": 2}
+    )
+    world.tiny()
+    done = world.job()
+    assert done.rc == 0, done.err
+    assert list(by_node(done)) == ["cloud1"]
+
+
+def test_a_job_that_does_not_start_in_time_leaves_nothing_but_its_reason(world: JobWorld) -> None:
+    world.cluster.run("scontrol", "update", f"nodename=gpu[2-{NODES}]", "state=drain", "reason=broken fan")
+    world.target(scheduler={"start_deadline": "3s"})
+    world.tiny()
+    done = world.job()
+    assert (done.rc, done.code) == (75, "job-not-started")
+    assert "2 nodes" in done.err
+    assert world.wait_for_state(world.submitted()[0]["job"], "CANCELLED")
+    world.target(scheduler={"nodes": 1})
+    assert world.job().rc == 0
+
+
+def test_a_build_that_fails_fails_every_node_by_name_and_the_next_run_repairs_it(world: JobWorld) -> None:
+    world.tiny()
+    assert world.job("--dry-run").rc == 0
+    wheel = next(world.wheels.glob("alpha-*"))
+    content = wheel.read_bytes()
+    stored = world.home / ".cache" / "envbuild" / "artifacts"
+    wheel.write_bytes(content + b"x")
+    done = world.job()
+    assert done.rc == 5, done.err
+    wheel.write_bytes(content)
+    assert world.job().rc == 0
+    assert stored.exists()
+
+
+def test_a_test_that_fails_on_the_builder_is_told_for_all_nodes(world: JobWorld) -> None:
+    world.tiny(imports=["nothing_of_this_name"])
+    done = world.job()
+    nodes = by_node(done)
+    assert done.rc == 1, done.err
+    assert {node["status"] for node in nodes.values()} == {"failed"}
+    assert [node["error"]["code"] for node in nodes.values() if node.get("error")] == ["not-built"]
+    assert not (world.prefix / "current" / "tiny").exists()
+
+
+def test_a_plan_asks_and_changes_nothing_on_the_prefix(world: JobWorld) -> None:
+    world.tiny()
+    done = world.job(verb="plan")
+    assert done.rc == 0, done.err
+    steps = {node["node"]: [step["kind"] for step in node["steps"]] for node in done.json["plan"]["nodes"]}
+    assert sorted(map(len, steps.values())) == [1, 4] or sorted(map(len, steps.values())) == [1, 5]
+    assert snapshot(world.prefix) == {}
+
+
+def test_fetch_only_stages_on_the_login_host_and_builds_nothing(world: JobWorld) -> None:
+    world.tiny()
+    done = world.job("--fetch-only")
+    assert done.rc == 0, done.err
+    assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
+    assert list((world.prefix / "store").rglob("alpha-1.0*.whl"))
+    assert sorted(path.name.partition("-")[0] for path in (world.prefix / "tools").iterdir()) == ["envbuild", "uv"]
+    assert not (world.prefix / "envs").exists()
+    # No package can be had any more, and none is needed.
+    assert world.job().rc == 0
+
+
+def test_the_printed_file_builds_the_same_without_envbuild(world: JobWorld) -> None:
+    world.target(scheduler={"nodes": 1})
+    world.tiny()
+    text = world.run("provision", "--target", "./cluster.yaml", "--print-script").out
+    assert "#SBATCH --partition=gpu" in text
+    assert "envbuild-node" not in text
+    folder = world.cluster.shared / "by hand"
+    folder.mkdir()
+    script = folder / "envbuild.sbatch"
+    script.write_text(text)
+    path = os.pathsep.join((str(Path(uv.find_uv_bin()).parent), world.env["PATH"]))
+    env = {**world.env, "UV_FIND_LINKS": str(world.wheels), "UV_NO_INDEX": "1", "PATH": path}
+    number = subprocess.run(
+        ["sbatch", "--parsable", str(script)], cwd=folder, env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    state = world.wait_for_state(number, "COMPLETED", "FAILED")
+    log = (folder / f"envbuild-{number}.log").read_text()
+    assert state == "COMPLETED", log
+    assert (world.prefix / "current" / "tiny" / "bin" / "python").exists(), log
+    assert world.python("import alpha; print('good')", world.prefix / "current" / "tiny") == "good"
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_an_interrupt_ends_the_job_only_when_asked(world: JobWorld, cancel: bool) -> None:
+    world.cluster.run("scontrol", "update", f"nodename=gpu[1-{NODES}]", "state=drain", "reason=test")
+    world.tiny()
+    process = world.start("provision", "--target", "./cluster.yaml", *(["--cancel-job"] if cancel else []))
+    number = world.wait_for_job("envbuild-probe")
+    world.wait_for_state(number, "PENDING")
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert ("is cancelled" if cancel else "goes on; `scancel") in err
+    assert world.wait_for_state(number, "PENDING", "CANCELLED") == ("CANCELLED" if cancel else "PENDING")
+
+
+def test_a_killed_controller_leaves_a_job_that_finishes_by_itself(world: JobWorld) -> None:
+    world.tiny()
+    assert world.job("--dry-run").rc == 0
+    process = world.start("provision", "--target", "./cluster.yaml")
+    number = world.wait_for_job("envbuild-provision")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    world.wait_for_state(number, "COMPLETED")
+    done = world.job()
+    assert done.rc == 0, done.err
+    assert {node["status"] for node in by_node(done).values()} == {"unchanged"}
     assert world.submitted() == []
+
+
+def test_a_job_cancelled_by_somebody_else_fails_and_the_same_command_does_the_rest(world: JobWorld) -> None:
+    world.tiny()
+    assert world.job("--dry-run").rc == 0
+    world.cluster.run("scontrol", "update", f"nodename=gpu[1-{NODES}]", "state=drain", "reason=test")
+    process = world.start("provision", "--target", "./cluster.yaml", "--json")
+    world.cluster.run("scancel", world.wait_for_job("envbuild-provision"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 9, err
+    assert "error[job-cancelled]" in err
+    world.cluster.reset()
+    assert world.job().rc == 0
+
+
+def test_an_unknown_partition_and_a_host_without_slurm_are_told_before_anything(world: JobWorld) -> None:
+    world.tiny()
+    world.target(hosts={"slurm": "hpc"})
+    done = world.job()
+    assert (done.rc, done.code) == (2, "partition-unknown")
+    done = world.job(env={"PATH": "/nonexistent"})
+    assert (done.rc, done.code) == (7, "scheduler-missing")
+    assert not world.prefix.exists()
+
+
+def test_the_journal_tells_what_was_asked_of_the_scheduler(world: JobWorld) -> None:
+    world.target(scheduler={"nodes": 1})
+    world.tiny()
+    assert world.job().rc == 0
+    last = max(path for path in world.runs.iterdir() if path.is_dir())
+    events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
+    told = [event["data"]["state"] for event in events if event["kind"] == "job-state"]
+    assert told[-1] == "done"
+    assert "#SBATCH" in (last / "envbuild-provision.sbatch").read_text()
+    assert list(last.glob("envbuild-provision-*.log"))
