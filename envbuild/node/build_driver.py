@@ -103,6 +103,7 @@ def _parser(state: "State", original: "Any") -> "Any":
         options = {each[0].rstrip("=") for each in dist.get_command_class("bdist_wheel").user_options}
         general = {each[0].rstrip("=") for each in dist.global_options}
         state.unread = []
+        dist.script_args = list(dist.script_args)
         for flag in [each for each in state.request["flags"] if each in dist.script_args]:
             name = flag.lstrip("-").partition("=")[0]
             if name in general:

@@ -7,18 +7,21 @@ import tempfile
 import time
 
 from envbuild.node import identity, paths
+from envbuild.node.protocol import log
 
 CANONICAL = "/tmp/envbuild-build"  # noqa: S108 - used only when it is a private folder of ours
 _ROOM = 4  # times the size of the tree that must be free, and a gigabyte
 _OWNER = "owner.json"
+_TRIES = 25
 _UNOWNED = 3600.0  # seconds after which a folder without an owner is nobody's
 
 
 class Folder:
     """A private, empty folder for one build; a context manager that removes it. `canonical`: it has the one name."""
 
-    def __init__(self, name: "str", size: "int", elsewhere: "str", top: "str" = CANONICAL) -> "None":
+    def __init__(self, name: "str", size: "int", elsewhere: "str", top: "str | None" = None) -> "None":
         """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
+        top = top or CANONICAL
         self.path = os.path.join(top, name)
         self.canonical = _usable(top, size) and _claim(self.path)
         if not self.canonical:
@@ -29,8 +32,16 @@ class Folder:
         return self
 
     def __exit__(self, *_: "object") -> "None":
-        """Remove it."""
-        paths.remove_tree(self.path)
+        """Remove it; compilers of a build that failed may write into it for a moment longer."""
+        for _attempt in range(_TRIES):
+            try:
+                paths.remove_tree(self.path)
+            except OSError as error:
+                why = str(error)
+                time.sleep(0.2)
+            else:
+                return
+        log("the build folder %s was not removed: %s" % (self.path, why))
 
 
 def _usable(top: "str", size: "int") -> "bool":

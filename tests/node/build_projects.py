@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import build_wheel, pipconf, uv
+from envbuild.node import build_folder, build_wheel, pipconf, uv
 from tests.node.env_support import MINOR, uv_path
 
 SETUPTOOLS = "setuptools==80.9.0"
@@ -124,6 +124,12 @@ def _tools() -> tuple[Path, str]:
                     return folder, f"{SETUPTOOLS} not to be had here: {why}"
                 os.rename(f"{new}/tools", folder)
     return folder, ""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canonical build path of the test's own: others on this machine may be building the same."""
+    monkeypatch.setattr(build_folder, "CANONICAL", str(tmp_path / "canonical"))
 
 
 @pytest.fixture

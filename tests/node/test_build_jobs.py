@@ -15,6 +15,7 @@ import pytest
 from envbuild.node import build_gate, build_jobs, build_wheel
 from envbuild.node.protocol import NodeError
 from tests.node.build_projects import EXTENSIONS, options, shape_project, source
+from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
 GATE = build_gate.__file__

@@ -20,6 +20,7 @@ from tests.node.build_projects import (
     unpack_run,
     write,
 )
+from tests.node.build_projects import own_folder as own_folder
 from tests.node.pythons import find_python
 from tests.node.torch_env import torch_environment
 

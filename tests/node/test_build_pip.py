@@ -1,0 +1,73 @@
+"""What real pips do with the flags of a package of Apex's shape, and that a build of ours never loses one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import build_wheel, build_zip
+from envbuild.node.protocol import Exit, NodeError
+from tests.node.build_projects import EXTENSIONS, PYPROJECT, index_environment, options, shape_project, source
+from tests.node.build_projects import own_folder as own_folder
+from tests.node.pythons import find_python
+
+pytestmark = pytest.mark.slow
+
+PYTHON = find_python("3.9")
+# Ways to say it, each for a package without and with a pyproject.toml (which does not name torch, as Apex's).
+GLOBAL = ["--global-option=--cpp_ext", "--global-option=--cuda_ext"]
+SETTINGS = ["--config-settings=--build-option=--cpp_ext", "--config-settings=--build-option=--cuda_ext"]
+WAYS = [(None, GLOBAL), (None, SETTINGS), (PYPROJECT, GLOBAL), (PYPROJECT, SETTINGS)]
+# Flags of two that reached setup.py, by way; None: pip ended with an error. 0 and 1 are wheels that lack extensions
+# while pip ends with 0.
+SEEN = {
+    "21.3.1": (2, None, 0, None),
+    "23.0.1": (2, 0, 0, 1),
+    "23.1.2": (2, 0, 0, 2),
+    "24.0": (2, 2, 0, 2),
+    "25.2": (2, 2, 0, 2),
+    "25.3": (None, 2, None, 2),
+    "26.0.1": (None, 2, None, 2),
+}
+
+
+def with_pip(python: str, project: Path, words: list[str], out: Path) -> int | None:
+    """How many of the two extensions are in the wheel that pip makes; None when it makes none."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", *words]
+    done = subprocess.run([*command, "-w", str(out), str(project)], capture_output=True, env=env)
+    if done.returncode:
+        return None
+    (wheel,) = out.glob("*.whl")
+    return len(build_zip.modules(build_zip.members(str(wheel))))
+
+
+@pytest.mark.parametrize("pip", SEEN)
+def test_pip_may_lose_flags_in_silence_and_our_build_never_does(tmp_path: Path, pip: str) -> None:
+    if PYTHON is None:
+        pytest.skip("no Python 3.9, for which all these pips are")
+    python = index_environment(tmp_path / "environment", PYTHON, f"pip=={pip}", "setuptools==65.7.0", "wheel==0.38.4")
+    seen = []
+    for index, (pyproject, words) in enumerate(WAYS):
+        project = shape_project(tmp_path / f"pip-{index}", pyproject=pyproject)
+        seen.append(with_pip(python, project, words, tmp_path / f"pip-out-{index}"))
+    assert tuple(seen) == SEEN[pip]
+    for index, pyproject in enumerate((None, PYPROJECT)):
+        project = shape_project(tmp_path / f"project-{index}", pyproject=pyproject)
+        asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
+        out = tmp_path / f"out-{index}"
+        result = build_wheel.build_wheel(python, asked, str(project), str(out), options(tmp_path))
+        assert result["extensions"] == EXTENSIONS
+        with pytest.raises(NodeError) as caught:
+            build_wheel.build_wheel(
+                python,
+                source(flags=["cpp_ext"], extensions=EXTENSIONS),
+                str(project),
+                str(out / "no"),
+                options(tmp_path),
+            )
+        assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
+        assert not list((out / "no").iterdir())
