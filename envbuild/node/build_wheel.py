@@ -180,8 +180,6 @@ class _Build:
         seconds = time.monotonic() - begun
         environment = os.path.dirname(os.path.dirname(self.python))
         sites = [os.path.join(environment, site) for site in record.site_packages(environment)]
-        environment = os.path.dirname(os.path.dirname(self.python))
-        sites = [os.path.join(environment, site) for site in record.site_packages(environment)]
         result = {
             "wheel": wheel,
             "sha256": _sha256(wheel),
