@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.killing import descendants
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.forge import BROKEN, FILES, LOGGED, PATCH, need_compiler
 
@@ -48,8 +53,11 @@ def test_a_patched_extension_is_built_proven_and_reported(world: World, forge: P
     assert (patched["name"], patched["hits"]) == (PATCH, 1)
     assert "+KIND = float" in patched["diff"]
     assert drift(world, "--deep") == (0, {})
-    run = world.good("run", "show", "last", "--json").json
-    assert compiled(forge) == 2 and run
+    assert compiled(forge) == 2
+    page = min(world.runs.glob("*/report.html"))  # of the provision; the verify has one too
+    text = html.unescape(page.read_text())
+    assert "+KIND = float" in text and PATCH in text
+    assert build["key"][:12] in text and "quick._fast" in text
 
 
 def test_a_second_provision_does_nothing_and_another_prefix_compiles_nothing(world: World, forge: Path) -> None:
@@ -94,3 +102,32 @@ def test_a_lock_whose_patch_does_something_else_now_is_exit_5(world: World, forg
     assert (done.rc, done.node["error"]["code"]) == (5, "patch-changed")
     assert compiled(forge) == 0
     assert not (world.prefix / "current").exists() or list((world.prefix / "current").iterdir()) == []
+
+
+def test_a_kill_while_it_compiles_leaves_nothing_that_the_next_run_could_stumble_over(
+    world: World, forge: Path
+) -> None:
+    # The compiler hangs as long as a file is there.
+    slow, cc = world.top / "slow", world.top / "programs" / "cc"
+    cc.write_text(
+        cc.read_text().replace("exec ", f'while [ -e "{slow}" ] && [ "$1" != --version ]; do sleep 0.1; done\nexec ')
+    )
+    locked(world)
+    slow.touch()
+    process = world.start("provision", "--target", "local", "--stack", "./tiny.yaml")
+    try:
+        end = time.monotonic() + 100
+        while not compiled(forge) and time.monotonic() < end and process.poll() is None:
+            time.sleep(0.1)
+        assert compiled(forge) == 1
+    finally:
+        for pid in [process.pid, *descendants(process.pid)]:
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+        slow.unlink()
+    build = world.built()["sources"][0]["build"]
+    assert (build["from"], compiled(forge)) == ("built", 2)
+    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+    store = world.prefix / "store" / "wheels"
+    assert [list((store / name).iterdir()) for name in ("leases", "tmp", "quarantine")] == [[], [], []]
+    assert drift(world, "--deep") == (0, {})
