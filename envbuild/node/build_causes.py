@@ -49,9 +49,9 @@ def cause(text: "str") -> "tuple[str, str]":
 
 
 def told(text: "str", last: "Sequence[str]") -> "str":
-    """`last` (the last lines of the output) with the line that says why before them, when it is not among them."""
+    """`last` (the last lines of the output) with the line that says why before them."""
     line, _ = cause(text)
-    return "\n".join(([line, "…"] if line and line not in [each.strip() for each in last] else []) + list(last))
+    return "\n".join(([line, "…"] if line and line not in last[:1] else []) + list(last))
 
 
 def _thing(name: "str") -> "str":

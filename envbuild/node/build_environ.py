@@ -60,6 +60,20 @@ def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":
     )
 
 
+def toolkit(cuda_home: "str | None") -> "str | None":
+    """The folder of the toolkit whose nvcc is `cuda_home`/bin/nvcc; that may be a script that starts one elsewhere.
+
+    torch and setup.py take headers and libraries from that folder, so it must be the real one.
+    """
+    if cuda_home is None or os.path.isfile(os.path.join(cuda_home, "include", "cuda_runtime.h")):
+        return cuda_home
+    nvcc = os.path.join(cuda_home, "bin", "nvcc")
+    done = proc.run([nvcc, "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull], timeout=60.0)
+    found = re.search(r"(?m)^#\$ TOP=(\S.*?)\s*$", done.out + "\n" + done.err)
+    top = os.path.normpath(found.group(1)) if found else ""
+    return top if os.path.isfile(os.path.join(top, "bin", "nvcc")) else cuda_home
+
+
 def no_repository(above: "str") -> "dict[str, str | None]":
     """Variables that keep a setup.py's git calls out of repositories that are not its own; a built tree is none.
 

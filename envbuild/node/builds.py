@@ -49,7 +49,8 @@ class Builder:
         self.environment = args["environment"]
         self.variant = args["variant"]
         self.pins = self.variant.get("sources") or []  # type: list[dict[str, Any]]
-        self.options = args.get("build") or {}
+        self.options = dict(args.get("build") or {})
+        self.options["cuda_home"] = build_environ.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
         self.store_path = self.options.get("store") or wheel_store.default_path(request["prefix"])
         self.python = os.path.join(self.environment, "bin", "python")

@@ -62,7 +62,7 @@ def test_the_first_error_is_the_one() -> None:
     assert cause(text)[0] == "a.cpp:1:1: error: first"
 
 
-def test_what_is_told_begins_with_the_cause_and_says_it_once() -> None:
+def test_what_is_told_begins_with_the_cause() -> None:
     output = "x.c:1:10: fatal error: mpi.h: No such file or directory\n" + TRACE
     assert (
         told(output, ["RuntimeError: Error compiling objects"])
