@@ -21,18 +21,22 @@ setup(name="twelve", version="1.0", packages=[],
 """
 _SOURCE = """
 #include <Python.h>
+#include <algorithm>
+#include <iostream>
 #include <map>
-#include <regex>
 #include <string>
-static std::map<std::string, std::regex> known;
-static PyObject *matches(PyObject *, PyObject *) {
-    known.emplace("word", std::regex("[a-z]+%(i)d"));
-    return PyBool_FromLong(std::regex_match(std::string("twelve%(i)d"), known["word"]));
+#include <vector>
+static std::map<std::string, std::vector<int>> known;
+static PyObject *count(PyObject *, PyObject *) {
+    known["twelve"].push_back(%(i)d);
+    std::sort(known["twelve"].begin(), known["twelve"].end());
+    std::cout << known["twelve"].size();
+    return PyLong_FromLong(%(i)d);
 }
-static PyMethodDef methods[] = {{"matches", matches, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "twelve_%(i)d", "", -1, methods, nullptr, nullptr, nullptr, nullptr};
+static PyMethodDef methods[] = {{"count", count, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "twelve_%(i)d", "", -1, methods};
 PyMODINIT_FUNC PyInit_twelve_%(i)d(void) { return PyModule_Create(&module); }
-"""  # noqa: E501 - C++ text
+"""
 
 
 def main() -> None:
