@@ -7,6 +7,7 @@ interpreters) is known only from a job on it, and kept for a week.
 from __future__ import annotations
 
 import posixpath
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,6 @@ from envbuild.schedule.job import JobStep, job_error
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
 _SHARED = ("environments", "toolchain", "prefix", "busy")
-_NONCE = "0123456789abcdef0123456789abcdef"
 
 
 def survey_jobs(work: Work, site: JobSite) -> Survey:
@@ -64,7 +64,8 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     """One short job that asks all its nodes everything, through first contact, so that they need no Python."""
     prepared = work.prepared
     request = node_request("probe", prepared.target.prefix, probe_args(prepared, everything=True), work.run.id)
-    script = build_script(request, node_pyz(), _NONCE)
+    nonce = secrets.token_hex(16)
+    script = build_script(request, node_pyz(), nonce)
     place(site.runner, folder, {"probe.sh": script.encode()})
     # The answer appears under its name when it is whole.
     code = (
@@ -76,7 +77,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     number, state = run_to_end(work, site, job)
     answers = collect(site.runner, posixpath.join(folder, "probed"), ".out")
     for node in sorted({*answers, *state.nodes}):
-        _take(node, answers.get(node, {}).get("contact"), survey)
+        _take(node, answers.get(node, {}).get("contact"), nonce, survey)
     if not answers:
         if state.good:
             raise not_shared(folder, number)
@@ -86,7 +87,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     finish(work, site, job, number, state, good=not survey.errors)
 
 
-def _take(node: str, data: bytes | None, survey: Survey) -> None:
+def _take(node: str, data: bytes | None, nonce: str, survey: Survey) -> None:
     """One node's answer into the survey."""
     if data is None:
         survey.errors[node] = EnvbuildError(
@@ -95,7 +96,7 @@ def _take(node: str, data: bytes | None, survey: Survey) -> None:
         )  # fmt: skip
         return
     try:
-        answer: ContactResult = parse_output(data, _NONCE, node)
+        answer: ContactResult = parse_output(data, nonce, node)
         facts = NodeFacts.from_plain(answer.result())
     except EnvbuildError as error:
         survey.errors[node] = error

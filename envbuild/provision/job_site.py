@@ -129,11 +129,22 @@ done
 
 
 def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:
-    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder."""
+    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder.
+
+    Raises EnvbuildError `answers-not-collected` (exit 3).
+    """
     import base64
     import binascii
 
     done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, ending], timeout=120.0)
+    if done.truncated or done.timed_out:
+        raise EnvbuildError(
+            "answers-not-collected",
+            f"what the nodes answered could not be brought from {runner.host}",
+            why="it is too much" if done.truncated else "no answer in time",
+            hint=f"it lies in {folder} there",
+            exit_code=ExitCode.UNREACHABLE,
+        )
     found: dict[str, dict[str, bytes]] = {}
     for line in done.out.splitlines():
         path, _, text = line.rpartition(" ")

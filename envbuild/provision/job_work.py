@@ -51,8 +51,12 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     error = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
     made, outcome = _outcome(plan, builder, answers, state, error, work)
     finish(work, site, job, number, state, good=not outcome.errors)
-    if not outcome.errors:
-        write_facts(facts_file(work.prepared.target, site.login), {n: work.survey.facts[n] for n in answers})
+    known = facts_file(work.prepared.target, site.login)
+    if outcome.errors:
+        # What was known of the nodes may be what led here.
+        known.unlink(missing_ok=True)
+    else:
+        write_facts(known, {node: work.survey.facts[node] for node in answers})
     return made, outcome
 
 

@@ -13,6 +13,7 @@ import pytest
 import uv
 
 from tests.e2e.world import snapshot
+from tests.provision.sshd import Server, make_key, require_sshd, user
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
@@ -129,7 +130,8 @@ def test_fetch_only_stages_on_the_login_host_and_builds_nothing(world: JobWorld)
 
 
 def test_the_printed_file_builds_the_same_without_envbuild(world: JobWorld) -> None:
-    world.target(scheduler={"nodes": 1})
+    # Nodes that fetch for themselves do it as the job's own environment says.
+    world.target(scheduler={"nodes": 1}, delivery="node")
     world.tiny()
     text = world.run("provision", "--target", "./cluster.yaml", "--print-script").out
     assert "#SBATCH --partition=gpu" in text
@@ -212,3 +214,35 @@ def test_the_journal_tells_what_was_asked_of_the_scheduler(world: JobWorld) -> N
     assert told[-1] == "done"
     assert "#SBATCH" in (last / "envbuild-provision.sbatch").read_text()
     assert list(last.glob("envbuild-provision-*.log"))
+
+
+def test_jobs_are_submitted_and_everything_is_staged_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
+    require_sshd()
+    shell = tmp_path / "shell"
+    shell.write_text(
+        f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
+        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    shell.chmod(0o755)
+    key = make_key(tmp_path / "id")
+    server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
+    try:
+        known = tmp_path / "known_hosts"
+        login = {"host": server.address, "user": user(), "port": server.port}
+        connection = {"kind": "job", "login": login, "identity": str(key), "known_hosts": str(known)}
+        world.target(connection=connection)
+        world.tiny()
+        # This machine itself knows nothing of Slurm.
+        del world.env["SLURM_CONF"]
+        known.write_text("")
+        done = world.job()
+        assert (done.rc, done.code) == (3, "host-key-unknown")
+        known.write_text(server.known)
+        done = world.job()
+        assert done.rc == 0, done.err
+        assert len(by_node(done)) == 2
+        assert f"staging on {server.address}" in done.err
+        assert by_node(world.job())["gpu1"]["status"] == "unchanged"
+        assert world.submitted() == []
+    finally:
+        server.stop()

@@ -1,0 +1,190 @@
+"""The parts of provisioning through jobs that need no scheduler: shared plans, known facts, what a job asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.model.resolution import Resolution
+from envbuild.model.target import Connection, Target
+from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
+from envbuild.provision.job_plan import builder_of, share
+from envbuild.provision.job_site import JobSite, collect, place, read_json
+from envbuild.schedule.job import JobStep
+from envbuild.schedule.run import Here
+from envbuild.schedule.slurm import Slurm
+from envbuild.schedule.slurm_answers import Partition
+from tests.provision.test_keep import facts
+
+RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
+
+
+def node_plan(
+    node: str, *kinds: str, environment: str = "/p/envs/a", request: dict[str, Any] | None = None
+) -> NodePlan:
+    steps = tuple(Step(kind=kind, what="w", why="y", request=request) for kind in kinds)  # type: ignore[arg-type]
+    resolution = Resolution(
+        node=node, stack="s", profile="exact", variant_id="v", variant_digest="0" * 64, interpreter=None,
+        decisions=(), candidates=(),
+    )  # fmt: skip
+    return NodePlan(
+        node=node, environment=environment, variant_digest="0" * 64, python=None, steps=steps, resolution=resolution
+    )
+
+
+def plan(*nodes: NodePlan) -> Plan:
+    return Plan(stack="s", profile="exact", target="t", nodes=nodes)
+
+
+ALL = ("toolchain", "deliver", "install", "smoke", "activate")
+
+
+def test_on_a_shared_prefix_one_node_builds_and_all_others_test() -> None:
+    shared = share(plan(node_plan("n1", *ALL), node_plan("n2", *ALL), node_plan("n3", *ALL)))
+    assert [[step.kind for step in node.steps] for node in shared.nodes] == [list(ALL), ["smoke"], ["smoke"]]
+    assert shared.nodes[1].steps[0].why == "the prefix is shared: n1 builds"
+    assert builder_of(shared).node == "n1"
+
+
+def test_a_plan_with_nothing_to_do_stays_one() -> None:
+    assert share(plan(node_plan("n1"), node_plan("n2"))).nothing_to_do
+
+
+def test_nodes_that_would_get_different_environments_are_refused() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        share(plan(node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")))
+    assert (caught.value.code, caught.value.exit_code) == ("nodes-differ", ExitCode.REFUSED)
+
+
+def test_nodes_of_a_job_do_not_fetch_what_nobody_has_hashed() -> None:
+    share(plan(node_plan("n1", "fetch", *ALL)))
+    with pytest.raises(EnvbuildError, match="nobody has recorded"):
+        share(plan(node_plan("n1", "fetch", *ALL, request={"verb": "fetch"})))
+
+
+def target(**more: Any) -> Target:
+    given = {"name": "hpc", "prefix": "/p", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    return Target.from_plain({**given, "scheduler": {"kind": "slurm", **more.pop("scheduler", {})}, **more})
+
+
+def site(states: dict[str, int], gpus: dict[tuple[str, str | None], int] | None = None, **more: Any) -> JobSite:
+    partition = Partition("gpu", sum(states.values()), states, gpus or {}, knows_gpus=bool(gpus))
+    return JobSite(target(**more), Here(), Slurm(Here()), partition, Connection())
+
+
+def test_a_job_takes_all_nodes_of_a_partition_that_take_jobs() -> None:
+    assert site({"idle": 5, "allocated": 2, "drained": 1, "down*": 1, "idle~": 3}).nodes == 10
+    assert site({"idle": 5}, scheduler={"nodes": 2}).nodes == 2
+    with pytest.raises(EnvbuildError) as caught:
+        _ = site({"drained": 2, "maint": 1}).nodes
+    assert (caught.value.code, caught.value.exit_code) == ("partition-out-of-service", ExitCode.TRY_AGAIN)
+
+
+def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_target_expects() -> None:
+    steps = [JobStep(argv=("true",))]
+    made = site({"idle": 2}, {("gpu", "a100"): 8}, scheduler={"exclusive": True, "account": "me"}).job(
+        "x", steps, "/o", 60
+    )
+    assert (made.gpus_per_node, made.gres and made.gres.type, made.queue, made.account) == (8, "a100", "gpu", "me")
+    four = site({"idle": 2}, {("gpu", "a100"): 8}, expects={"gpus_per_node": 4}).job("x", steps, "/o", 60)
+    assert four.gpus_per_node == 4
+    blind = site({"idle": 2}, expects={"gpus_per_node": 8}).job("x", steps, "/o", 60)
+    assert blind.whole_nodes
+    assert blind.warnings()
+
+
+def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        site({"idle": 2}, scheduler={"account": "a b; rm"}).job("x", [JobStep(argv=("true",))], "/o", 60)
+    assert caught.value.code == "job-invalid"
+    assert "account" in caught.value.why
+
+
+def test_the_deadline_to_begin_is_the_targets() -> None:
+    assert site({"idle": 1}).start_deadline is None
+    assert site({"idle": 1}, scheduler={"start_deadline": "40m"}).start_deadline == 2400
+
+
+def test_known_facts_come_back_until_they_are_old(tmp_path: Path) -> None:
+    path = tmp_path / "nodes" / "x.json"
+    known = {"n1": facts(), "n2": facts(node="n2")}
+    write_facts(path, known)
+    assert read_facts(path) == known
+    written = path.stat().st_mtime
+    assert read_facts(path, now=written + MAX_AGE - 1) == known
+    assert read_facts(path, now=written + MAX_AGE + 1) == {}
+    # A clock that was set back says nothing about age.
+    assert read_facts(path, now=written - 3600) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"protocol": 1}]', "{}"])
+def test_facts_that_cannot_be_read_are_not_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    assert read_facts(path) == {}
+
+
+def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:
+    targets = [target(), target(scheduler={"nodes": 2}), target(hosts={"slurm": "other"}), target(prefix="/q")]
+    names = {facts_file(each, "localhost") for each in targets} | {facts_file(target(), "login")}
+    assert len(names) == 5
+
+
+def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a folder"
+    place(Here(), str(folder), {"run.sh": b"\x00\xff", "requests/a.json": b"{}"})
+    assert (folder / "run.sh").read_bytes() == b"\x00\xff"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for node, content in (("n 1", b"\x00answer\n"), ("n2", b"")):
+        (folder / node).mkdir()
+        (folder / node / "probe.json").write_bytes(content)
+        (folder / node / "smoke.new").write_bytes(b"half")
+    assert collect(Here(), str(folder), ".json") == {
+        "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
+    }  # fmt: skip
+    assert collect(Here(), str(tmp_path / "nowhere"), ".json") == {}
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvbuildError) as caught:
+        place(Here(), str(tmp_path / "file" / "folder"), {"a": b""})
+    assert caught.value.code == "job-folder-unwritable"
+
+
+def test_only_an_answer_of_the_node_program_is_one() -> None:
+    assert read_json(b'{"ok": true, "result": {}}') == {"ok": True, "result": {}}
+    for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
+        assert read_json(data) is None
+
+
+def run_script(folder: Path, *verbs: str, node: str = "n1") -> int:
+    """job_run.sh with a node program that repeats its request, and fails for the verb `bad`."""
+    program = folder / "program"
+    program.write_text('cat; [ "$1" != bad ] || exit 4\n')
+    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
+    argv = ["/bin/sh", str(RUN), str(folder), "/bin/sh", str(program), *verbs]
+    return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
+
+
+def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
+    requests = tmp_path / "requests"
+    requests.mkdir()
+    for verb in ("good", "bad", "never"):
+        (requests / f"{verb}.json").write_text(f'{{"ok": true, "verb": "{verb}"}}')
+    assert run_script(tmp_path, "good", "bad", "never") == 4
+    answers = tmp_path / "answers-0" / "n1"
+    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "good.json", "stderr.log"]
+    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}'
+    # What this node has done in this attempt is not done twice.
+    (requests / "good.json").write_text("changed")
+    assert run_script(tmp_path, "good") == 0
+    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}'
+    assert run_script(tmp_path, "never", node="n2") == 0
+    assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
