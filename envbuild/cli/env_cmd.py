@@ -103,15 +103,17 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> int:
 def _target(flags: dict[str, Any]) -> Target:
     from envbuild.catalog.loader import load_target, refuse_template
     from envbuild.provision.supported import refuse_unsupported
+    from envbuild.schedule.run import as_login
 
     choice = choice_of(flags, configured(flags))
     overrides: dict[str, Any] = {"prefix": choice.prefix} if choice.prefix else {}
     if choice.hosts:
         overrides["hosts"] = list(choice.hosts)
     loaded = load_target(choice.target, overrides, template=True)
-    refuse_unsupported(loaded.target, only_ask=True)
+    refuse_unsupported(loaded.target, only_ask=True, jobs=loaded.target.placement == "shared")
     refuse_template(loaded)
-    return loaded.target
+    # What lies under a shared prefix can be seen without a job.
+    return as_login(loaded.target)
 
 
 def _environments(flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:

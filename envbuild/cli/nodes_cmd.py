@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,9 +79,12 @@ def verify(ui: Ui, /, deep: bool, **flags: Any) -> int:
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
     from envbuild.provision.prepare import prepare
+    from envbuild.schedule.run import as_login
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False)
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True)
+    # The files of a shared prefix can be read on the login host, without a job.
+    prepared = replace(prepared, target=as_login(prepared.target))
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
     with RunProgress(ui) as progress:
         return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep))

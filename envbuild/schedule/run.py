@@ -95,6 +95,17 @@ def submit_host(target: Target) -> Runner:
     return Here() if connection is None or login is None else Login(login.host, connection)
 
 
+def as_login(target: Target) -> Target:
+    """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
+
+    Any other target as it is.
+    """
+    if target.connection.kind != "job":
+        return target
+    connection = login_connection(target) or Connection(kind="local")
+    return target.model_copy(update={"connection": connection, "hosts": (submit_host(target).host,)})
+
+
 def login_connection(target: Target) -> Connection | None:
     """How the login host of a target is reached; None when jobs are submitted from this machine."""
     login = target.connection.login

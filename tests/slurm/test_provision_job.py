@@ -49,6 +49,22 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     assert snapshot(world.prefix) == before
 
 
+def test_a_tampered_file_is_named_from_the_login_host(world: JobWorld) -> None:
+    world.target(scheduler={"nodes": 1})
+    world.tiny()
+    assert world.job().rc == 0
+    whole = world.job("--deep", verb="verify")
+    assert whole.rc == 0, whole.err
+    listed = world.run("env", "list", "--target", "./cluster.yaml", "--json")
+    assert listed.rc == 0, listed.err
+    (module,) = (world.prefix / "envs").glob("tiny-*/lib/python*/site-packages/alpha/__init__.py")
+    module.write_text(module.read_text() + "# changed\n")
+    drifted = world.job("--deep", verb="verify")
+    assert drifted.rc == 1
+    assert [item["path"].partition("site-packages/")[2] for item in drifted.node["drift"]] == ["alpha/__init__.py"]
+    assert world.submitted() == []
+
+
 def test_nodes_that_are_known_are_not_asked_again_for_another_environment(world: JobWorld) -> None:
     world.tiny()
     assert world.job().rc == 0
