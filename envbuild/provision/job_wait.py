@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Callable
 from pathlib import Path
 
+from envbuild.errors import EnvbuildError
 from envbuild.provision.job_site import JobSite
 from envbuild.provision.journal import EventKind
 from envbuild.provision.work import Work
@@ -39,9 +40,14 @@ def run_to_end(work: Work, site: JobSite, job: Job) -> tuple[str, JobState]:
             site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=told,
             cancelled=work.settings.cancel, peek=_peek(site, job, number),
         )  # fmt: skip
+    except EnvbuildError as error:
+        if error.code == "job-not-started":
+            _remove(site, job.output)
+        raise
     except KeyboardInterrupt:
         if work.settings.cancel_job:
             site.scheduler.cancel(number)
+            _remove(site, job.output)
             work.progress.stage(f"job {number} is cancelled")
         else:
             work.progress.stage(f"job {number} goes on; `scancel {number}` ends it")
@@ -62,7 +68,10 @@ def finish(work: Work, site: JobSite, job: Job, number: str, state: JobState, *,
     """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed."""
     text = site.scheduler.logs(job, number, 1 << 20)
     (work.run.path / log_name(job, number)).write_text(redact_text(text))
-    gone = job.output if good and state.good else posixpath.join(job.output, "requests")
-    site.runner.run(["rm", "-rf", "--", gone])
-    # Empty once the last job's folder is gone.
-    site.runner.run(["rmdir", "--", posixpath.dirname(job.output)])
+    _remove(site, job.output if good and state.good else posixpath.join(job.output, "requests"))
+
+
+def _remove(site: JobSite, folder: str) -> None:
+    """A folder of a job, and the one above it once it is empty. What nodes were told may hold secrets."""
+    site.runner.run(["rm", "-rf", "--", folder])
+    site.runner.run(["rmdir", "--", posixpath.dirname(folder)])
