@@ -25,6 +25,7 @@ from envbuild.node import (
     record,
     sources,
     uv,
+    wheel_handed,
     wheel_store,
 )
 from envbuild.node.protocol import Exit, NodeError, log
@@ -61,18 +62,26 @@ class Builder:
         self.wheels = {}  # type: dict[str, str]
         self.built = {}  # type: dict[str, dict[str, Any]]
         self.store = None  # type: wheel_store.Store | None
+        self.handed = wheel_handed.Handed(self.options.get("handed"))
         self._applied = set()  # type: set[str]
         self._facts = None  # type: dict[str, Any] | None
 
     def fetch(self) -> "None":
-        """Fetch and check trees before any package is installed; raises what `sources.fetch` raises."""
+        """Take in what was handed, fetch and check trees before any package is installed.
+
+        Raises what `sources.fetch` and `Handed.take_in` raise.
+        """
+        self.handed.take_in(self.store_path)
         store, toolchain = None, {}  # type: wheel_store.Store | None, dict[str, Any]
         for source in self.pins:
             if source.get("install", "wheel") == "wheel":
                 if store is None:
                     store, toolchain = wheel_store.Store(self.store_path), self._toolchain()
-                key = wheel_store.build_key(self._inputs(source, toolchain))
+                inputs = self._inputs(source, toolchain)
+                key = wheel_store.build_key(inputs)
                 if any(name.startswith(key) for name in store.folders()):
+                    continue
+                if self.handed.expected(store, source["name"], inputs):
                     continue
             self._tree(source)
 
@@ -198,7 +207,11 @@ class Builder:
             del facts["wheel"]
             return facts
 
-        entry, built = wheel_store.obtain(store, inputs, owner, build, self.tool.tmp)
+        handed, built = self.handed.entry(store, name, inputs, self.tool.tmp), False
+        if handed is not None:
+            entry = handed
+        else:
+            entry, built = wheel_store.obtain(store, inputs, owner, build, self.tool.tmp)
         facts = dict(entry.facts)
         patched = facts.pop("patches", [])
         self.patched.setdefault(name, patched)
@@ -207,6 +220,8 @@ class Builder:
         facts.update(key=entry.key, wheel=os.path.basename(entry.wheel), sha256=entry.sha256)
         facts["from"] = "built" if built else "store"
         facts["store"] = {"path": store.path, "kept": entry.stored, "notes": list(store.notes)}
+        if name in self.handed.told:
+            facts["handed"] = self.handed.told[name]
         if not built:
             _check_extensions(source, facts)
             log("%s: the wheel store has %s (key %.12s)" % (name, facts["wheel"], entry.key))

@@ -97,6 +97,23 @@ def key_inputs(
     }
 
 
+def why_not_for(own: "dict[str, Any]", other: "dict[str, Any]") -> "str":
+    """Why a wheel that another node built of the inputs `other` is none for the node of `own`; empty when it is one.
+
+    A tool that this node does not have cannot make its wheel differ, and a linker or nvcc without a compiler neither:
+    such a node could build nothing, and takes what the same lock, libc and GPUs gave elsewhere.
+    """
+    names = sorted((set(own) | set(other)) - {"toolchain"})
+    wrong = ["another %s" % name for name in names if own.get(name) != other.get(name)]
+    here, there = own.get("toolchain") or {}, other.get("toolchain") or {}
+    idle = set() if here.get("cc") or here.get("cxx") else {"ld", "nvcc"}
+    for tool in sorted(set(here) | set(there)):
+        mine, theirs = here.get(tool) or "", there.get(tool) or ""
+        if mine != theirs and (tool == "libc" or (mine and tool not in idle)):
+            wrong.append("%s: %s here, %s there" % (tool, mine or "none", theirs or "none"))
+    return "; ".join(wrong)
+
+
 def _is_text(value: "Any") -> "bool":
     return isinstance(value, str)
 

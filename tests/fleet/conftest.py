@@ -1,4 +1,7 @@
-"""`fleet(n, kind)`: n real SSH nodes of a kind (`bare`: no Python, `py36`: only a Python 3.6, `full`: Debian's)."""
+"""`fleet(n, kind)`: n real SSH nodes of a kind.
+
+`bare`: no Python; `py36`: only a Python 3.6; `full`: Debian's Python; `gcc`: no Python, but a compiler.
+"""
 
 from __future__ import annotations
 

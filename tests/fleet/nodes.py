@@ -25,13 +25,14 @@ import platformdirs
 
 from envbuild.model.target import Connection
 
-Kind = Literal["bare", "py36", "full"]
+Kind = Literal["bare", "py36", "full", "gcc"]
 PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
 _COMMON = ("bzip2", "ca-certificates", "git", "iproute2", "openssh-server", "procps")
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "bare": _COMMON,
     "py36": _COMMON,
     "full": (*_COMMON, "python3", "python3-venv"),
+    "gcc": (*_COMMON, "gcc", "libc6-dev"),
 }
 # The folders for programs that a plain user's PATH does not have.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))

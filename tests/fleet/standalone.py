@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -19,6 +20,10 @@ def make_standalone_python(folder: Path) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     tree = folder / "python"
     copy_python(Path(sys.base_prefix), version, tree)
+    # Published builds have their headers too, so that extensions can be compiled for them.
+    headers = Path(sysconfig.get_path("include", vars={"installed_base": sys.base_prefix}))
+    if headers.is_dir():
+        shutil.copytree(headers, tree / "include" / headers.name)
     (tree / "bin" / "python3").symlink_to(version)
     lib = tree / "lib"
     for library in libraries_of(tree):

@@ -1,0 +1,80 @@
+"""Wheels that another node has built, handed to this one: taken into its store, used where they are right for it."""
+
+import os
+import shutil
+import tempfile
+
+from envbuild.node import wheel_entry, wheel_pack
+from envbuild.node.protocol import NodeError, log
+from envbuild.node.wheel_key import build_key, why_not_for
+from envbuild.node.wheel_store import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Handed:
+    """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a pack `file`, `sha256`.
+
+    Without a `file` the store is expected to have the keys. `told` says by source what became of it: `by`, `key`,
+    `used`, `why` (why not, or why another key than the node's own was right).
+    """
+
+    def __init__(self, given: "dict[str, Any] | None") -> "None":
+        """`given` None or empty: nothing was handed."""
+        given = given or {}
+        self.by = str(given.get("by") or "another node")
+        self.keys = dict(given.get("keys") or {})  # type: dict[str, str]
+        self.file = given.get("file")  # type: str | None
+        self.sha256 = given.get("sha256")  # type: str | None
+        self.told = {}  # type: dict[str, dict[str, Any]]
+
+    def take_in(self, path: "str") -> "None":
+        """Take the pack into the store at `path` and remove it; a store that cannot be written is left as it is.
+
+        Raises NodeError `pack-damaged` (exit 5), `disk-full` or `inodes-full` (75).
+        """
+        if not self.file:
+            return
+        try:
+            taken = wheel_pack.unpack(Store(path, create=True), self.file, self.sha256)
+            log("%d wheels of %s are in the wheel store" % (len(taken["taken"]) + len(taken["there"]), self.by))
+        except NodeError as error:
+            if error.code not in ("store-not-writable", "pack-missing"):
+                raise
+            log("warning: what %s has built is not taken in: %s (%s)" % (self.by, error, error.why))
+        finally:
+            try:
+                os.unlink(self.file)
+            except OSError:
+                pass  # gone, or another user's
+        self.file = None
+
+    def expected(self, store: "Store", source: "str", own: "dict[str, Any]") -> "bool":
+        """True when the store seems to have a handed wheel for `own` (`key_inputs`); the wheel is not read."""
+        key = self.keys.get(source)
+        if key is None or not any(name.startswith(key) for name in store.folders()):
+            return False
+        try:
+            return not why_not_for(own, wheel_entry.read(store.place(key), store.trusted)[0]["inputs"])
+        except wheel_entry.UnusableEntryError:
+            return False
+
+    def entry(self, store: "Store", source: "str", own: "dict[str, Any]", tmp: "str") -> "wheel_entry.Entry | None":
+        """The handed wheel of a source, checked and copied below `tmp`, where it is right for the inputs `own`."""
+        key = self.keys.get(source)
+        if key is None:
+            return None
+        folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
+        entry = store.take(key, folder)
+        why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs)
+        told = {"by": self.by, "key": key, "used": not why, "why": why}
+        self.told[source] = told
+        if entry is not None and not why:
+            if build_key(own) != key:
+                told["why"] = "this node has not all tools that %s built with" % self.by
+            return entry
+        shutil.rmtree(folder)
+        log("%s: the wheel that %s built is not used: %s" % (source, self.by, why))
+        return None
