@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fabric
 import paramiko
@@ -222,6 +222,53 @@ def exchange(
             _close(connection)
     err = b"".join(collector.err).decode("utf-8", "replace")
     return b"".join(collector.out), err, truncated, timed_out
+
+
+def download(
+    node: str, script: bytes, options: Connection, *, begin: bytes, size: int, out: BinaryIO, idle: float
+) -> tuple[int, str]:
+    """Feed `script` to `/bin/sh -s` on `node` and write what it prints after `begin`, `size` bytes at most, to `out`.
+
+    Returns the bytes written and the end of stderr. Nothing larger than a chunk is ever in memory; `idle` is how many
+    seconds may pass without a byte. Raises EnvbuildError as `exchange` does.
+    """
+    ports: dict[str, int] = {}
+    with _coded(node, options, ports):
+        connection = open_connection(node, options)
+        ports.update((hop.host, int(hop.port)) for hop in _hops(connection))
+        try:
+            connection.open()
+            channel = connection.transport.open_session(timeout=options.connect_timeout)
+            channel.settimeout(idle)
+            channel.exec_command("/bin/sh -s")
+            channel.sendall(script)
+            channel.shutdown_write()
+            written = _after(channel, begin, size, out)
+            err = channel.recv_stderr(_CHUNK) if channel.recv_stderr_ready() else b""
+        finally:
+            _close(connection)
+    return written, err.decode("utf-8", "replace")
+
+
+def _after(channel: paramiko.Channel, begin: bytes, size: int, out: BinaryIO) -> int:
+    """Write at most `size` bytes that follow `begin`; start-up files may print a chunk or two before it."""
+    head = b""
+    while begin not in head and len(head) < 4 * _CHUNK:
+        data = channel.recv(_CHUNK)
+        if not data:
+            return 0
+        head += data
+    found = head.partition(begin)[2][:size]
+    written = len(found)
+    out.write(found)
+    while written < size:
+        data = channel.recv(min(_CHUNK, size - written))
+        if not data:
+            break
+        written += len(data)
+        out.write(data)
+    channel.recv(1)  # the end: the script may still have to tidy up
+    return written
 
 
 def _close(connection: fabric.Connection) -> None:

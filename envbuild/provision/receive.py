@@ -1,0 +1,84 @@
+"""A file of a node comes to this machine: streamed to disk over the channel of first contact, size and hash checked.
+
+The file is removed on the node, however this ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
+from envbuild.provision.payload import sha256_of
+
+# A wheel of flash-attn is some hundred megabytes; more than this is no pack of wheels.
+LIMIT = 16 * 1024**3
+IDLE_S = 120.0
+_SCRIPT = """\
+path={path}
+trap 'rm -f -- "$path"' EXIT
+trap 'exit 1' HUP INT PIPE TERM
+printf '\\n%s\\n' {begin}
+cat < "$path"
+"""
+
+
+def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connection: Connection) -> None:
+    """Bring the file `path` (absolute, on `node`) to the new file `to`, whole or not at all.
+
+    Raises EnvbuildError `transfer-too-large` (exit 7), `disk-full` (75), `transfer-cut-off` (3), `transfer-damaged` (5)
+    and as `ssh.exchange` does.
+    """
+    if not 0 <= size <= LIMIT:
+        raise EnvbuildError(
+            "transfer-too-large",
+            f"{node}: {path} has {size} bytes",
+            why=f"the limit is {LIMIT >> 30} GiB",
+            exit_code=ExitCode.REFUSED,
+        )
+    if shutil.disk_usage(to.parent).free < size:
+        raise EnvbuildError(
+            "disk-full",
+            f"no room for {size} bytes of {node} in {to.parent}",
+            hint="name a larger disk for run directories (config key `runs`)",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+    half = to.with_name(f".{to.name}.half")
+    try:
+        said = _copy(node, path, half, size, connection)
+        if half.stat().st_size != size:
+            raise EnvbuildError(
+                "transfer-cut-off",
+                f"{node}: {half.stat().st_size} of {size} bytes of {path} arrived",
+                why=said.strip()[-300:],
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        if sha256_of(half) != sha256:
+            raise EnvbuildError(
+                "transfer-damaged",
+                f"{node}: {path} is not what the node program wrote there",
+                why=f"its sha256 is not {sha256[:12]}",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        half.replace(to)
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _copy(node: str, path: str, to: Path, size: int, connection: Connection) -> str:
+    """What went to stderr meanwhile."""
+    with to.open("xb") as out:
+        if connection.kind == "local":
+            with Path(path).open("rb") as source:
+                shutil.copyfileobj(source, out)
+            Path(path).unlink()
+            return ""
+        from envbuild.provision import ssh
+
+        begin = f"===envbuild file {secrets.token_hex(16)}==="
+        script = _SCRIPT.format(path=shlex.quote(path), begin=shlex.quote(begin))
+        marker = f"\n{begin}\n".encode()
+        return ssh.download(node, script.encode(), connection, begin=marker, size=size, out=out, idle=IDLE_S)[1]
