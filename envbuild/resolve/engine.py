@@ -349,7 +349,8 @@ def _refusals(judged: _Judged, skip: str = "") -> Decisions:
     return tuple(d for d in judged.decisions if d.verdict == "refuse" and d.rule != skip)
 
 
-def _distance(judged: _Judged) -> tuple[int, int, tuple[int, ...]]:
+def _distance(judged: _Judged) -> tuple[int, bool, int, tuple[int, ...]]:
     refusals = _refusals(judged)
     early = any(d.rule in ("engine-fits", "base-asked", "platform", "python-not-there") for d in refusals)
-    return int(early), len(refusals), judged.rank
+    # That a base is not there says less than what keeps the whole stack away.
+    return int(early), judged.variant.base.kind != "none", len(refusals), judged.rank
