@@ -65,6 +65,7 @@ class Builder:
         self.handed = wheel_handed.Handed(self.options.get("handed"))
         self._applied = set()  # type: set[str]
         self._facts = None  # type: dict[str, Any] | None
+        self._toolchains = {}  # type: dict[str, dict[str, Any]]
 
     def fetch(self) -> "None":
         """Take in what was handed, fetch and check trees before any package is installed.
@@ -72,12 +73,11 @@ class Builder:
         Raises what `sources.fetch` and `Handed.take_in` raise.
         """
         self.handed.take_in(self.store_path)
-        store, toolchain = None, {}  # type: wheel_store.Store | None, dict[str, Any]
+        store = None  # type: wheel_store.Store | None
         for source in self.pins:
             if source.get("install", "wheel") == "wheel":
-                if store is None:
-                    store, toolchain = wheel_store.Store(self.store_path), self._toolchain()
-                inputs = self._inputs(source, toolchain)
+                store = store or wheel_store.Store(self.store_path)
+                inputs = self._inputs(source)
                 key = wheel_store.build_key(inputs)
                 if any(name.startswith(key) for name in store.folders()):
                     continue
@@ -98,10 +98,11 @@ class Builder:
             return
         store = self.store = wheel_store.Store(self.store_path, create=True)
         # Read again: packages may have brought compilers (an MPI, say).
-        toolchain = self._toolchain()
+        self._toolchains = {}
 
         def one(source: "dict[str, Any]") -> "Any":
-            return lambda budget: self._obtain(source, store, self._inputs(source, toolchain), budget)
+            inputs = self._inputs(source)
+            return lambda budget: self._obtain(source, store, inputs, budget)
 
         calls = {source["name"]: one(source) for source in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))
@@ -124,12 +125,15 @@ class Builder:
                 self._uv(words + ["--no-cache", "-e", self._project(source)], source)
 
     def prove(self) -> "None":
-        """Import every extension that was built; raises NodeError `extension-broken` (exit 4).
+        """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
 
         A wheel that was built here and does not work is not kept in the store.
         """
         for source in self.pins:
-            facts = self.built.get(source["name"]) or {}
+            facts = self.built.get(source["name"])
+            if facts is None:
+                self._prove_in_place(source)
+                continue
             names = list(facts.get("extensions") or [])
             if not names:
                 continue
@@ -139,6 +143,18 @@ class Builder:
                 if facts["from"] == "built" and self.store is not None and self.store.use == "read-write":
                     self.store.reject(facts["key"], error.why)
                 raise
+
+    def _prove_in_place(self, source: "dict[str, Any]") -> "None":
+        """Import what a build in its own tree should have made; nothing but the stack says what that is."""
+        wanted = list((source.get("build") or {}).get("extensions") or [])
+        if not wanted:
+            return
+        try:
+            imports = build_import.check(self.python, source["name"], wanted, self._own_env(source))
+        except NodeError as error:
+            raise _missing(source, "the tree of source %s", error.details["extensions"], error.why) from None
+        told = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
+        self.built[source["name"]] = told
 
     def told(self) -> "list[dict[str, Any]]":
         """What the result says of each source."""
@@ -185,13 +201,17 @@ class Builder:
         folder, facts = self.trees[name], self._facts
         self.patched[name] = patching.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
 
-    def _toolchain(self) -> "dict[str, Any]":
-        return wheel_store.read_toolchain(
-            self.python, self.options.get("cuda_home"), self.tool.environ(self._variables({}))
-        )
+    def _toolchain(self, own: "dict[str, str]") -> "dict[str, Any]":
+        """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
+        asked = repr(sorted(own.items()))
+        if asked not in self._toolchains:
+            env = self.tool.environ(self._variables(own))
+            self._toolchains[asked] = wheel_store.read_toolchain(self.python, self.options.get("cuda_home"), env)
+        return self._toolchains[asked]
 
-    def _inputs(self, source: "dict[str, Any]", toolchain: "dict[str, Any]") -> "dict[str, Any]":
+    def _inputs(self, source: "dict[str, Any]") -> "dict[str, Any]":
         digests = patching.digests(self.specs[source["name"]])
+        toolchain = self._toolchain((source.get("build") or {}).get("environment") or {})
         return wheel_store.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 
     def _obtain(
@@ -320,15 +340,20 @@ def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "Non
     """What a stack asks for is no part of the build key: a wheel from the store may be older than the wish."""
     missing = sorted(set((source.get("build") or {}).get("extensions") or []) - set(facts.get("extensions") or []))
     if missing:
-        raise NodeError(
-            "extensions-missing",
-            "the wheel of source %s is without what was asked for" % source["name"],
-            why="%s in the wheel store holds no %s" % (facts["wheel"], ", ".join(missing)),
-            hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
-            exit_code=Exit.BUILD_FAILED,
-            details={"extensions": missing},
-            changed=True,
-        )
+        why = "%s in the wheel store holds no %s" % (facts["wheel"], ", ".join(missing))
+        raise _missing(source, "the wheel of source %s", missing, why)
+
+
+def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "str") -> "NodeError":
+    return NodeError(
+        "extensions-missing",
+        "%s is without what was asked for" % (where % source["name"]),
+        why=why,
+        hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
+        exit_code=Exit.BUILD_FAILED,
+        details={"extensions": names},
+        changed=True,
+    )
 
 
 def _failed(source: "dict[str, Any]", why: "str", hint: "str" = "") -> "NodeError":

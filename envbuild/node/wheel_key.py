@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
 RECIPE = 1
 _DEADLINE = 30.0
-# What a compiler or setup.py reads from the environment of the node, besides the variables of the stack.
+# What a compiler, linker or setup.py reads from the environment of the node, besides the variables of the stack.
 _READ = (
     "CC",
     "CXX",
@@ -35,14 +35,38 @@ _READ = (
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
     "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "AR",
+    "ARFLAGS",
     "CUDAHOSTCXX",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
+    "CUDAARCHS",
+    "CUDACXX",
+    "PYTORCH_NVCC",
+    "TORCH_CUDA_ARCH_LIST",
     "TORCH_NVCC_FLAGS",
     "TORCH_CXX_FLAGS",
     "FORCE_CUDA",
+    "BUILD_CUDA_EXTENSIONS",
     "MPICC",
+    "MPICFG",
 )
+# Families of variables that choose what a setup.py compiles: a wheel with other parts must not have the same key.
+_READ_FAMILIES = (
+    "APEX_",
+    "CMAKE_",
+    "DS_BUILD_",
+    "DS_SKIP_",
+    "FLASH_ATTENTION_",
+    "FLASH_ATTN_",
+    "MPI4PY_",
+    "NVCC_",
+    "PKG_CONFIG",
+    "SETUPTOOLS_",
+)
+# Of these families, how many jobs there are: that changes no bit.
+_READ_NOT = ("APEX_PARALLEL_BUILD", "CMAKE_BUILD_PARALLEL_LEVEL", "NVCC_THREADS")
 _ASK = """
 import json, sysconfig
 print(json.dumps({k: sysconfig.get_config_var(k) or "" for k in ("SOABI", "CC", "CXX")}))
@@ -155,8 +179,12 @@ def read_toolchain(python: "str", cuda_home: "str | None", env: "dict[str, str] 
         "libc": _libc(env),
         "machine": platform.machine(),
         "python": told.get("SOABI") or "",
-        "environment": {name: env[name] for name in _READ if env.get(name)},
+        "environment": {name: env[name] for name in sorted(env) if env[name] and _is_read(name)},
     }
+
+
+def _is_read(name: "str") -> "bool":
+    return name in _READ or (name.startswith(_READ_FAMILIES) and name not in _READ_NOT)
 
 
 def _says(argv: "list[str]", env: "dict[str, str]") -> "str":

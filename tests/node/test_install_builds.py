@@ -198,6 +198,42 @@ def test_an_extension_that_the_wheel_must_hold_and_does_not_is_a_failure(node: N
     assert "quick._other" in error.why
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_an_extension_that_a_build_in_its_own_tree_does_not_make_is_a_failure(
+    node: Node, forge: Forge, made: bool
+) -> None:
+    body = (
+        "import subprocess, sysconfig\n"
+        "name = 'quick/_fast' + sysconfig.get_config_var('EXT_SUFFIX')\n"
+        "words = ['cc', '-shared', '-fPIC', '-I', sysconfig.get_path('include'), '-o', name, 'fast.c']\n"
+        "subprocess.run(words, check=True)\n"
+    )
+    build = {"kind": "inplace", "extensions": ["quick._fast"]}
+    source = forge.source(files={"setup.py": body if made else ""}, install="path", build=build)
+    variant = make_variant([], sources=[source])
+    if not made:
+        error = fail(node, variant, "extensions-missing", 4, **args(patches=False))
+        assert "quick._fast" in error.why
+        return
+    (told,) = node.install(variant, **args(patches=False))[1]["sources"]
+    assert (told["build"]["from"], told["build"]["extensions"]) == ("built", ["quick._fast"])
+    assert told["build"]["imports"]["imported"] == ["quick._fast"]
+
+
+def test_the_compiler_that_a_source_names_for_itself_is_in_its_key(node: Node, forge: Forge, tmp_path: Path) -> None:
+    """`MPICC` or `CC` of a build's own environment: another MPI behind the same name gives another wheel."""
+    mpi = tmp_path / "mpicc"
+    variant = make_variant([], sources=[forge.source(build={"environment": {"MPICC": str(mpi)}})])
+    keys = set()
+    for release in ("4.1.4", "5.0.11"):
+        mpi.write_text(f"#!/bin/sh\necho cc -I/opt/mpi-{release}/include\n")
+        mpi.chmod(0o755)
+        (tmp_path / release).mkdir()
+        (told,) = other_node(tmp_path / release).install(variant, **args(patches=False))[1]["sources"]
+        keys.add(told["build"]["key"])
+    assert len(keys) == 2
+
+
 def test_a_wheel_of_the_store_must_hold_what_is_asked_for_today(node: Node, forge: Forge, tmp_path: Path) -> None:
     store = tmp_path / "wheels-of-all"
     source = forge.patched()

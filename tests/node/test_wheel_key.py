@@ -165,6 +165,14 @@ def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path:
     assert re.match(r"(glibc|musl) ", found["libc"])
 
 
+@pytest.mark.parametrize(
+    "name", ["APEX_CUDA_EXT", "DS_BUILD_OPS", "FLASH_ATTENTION_FORCE_CXX11_ABI", "LD_RUN_PATH", "NVCC_CCBIN", "MPICFG"]
+)
+def test_a_variable_of_the_node_that_chooses_what_is_compiled_is_read(name: str, tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path), name: "1", "NVCC_THREADS": "4", "APEX_PARALLEL_BUILD": "8", "HOME": "/nowhere"}
+    assert read_toolchain(sys.executable, None, env)["environment"] == {name: "1"}
+
+
 def test_a_node_without_compilers_says_so_with_nothing(tmp_path: Path) -> None:
     found = read_toolchain(sys.executable, None, {"PATH": str(tmp_path), "CC": "'unbalanced"})
     assert [found[name] for name in ("cc", "cxx", "ld", "nvcc", "mpi")] == [""] * 5
