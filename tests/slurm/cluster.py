@@ -50,7 +50,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 KillWait=2
 MessageTimeout=5
 InactiveLimit=0
@@ -77,7 +77,6 @@ PartitionName=cloud Nodes=cloud1 MaxTime=60 State=UP
 _RESUME = """\
 #!/bin/sh
 # slurmctld calls it with a list of hosts; {delay} s stand for a machine that boots (-b: so it says).
-echo "resume $1" >> {top}/log/power
 exec </dev/null >> {top}/log/cloud1.out 2>&1
 (sleep {delay}; PATH={path} exec setsid slurmd -D -b -N cloud1 -f {conf}) &
 """
@@ -151,7 +150,7 @@ class Cluster:
         (self.top / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self.boot_takes(1.0)
         suspend = self.top / "suspend"
-        suspend.write_text(f'#!/bin/sh\necho "suspend $1" >> {self.top}/log/power\n')
+        suspend.write_text(f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
         suspend.chmod(0o755)
 
     def boot_takes(self, seconds: float) -> None:
@@ -205,6 +204,12 @@ class Cluster:
         """Whether all nodes but those of `cloud` wait for jobs."""
         states = self.states()
         return all(states.get(name) == "idle" for name in self.names)
+
+    def power_down(self) -> None:
+        """Make sure that the node of `cloud` has to be started for the next job."""
+        if "cloud1" in self.states():
+            self.run("scontrol", "update", "nodename=cloud1", "state=power_down_force", "reason=test")
+            self._await(lambda: "cloud1" not in self.states(), "the cloud node did not go away")
 
     def reset(self) -> None:
         """End all jobs, bring drained nodes back."""

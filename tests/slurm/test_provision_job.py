@@ -78,6 +78,7 @@ def test_nodes_that_are_known_are_not_asked_again_for_another_environment(world:
 
 
 def test_a_node_that_has_to_be_powered_up_is_waited_for(world: JobWorld) -> None:
+    world.cluster.power_down()
     world.cluster.boot_takes(3.0)
     world.target(
         hosts={"slurm": "cloud"}, scheduler={"nodes": 1, "start_deadline": "50s"}, expects={"gpus_per_node": 2}

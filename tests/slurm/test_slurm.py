@@ -166,13 +166,14 @@ def test_a_requeued_job_begins_again_and_only_its_last_end_counts(cluster: Clust
     code = 'echo "run $SLURM_RESTART_COUNT"; [ -n "${SLURM_RESTART_COUNT:-}" ] || sleep 300'
     job = shell(cluster, code)
     number = slurm.submit(job)
-    running(slurm, job, number)
+    until(slurm, job, number, lambda _: "run " in slurm.logs(job, number))
     cluster.run("scontrol", "requeue", number)
     until(slurm, job, number, lambda state: state.restarts == 1 and state.phase is Phase.PENDING)
-    # A requeued job waits for two minutes by default: let it go at once.
+    # A requeued job waits for two minutes: long enough for the end of its first run to arrive. Here it takes a moment.
+    time.sleep(2)
     cluster.run("scontrol", "update", f"jobid={number}", "starttime=now")
     state = ended(slurm, job, number, 60)
-    assert (state.good, state.restarts) == (True, 1)
+    assert (state.good, state.restarts) == (True, 1), (state, slurm.logs(job, number))
     assert slurm.logs(job, number).count("run ") == 2
 
 
@@ -231,6 +232,7 @@ def test_what_slurm_has_forgotten_the_status_file_knows(cluster: Cluster, slurm:
 
 
 def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm: Slurm) -> None:
+    cluster.power_down()
     cluster.boot_takes(4.0)
     partition = slurm.partition("cloud")
     assert (partition.nodes, partition.hidden, partition.gres()) == (1, 1, Gres(name="gpu"))
