@@ -13,6 +13,7 @@ import pytest
 import uv
 
 from tests.e2e.world import snapshot
+from tests.node.test_sources import PROJECT
 from tests.provision.sshd import Server, make_key, require_sshd, user
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
@@ -26,9 +27,10 @@ def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
 
 
 def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(world: JobWorld) -> None:
-    source = world.repository("gamma", {"gamma.py": "import alpha\n"})
+    path = {**world.repository("gamma", {"gamma.py": "import alpha\n"}), "install": "path"}
+    built = {**world.repository("lib", PROJECT), "install": "wheel"}
     world.target(scheduler={"nodes": NODES})
-    world.tiny(sources=[{**source, "install": "path"}], imports=["alpha", "gamma"])
+    world.tiny(sources=[path, built], imports=["alpha", "gamma", "lib"])
     done = world.job()
     nodes = by_node(done)
     assert done.rc == 0, done.err
