@@ -14,7 +14,9 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000
 # What differs between nodes that have the same: who compiled it, how long that took, and where it lies.
-_OF_ONE_NODE = frozenset({"from", "seconds", "jobs", "retried", "ccache", "store", "network", "rebuild", "imports"})
+_OF_ONE_NODE = frozenset(
+    {"from", "seconds", "jobs", "retried", "ccache", "store", "network", "rebuild", "imports", "handed"}
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def source_views(nodes: Sequence[NodeEvidence]) -> tuple[SourceView, ...]:
 def summary(evidence: Evidence) -> list[tuple[str, str]]:
     """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
     names = dict.fromkeys(_text(source.get("name")) for node in evidence.nodes for source in node.sources)
-    found = [(name, _made(_holders(evidence.nodes, name))) for name in names]
-    return [(name, made) for name, made in found if made]
+    found = [(name, _holders(evidence.nodes, name)) for name in names]
+    return [(name, made + _compared(holders)) for name, holders in found if (made := _made(holders))]
 
 
 _Holders = list[tuple[str, Mapping[str, Any]]]
@@ -120,6 +122,13 @@ def _made(holders: _Holders) -> str:
     if len(builds) > len(built):
         words += f"; from the wheel store on {_plural(len(builds) - len(built), 'node')}"
     return words
+
+
+def _compared(holders: _Holders) -> str:
+    """`; built again: equal, byte by byte` where somebody asked for it."""
+    again = dict.fromkeys(_rebuild(_mapping(source.get("build"))) for _, source in holders)
+    said = "; ".join(text for text in again if text)
+    return f"; built again: {said}" if said else ""
 
 
 def _contents(build: Mapping[str, Any]) -> str:

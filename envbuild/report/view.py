@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -218,6 +219,8 @@ def _fact_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
     facts = node.facts
     if facts is None:
         return (("Facts", "not known"),)
+    # A brief probe did not look for tools: what it does not name may be there.
+    none = "" if facts.brief else "none"
     names = [gpu.name for gpu in facts.gpus]
     gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none visible"
     if facts.gpus_physical is not None and facts.gpus_physical != len(names):
@@ -233,11 +236,11 @@ def _fact_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
         ("CPU and memory", f"{facts.cpus or '?'} CPUs, {gibibytes(facts.memory_bytes)}"),
         ("GPUs", f"{gpus}{', ' + memory if memory else ''}"),
         ("NVIDIA driver", driver + ceiling),
-        ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or "none"),
-        ("Compilers", ", ".join(f"{c.path.rsplit('/', 1)[-1]} {c.version}" for c in facts.compilers) or "none"),
-        ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or "none"),
+        ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or none),
+        ("Compilers", ", ".join(f"{c.path.rsplit('/', 1)[-1]} {c.version}" for c in facts.compilers) or none),
+        ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or none),
         ("Network", ", ".join(dict.fromkeys(nics)) or "not known"),
-        ("Scheduler", " ".join(filter(None, (facts.scheduler.kind, facts.scheduler.version)))),
+        ("Scheduler", "" if facts.brief else " ".join(filter(None, (facts.scheduler.kind, facts.scheduler.version)))),
     )
     return tuple((name, value) for name, value in rows if value.strip(" ,"))
 
@@ -284,13 +287,29 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
     return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group))
 
 
+_PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
+    word: word for word in ("--stack", "--target", "--profile", "--prefix", "--host")
+}
+
+
 def _commands(evidence: Evidence) -> tuple[str, ...]:
-    if evidence.command:
-        repeat = shlex.join(evidence.command)
-    else:
-        words = ["envbuild", evidence.verb, "--stack", evidence.stack, "--profile", evidence.profile]
-        repeat = shlex.join([*words, "--target", evidence.target])
-    return repeat, shlex.join(["envbuild", "verify", "--deep", "--stack", evidence.stack, "--target", evidence.target])
+    """The command that was given, and a deep verify of the same stack and place."""
+    named = ["--stack", evidence.stack, "--profile", evidence.profile, "--target", evidence.target]
+    verify = ["envbuild", "verify", "--deep"]
+    if not evidence.command:
+        return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
+    return shlex.join(evidence.command), shlex.join([*verify, *_place_words(evidence.command)])
+
+
+def _place_words(command: Sequence[str]) -> list[str]:
+    """The options of a command that say which stack and where, as they were given: a file is no name."""
+    out: list[str] = []
+    words = iter(command)
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name in _PLACE_OPTIONS and (given := value if sign else next(words, None)) is not None:
+            out += [_PLACE_OPTIONS[name], given]
+    return out
 
 
 def number(value: float) -> str:

@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import load_evidence, render_html, render_json, render_markdown, write_report
 from envbuild.report.view import make_verdict, make_view
-from tests.report.samples import DIGEST, ROOT, checks, evidence, node
+from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node
 
 ERROR = {
     "code": "wheel-hash-mismatch",
@@ -124,6 +124,33 @@ def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
         "ansible-core 2.21.5",
     ):
         assert fact in words, fact
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["--stack", "./my.yaml", "--prefix=/big disk", "--check-rebuild"], "--stack ./my.yaml --prefix '/big disk'"),
+        (
+            ["-s", "m.yaml", "-t", "./t.yaml", "--profile", "ported"],
+            "--stack m.yaml --target ./t.yaml --profile ported",
+        ),
+        (["--host", "gpu[01-04]", "--jobs", "4", "--host", "gpu07"], "--host 'gpu[01-04]' --host gpu07"),
+    ],
+)
+def test_the_command_that_verifies_names_stack_and_place_as_they_were_given(command: list[str], says: str) -> None:
+    run = evidence(command=("envbuild", "provision", *command))
+    assert f"\nenvbuild verify --deep {says}\n" in render_markdown(run)
+
+
+def test_what_a_brief_probe_did_not_look_for_is_not_said_to_be_missing() -> None:
+    asked = node(facts={**facts("localhost"), "compilers": [], "pythons": []})
+    text = render_markdown(evidence(asked))
+    assert "| nvcc | none |" in text
+    assert "| Compilers | none |" in text
+    asked["facts"]["brief"] = True
+    text = render_markdown(evidence(asked))
+    assert not any(f"| {name} |" in text for name in ("nvcc", "Compilers", "Pythons", "Scheduler"))
+    assert "| GPUs | none visible |" in text
 
 
 def test_the_page_needs_nothing_from_outside_and_no_script() -> None:

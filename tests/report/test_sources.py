@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.report import view
@@ -91,6 +91,16 @@ def test_rows_of_a_build(build: dict[str, Any], row: str, says: str) -> None:
     assert rows[row] == says
 
 
+def test_who_asked_for_a_second_build_reads_its_outcome_at_once() -> None:
+    for rebuild, says in (
+        (None, ""),
+        ({"equal": True, "different": []}, "; built again: equal, byte by byte"),
+        ({"equal": False, "different": ["a.so"]}, "; built again: different in 1 member: a.so"),
+    ):
+        ((_, line),) = summary(nodes(samples.built_source(rebuild=rebuild)))
+        assert line == "built in 83 s with 16 jobs, 6 extensions, sm_90" + says
+
+
 def test_what_nobody_asked_for_has_no_row() -> None:
     rows = dict(source_views(nodes(samples.built_source()).nodes)[0].rows)
     assert not {"Second build", "Memory", "ccache", "Imports", "Build path"} & set(rows)
@@ -143,6 +153,7 @@ _SOURCE = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)  # the first one compiles the templates
 @given(st.lists(_SOURCE, max_size=3))
 def test_whatever_a_node_tells_is_rendered(sources: list[dict[str, Any]]) -> None:
     evidence = samples.evidence(samples.node(sources=sources))
