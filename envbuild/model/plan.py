@@ -43,14 +43,31 @@ class NodePlan(StrictModel):
         return not self.steps
 
 
+class BuildClass(StrictModel):
+    """Nodes for which `sources` (names) are compiled once, because the same wheels are right for all `nodes`.
+
+    `donor`: a finished node that has the wheels. Else the first of `builders` builds before the others begin, and the
+    second where that fails; both are of `nodes`.
+    """
+
+    sources: tuple[str, ...]
+    nodes: tuple[str, ...]
+    builders: tuple[str, ...] = ()
+    donor: str | None = None
+
+
 class Plan(StrictModel):
-    """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed."""
+    """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed.
+
+    `builds` are the nodes that do not each compile for themselves.
+    """
 
     stack: str
     profile: str
     target: str
     nodes: tuple[NodePlan, ...]
     warnings: tuple[str, ...] = ()
+    builds: tuple[BuildClass, ...] = ()
 
     @property
     def nothing_to_do(self) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.plan import Plan
 from envbuild.provision.ansible import TaskEvent, run_playbook
 from envbuild.provision.inventory import Inventory, NodeHost
 from envbuild.provision.journal import EventKind, Journal
@@ -67,23 +66,13 @@ def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
     return text if text and "{" not in text else None
 
 
-def execute(plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
-    """Run every step of every node that has one.
-
-    Raises EnvbuildError as `run_playbook` does; what nodes answered until then is in the journal.
-    """
-    requests = {
-        node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
-        for node in plan.nodes
-        if node.steps
-    }
-    return run_hosts(requests, files, work)
-
-
 def run_hosts(
     requests: Mapping[str, Mapping[str, dict[str, Any]]], files: Mapping[str, NodeFiles], work: Work
 ) -> Outcome:
-    """One play over the nodes of `requests` (node to verb to request); its tasks count in `work`."""
+    """One play over the nodes of `requests` (node to verb to request); its tasks count in `work`.
+
+    Raises EnvbuildError as `run_playbook` does; what nodes answered until then is in the journal.
+    """
     outcome = Outcome()
     hosts = tuple(_host(node, verbs, files[node], work.run) for node, verbs in requests.items())
     if not hosts:

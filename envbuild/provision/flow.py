@@ -14,8 +14,9 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
+from envbuild.provision.build_once import execute_once
 from envbuild.provision.contact import contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome, Progress, execute
+from envbuild.provision.execute import NodeFiles, Outcome, Progress
 from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.look import look_and_plan, plan_of
 from envbuild.provision.prepare import Prepared
@@ -110,7 +111,7 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     elif not plan.nothing_to_do:
         plan, files = _stage(work, plan)
         with work.phase("provision", "provisioning"):
-            outcome = execute(plan, files, work)
+            outcome = execute_once(plan, files, work)
     if not through_jobs:
         with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
             _verify(work, plan, outcome)

@@ -31,6 +31,7 @@ class EventKind(enum.StrEnum):
     PLANNED = "planned"
     FIRST_USE = "first-use"
     PLAYBOOK_STARTED = "playbook-started"
+    HANDED_OVER = "handed-over"
     JOB_SUBMITTED = "job-submitted"
     JOB_STATE = "job-state"
     STEP_STARTED = "step-started"

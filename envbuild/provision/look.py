@@ -64,6 +64,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     from envbuild.catalog.indexes import index_addresses
     from envbuild.catalog.patches import patches_of
     from envbuild.plan import make_plan
+    from envbuild.plan_once import share_builds
 
     prepared, survey = work.prepared, work.survey
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
@@ -88,6 +89,10 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         check_rebuild=work.settings.check_rebuild,
     )
     made = made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
+    if prepared.target.connection.kind == "ssh":
+        jobs = work.settings.jobs or prepared.target.build_jobs
+        rebuild = work.settings.check_rebuild
+        made = share_builds(made, survey.facts, survey.variants, jobs=jobs, check_rebuild=rebuild)
     if prepared.target.connection.kind == "job":
         from envbuild.provision.job_plan import share
 

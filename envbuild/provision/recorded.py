@@ -12,6 +12,7 @@ from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.plan import make_plan
+from envbuild.plan_once import share_builds
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.look import refusal
@@ -63,6 +64,8 @@ def plan_recorded(
         patches=patches_of(prepared.lock),
         tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
     )
+    if prepared.target.connection.kind == "ssh":
+        plan = share_builds(plan, survey.facts, survey.variants, jobs=prepared.target.build_jobs)
     return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey
 
 

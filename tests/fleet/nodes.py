@@ -42,12 +42,13 @@ set -e
 mount --make-rprivate /
 mount -t overlay overlay -o lowerdir="$TREE",upperdir="$NODE/upper",workdir="$NODE/work" "$NODE/root"
 cd "$NODE/root"
-mkdir -p proc dev sys run tmp nodeetc oldroot
+mkdir -p proc dev sys run tmp nodeetc shared oldroot
 mount --rbind /dev dev
 mount -t sysfs sysfs sys 2>/dev/null || true
 mount -t tmpfs run run
 mkdir -p run/sshd
 mount --bind "$NODE/etc" nodeetc
+mount --bind "$NODE/../shared" shared
 pivot_root . oldroot
 mount -t proc proc /proc
 umount -l /oldroot
@@ -182,12 +183,16 @@ def find_python(version: str) -> Path:
 
 
 class Fleet:
-    """Some nodes on one bridge. `gateway` is this machine's address there: what listens on it, nodes can reach."""
+    """Some nodes on one bridge, with one folder that all have as `/shared`.
+
+    `gateway` is this machine's address on the bridge: what listens on it, nodes can reach.
+    """
 
     def __init__(self) -> None:
         """Make the bridge."""
         self.number, self.gateway = _new_bridge()
         self._folder = Path(tempfile.mkdtemp(prefix="envbuild-fleet-"))
+        (self._folder / "shared").mkdir(mode=0o755)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._namespaces: list[str] = []
         self.nodes: list[Node] = []

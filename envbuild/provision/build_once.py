@@ -1,0 +1,300 @@
+"""Carry out a plan in which one node compiles for others that share no wheel store with it.
+
+Builders run first, together with the nodes that nobody waits for. What a builder has compiled is packed there, fetched
+into the run directory and delivered to the others of its class; they run then, and take it into their own stores. Where
+a builder fails the next one of its class tries once; then the others end with that error, none of them compiles it
+again. Where only the handing over fails, they build for themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+import tarfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import BuildClass, Plan
+from envbuild.node import proc
+from envbuild.plan_once import install_args, keys_of, stamp_of_environment
+from envbuild.provision.collect import first_error
+from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.deliver import store_folder
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.journal import EventKind
+from envbuild.provision.receive import receive
+from envbuild.provision.work import Work
+
+Verbs = dict[str, dict[str, Any]]
+# Packing reads and writes every wheel twice.
+PACK_DEADLINE_S = 3600.0
+
+
+@dataclass
+class _Group:
+    """A class while its nodes are provisioned. `keys`: of what `by` has in its store, once that is known."""
+
+    made: BuildClass
+    waiting: list[str]
+    by: str = ""
+    keys: dict[str, str] = field(default_factory=dict)
+    tried: list[str] = field(default_factory=list)
+
+    @property
+    def next_builder(self) -> str | None:
+        """Who builds now; None where nobody is left to try."""
+        return next((name for name in self.made.builders if name not in self.tried), None)
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Wheels of one class on this machine."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+def execute_once(plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
+    """As `execute`, with the classes of `plan.builds`. Raises EnvbuildError as `execute` does."""
+    return _Run(plan, files, work).run()
+
+
+class _Run:
+    def __init__(self, plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> None:
+        self.work = work
+        self.nodes = {node.node: node for node in plan.nodes if node.steps}
+        self.donors = {node.node: node for node in plan.nodes if node.nothing_to_do}
+        self.files = dict(files)
+        self.requests: dict[str, Verbs] = {
+            node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
+            for node in self.nodes.values()
+        }
+        self.groups = [_Group(made, list(made.nodes)) for made in plan.builds]
+        self.outcome = Outcome()
+        self.packs: list[Path] = []
+
+    def run(self) -> Outcome:
+        """Plays until no node waits: of donors' classes at once, of others after their builder."""
+        waiting = {name for group in self.groups for name in group.waiting}
+        ready = [name for name in self.nodes if name not in waiting]
+        donated = [group for group in self.groups if self._donated(group)]
+        try:
+            ready += self._hand_over(donated)
+            while ready or any(group.waiting for group in self.groups):
+                building = [group for group in self.groups if group.waiting]
+                for group in building:
+                    ready.append(self._begin(group))
+                self._play(ready)
+                ready = self._hand_over([group for group in building if self._built(group)])
+                for group in building:
+                    self._give_up(group)
+        finally:
+            for path in self.packs:
+                path.unlink(missing_ok=True)
+        self.work.notes += _built_alone(self.outcome)
+        return self.outcome
+
+    def _donated(self, group: _Group) -> bool:
+        """A finished node has what the class needs."""
+        donor = self.donors.get(group.made.donor or "")
+        if donor is None:
+            return False
+        stamp = stamp_of_environment(self.work.survey.facts[donor.node], donor.environment)
+        told = ((stamp.stamp or {}) if stamp is not None else {}).get("sources")
+        group.by, group.keys = donor.node, self._wanted(group, told)
+        return bool(group.keys)
+
+    def _wanted(self, group: _Group, sources: Any) -> dict[str, str]:
+        return {name: key for name, key in keys_of(sources).items() if name in group.made.sources}
+
+    def _begin(self, group: _Group) -> str:
+        builder = group.next_builder or group.waiting[0]
+        group.waiting.remove(builder)
+        group.tried.append(builder)
+        if group.waiting:
+            names = ", ".join(group.made.sources)
+            self.work.progress.stage(f"{builder} builds {names} for {len(group.waiting)} more")
+        return builder
+
+    def _play(self, names: Iterable[str]) -> None:
+        chosen = list(names)
+        part = run_hosts({name: self.requests[name] for name in chosen}, self.files, self.work)
+        for node, verbs in part.responses.items():
+            self.outcome.responses.setdefault(node, {}).update(verbs)
+        self.outcome.errors.update(part.errors)
+
+    def _built(self, group: _Group) -> bool:
+        """The last builder of the class has installed what it built, so the others can take it."""
+        builder = group.tried[-1]
+        answer = self.outcome.responses.get(builder, {}).get("install") or {}
+        if not answer.get("ok"):
+            return False
+        group.by, group.keys = builder, self._wanted(group, (answer.get("result") or {}).get("sources"))
+        return True
+
+    def _give_up(self, group: _Group) -> None:
+        """End those who wait for builders that all failed."""
+        if not group.waiting or group.next_builder is not None:
+            return
+        failed = group.tried[-1]
+        error = self._error_of(failed)
+        for node in group.waiting:
+            self.outcome.errors[node] = _not_built(node, failed, error)
+        group.waiting = []
+
+    def _error_of(self, node: str) -> EnvbuildError | None:
+        return self.outcome.errors.get(node) or first_error(self.outcome.responses.get(node, {}).values())
+
+    def _hand_over(self, groups: list[_Group]) -> list[str]:
+        """Bring what was built to those who wait for it; they are the nodes returned, ready to run."""
+        groups = [group for group in groups if group.waiting]
+        if not groups:
+            return []
+        ready: list[str] = []
+        self.work.progress.stage("handing over what was built")
+        began = time.monotonic()
+        packs = proc.parallel([partial(self._pack, group) for group in groups])
+        for group, pack in zip(groups, packs, strict=True):
+            if isinstance(pack, EnvbuildError) or pack is None:
+                if not self._without(group, pack):
+                    continue
+            else:
+                self._give(group, *pack, seconds=round(time.monotonic() - began, 3))
+            ready += group.waiting
+            group.waiting = []
+        return ready
+
+    def _without(self, group: _Group, error: EnvbuildError | None) -> bool:
+        """Say that nothing was handed over; False where a class that had a donor now builds as others do."""
+        why = f"{error.what} ({error.why})" if error is not None else "nothing was there to hand over"
+        names = ", ".join(group.made.sources)
+        self.work.notes.append(f"{names} of {group.by} could not be handed to {', '.join(group.waiting)}: {why}")
+        return group.by != group.made.donor or not group.made.builders
+
+    def _pack(self, group: _Group) -> tuple[_Pack | None, set[str]] | EnvbuildError | None:
+        """The wheels of a class here, and which nodes lack them; no pack where none does."""
+        try:
+            if not group.keys:
+                return None
+            lacking = self._lacking(group)
+            return (self._fetched(group) if lacking else None), lacking
+        except EnvbuildError as error:
+            return error
+        except OSError as error:
+            return EnvbuildError("pack-not-written", f"the wheels of {group.by} cannot be kept here", why=str(error))
+
+    def _lacking(self, group: _Group) -> set[str]:
+        """Who has not all wheels already: from an earlier run, or because the store is one for all."""
+        stores = {node: self._store(node) for node in group.waiting}
+        prefixes = {node: self.work.survey.facts[node].prefix.path for node in stores}
+
+        def request_for(node: str) -> dict[str, Any]:
+            return node_request("wheels", prefixes[node], {"action": "list", "store": stores[node]}, self.work.run.id)
+
+        answers = contact(stores, request_for, self.work.prepared.target.connection)
+        return {node for node in stores if not set(group.keys.values()) <= _keys_in(answers.get(node))}
+
+    def _store(self, node: str) -> str:
+        """The wheel store of a node that installs; of a donor, that of the node with the same target."""
+        planned = self.nodes.get(node)
+        args = install_args(planned) if planned is not None else None
+        if args is not None:
+            return str(args["build"]["store"])
+        facts = self.work.survey.facts[node]
+        named = self.work.prepared.target.store
+        if named:
+            return named.replace("{user}", facts.user).replace("{home}", facts.home)
+        return posixpath.join(facts.prefix.path, "store", "wheels")
+
+    def _fetched(self, group: _Group) -> _Pack:
+        """Pack on the node that has the wheels, and fetch the pack."""
+        work, store = self.work, self._store(group.by)
+        prefix = work.survey.facts[group.by].prefix.path
+        there = posixpath.join(store, "tmp", f"pack-{work.run.id}.tar")
+        args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
+        request = node_request("wheels", prefix, args, work.run.id)
+        connection = work.prepared.target.connection
+        answer = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S)[group.by]
+        if isinstance(answer, EnvbuildError):
+            raise answer
+        told = answer.result()
+        here = work.run.path / f"wheels-{group.by.replace('/', '_')}.tar"
+        self.packs.append(here)
+        receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
+        return _Pack(here, told["sha256"], told["bytes"])
+
+    def _give(self, group: _Group, pack: _Pack | None, lacking: set[str], *, seconds: float) -> None:
+        """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
+        self.work.journal.append(
+            EventKind.HANDED_OVER, node=group.by, to=list(group.waiting), keys=group.keys,
+            bytes=pack.size if pack else 0, seconds=seconds,
+        )  # fmt: skip
+        for node in group.waiting:
+            install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
+            handed: dict[str, Any] = {"by": group.by, "keys": group.keys}
+            if pack is not None and node in lacking:
+                handed.update(file=self._delivered(node, pack), sha256=pack.sha256)
+            install["args"]["build"].update(handed=handed, check_rebuild=False)
+
+    def _delivered(self, node: str, pack: _Pack) -> str:
+        """Put the pack into the node's delivery; where it will lie there."""
+        files, member = self.files[node], f"packs/{pack.sha256[:12]}.tar"
+        variant = self.work.survey.variants[node]
+        store = files.store or store_folder(self.work.survey.facts[node].prefix.path, variant)
+        # Nodes of one variant have one delivery; no play is under way that reads it.
+        archive = files.artifacts or self.work.run.path / f"handed-{variant.digest[:12]}.tar"
+        _add(archive, member, pack.path)
+        if files.artifacts is None and archive not in self.packs:
+            self.packs.append(archive)
+        self.files[node] = replace(files, artifacts=archive, store=store)
+        return posixpath.join(store, member)
+
+
+def _add(archive: Path, name: str, path: Path) -> None:
+    """Append a file to a tar file, which is made where it is not there; once."""
+    if archive.exists():
+        with tarfile.open(archive) as there:
+            if name in there.getnames():
+                return
+    with tarfile.open(archive, "a", format=tarfile.GNU_FORMAT) as out, path.open("rb") as content:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = path.stat().st_size, 0o644
+        out.addfile(member, content)
+
+
+def _keys_in(answer: ContactResult | EnvbuildError | None) -> set[str]:
+    """The keys of the entries that a node's store can be read to have; none where it does not say."""
+    try:
+        entries = answer.result().get("entries", ()) if isinstance(answer, ContactResult) else ()
+    except EnvbuildError:
+        return set()
+    return {str(each.get("key")) for each in entries if each.get("state") == "unchecked"}
+
+
+def _built_alone(outcome: Outcome) -> list[str]:
+    """What was handed to a node and was not right for it, in words."""
+    said = []
+    for node, verbs in outcome.responses.items():
+        for source in ((verbs.get("install") or {}).get("result") or {}).get("sources") or ():
+            handed = (source.get("build") or {}).get("handed")
+            if handed and not handed.get("used"):
+                why = f"{handed.get('by')}'s is not right for it ({handed.get('why')})"
+                said.append(f"{node} has its own {source.get('name')}: {why}")
+    return said
+
+
+def _not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildError:
+    return EnvbuildError(
+        "not-built",
+        f"{node}: {builder} was to build for all nodes of its kind, and failed",
+        why=str(error) if error is not None else "it gave no answer",
+        hint=error.hint if error is not None else "the same command tries it again",
+        exit_code=error.exit_code if error is not None else ExitCode.BUILD_FAILED,
+        details={"node": node, "builder": builder},
+    )

@@ -1,0 +1,147 @@
+"""What is compiled is compiled on one node of a fleet, and runs on the others, where no compiler ever was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
+from tests.fleet.nodes import Node
+from tests.node.forge import BROKEN, FILES
+
+pytestmark = [pytest.mark.slow, pytest.mark.nodes]
+StartNodes = Callable[..., list[Node]]
+SAYS = ["sh", "-c", f"{PREFIX}/current/{STACK}/bin/python -c 'import quick._fast as f; print(f.answer())'"]
+
+
+def world_with(tmp_path: Path, standalone: Path, files: dict[str, str] | None = None) -> FleetWorld:
+    """A stack that compiles `quick._fast`."""
+    world = FleetWorld(tmp_path, standalone)
+    source: dict[str, Any] = dict(world.repository("quick", {**FILES, **(files or {})}))
+    source |= {"install": "wheel", "build": {"extensions": ["quick._fast"]}}
+    stack = world.stack(STACK, packages=["alpha==1.0"], interpreters=["standalone"], sources=[source])
+    world.lock(stack)
+    return world
+
+
+def steps_of(world: FleetWorld) -> dict[str, list[str]]:
+    """The steps that each node began, in order."""
+    found: dict[str, list[str]] = {}
+    for event in world.events():
+        if event["kind"] == "step-started":
+            found.setdefault(event["node"], []).append(event["data"]["step"])
+    return found
+
+
+def built(evidence: dict[str, Any]) -> dict[str, Any]:
+    (source,) = evidence["sources"]
+    assert isinstance(source["build"], dict)
+    return source["build"]
+
+
+def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    bare = fleet(2, kind="bare")
+    (builder,) = fleet(1, kind="gcc")
+    nodes = [*bare, builder]
+    for node in bare:
+        assert node.run(["sh", "-c", "command -v gcc cc c++ g++ ld tcc clang"], check=False).stdout == ""
+    world.target(nodes)
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert f"built on {builder.address}, taken over by {bare[0].address} and {bare[1].address}" in done.err
+    assert {item["status"] for item in found.values()} == {"ok"}
+    assert len({item["root"] for item in found.values()}) == 1
+    assert {name: built(item)["from"] for name, item in found.items()} == {
+        builder.address: "built", bare[0].address: "store", bare[1].address: "store",
+    }  # fmt: skip
+    assert len({built(item)["key"] for item in found.values()}) == 1
+    assert all(built(found[node.address])["handed"]["used"] for node in bare)
+    assert [node.run(SAYS).stdout for node in nodes] == ["42\n"] * 3
+    steps = steps_of(world)
+    assert all(len(each) <= 8 for each in steps.values()), steps
+    (told,) = [event for event in world.events() if event["kind"] == "handed-over"]
+    assert (told["node"], set(told["data"]["to"])) == (builder.address, {node.address for node in bare})
+    assert told["data"]["bytes"] > 0
+    for node in nodes:
+        left = node.run(
+            ["sh", "-c", f"ls -A {PREFIX}/store/wheels/tmp {PREFIX}/store/*/packs {PREFIX}/tmp"], check=False
+        )
+        assert ".tar" not in left.stdout
+    assert not list(world.last_run.glob("wheels-*"))
+
+    again = world.fleet("provision")
+    assert (again.rc, again.json["ansible_tasks"]) == (0, 0)
+
+
+def test_a_node_that_comes_later_takes_it_from_one_that_is_finished(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    (builder,) = fleet(1, kind="gcc")
+    world.target([builder])
+    assert world.fleet("provision").rc == 0
+    (later,) = fleet(1, kind="bare")
+    world.target([builder, later], delivery="controller")
+    done = world.fleet("provision")
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert (found[builder.address]["status"], found[later.address]["status"]) == ("unchanged", "ok")
+    assert found[builder.address]["root"] == found[later.address]["root"]
+    assert later.run(SAYS).stdout == "42\n"
+    assert f"take over quick as built on {builder.address}" in done.err
+
+
+def test_a_source_that_does_not_compile_is_tried_on_two_nodes_and_not_on_all(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python, {"fast.c": BROKEN.replace("PyMODINIT_FUNC", "garbage")})
+    nodes = fleet(3, kind="gcc")
+    world.target(nodes)
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 4, done.err
+    errors = {name: item["error"] for name, item in by_node(done).items()}
+    assert [errors[node.address]["code"] for node in nodes] == ["build-failed", "build-failed", "not-built"]
+    assert nodes[1].address in errors[nodes[2].address]["what"]
+    assert {item["exit"] for item in by_node(done).values()} == {4}
+    assert steps_of(world)[nodes[2].address] == ["toolchain"], "the Python with which it was asked, and no more"
+
+
+def test_a_node_that_turns_out_to_be_different_builds_for_itself_and_it_is_said(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    usual, other = fleet(2, kind="gcc")
+    words = '#!/bin/sh\n[ "$1" = --version ] && echo "gcc (another) 12.2.0" && exit\nexec /usr/bin/gcc "$@"\n'
+    other.run(["sh", "-c", "cat > /usr/local/bin/gcc && chmod 755 /usr/local/bin/gcc"], stdin=words)
+    world.target([usual, other])
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert [built(found[node.address])["from"] for node in (usual, other)] == ["built", "built"]
+    assert built(found[other.address])["handed"]["used"] is False
+    (said,) = [text for text in done.json["warnings"] if "has its own quick" in text]
+    assert said.startswith(
+        f"{other.address} has its own quick: {usual.address}'s is not right for it (cc: gcc (another)"
+    )
+
+
+def test_nodes_on_one_folder_build_once_and_nothing_is_carried(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    nodes = fleet(2, kind="gcc")
+    world.target(nodes, store="/shared/wheels")
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert sorted(built(item)["from"] for item in found.values()) == ["built", "store"]
+    assert len({item["root"] for item in found.values()}) == 1
+    (told,) = [event for event in world.events() if event["kind"] == "handed-over"]
+    assert told["data"]["bytes"] == 0, "it was there already"

@@ -1,0 +1,140 @@
+"""Who compiles for whom: decided from facts alone, and said in the steps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
+from envbuild.model.plan import BuildClass, Plan
+from envbuild.plan import chosen_variant
+from envbuild.plan_node import environment_path
+from envbuild.plan_once import compiled_wheels, keys_of, share_builds
+from envbuild.resolve.engine import resolve_fleet
+from tests.resolve.builders import compat, make_lock, node_facts, package, target
+from tests.resolve.test_engine import stamped
+from tests.test_plan import planned
+
+SOURCE: dict[str, Any] = {"name": "ext", "git": "https://example.org/ext", "commit": "1" * 40, "tree": "2" * 40}
+COMPILED = {**SOURCE, "build": {}}
+
+
+def lock_with(*sources: dict[str, Any]) -> Lock:
+    return make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")], "sources": list(sources)})
+
+
+def machine(name: str, cpus: int = 8, compilers: dict[str, str] | None = None, **more: Any) -> NodeFacts:
+    found = {"/usr/bin/gcc": "12.2.0", "/usr/bin/g++": "12.2.0"} if compilers is None else compilers
+    rows = [{"path": path, "version": version} for path, version in found.items()]
+    return node_facts("cpu-laptop", more={"node": name, "cpus": cpus, "compilers": rows, **more})
+
+
+def shared(*facts: NodeFacts, lock: Lock | None = None, **options: Any) -> Plan:
+    lock = lock or lock_with(COMPILED)
+    fleet = {each.node: each for each in facts}
+    plan = planned(fleet, lock)
+    found = resolve_fleet(fleet, lock, target(), compat(), None)
+    variants = {name: chosen_variant(lock, resolution, fleet[name]) for name, resolution in found.items()}
+    return share_builds(plan, fleet, variants, **options)
+
+
+def said(plan: Plan) -> dict[str, str]:
+    steps = {node.node: step.what for node in plan.nodes for step in node.steps if step.kind == "install"}
+    return {name: re.split("; (?=compile|take)", what, maxsplit=1)[-1] for name, what in steps.items()}
+
+
+def test_equal_nodes_are_one_class_and_the_widest_builds() -> None:
+    plan = shared(machine("gpu1"), machine("gpu2", cpus=64), machine("gpu3"), machine("gpu4"))
+    assert plan.builds == (
+        BuildClass(sources=("ext",), nodes=("gpu1", "gpu2", "gpu3", "gpu4"), builders=("gpu2", "gpu1")),
+    )
+    told = said(plan)
+    assert told["gpu2"].startswith("compile ext, where the wheel store has no wheel")
+    assert told["gpu2"].endswith("; built on gpu2, taken over by gpu1, gpu3 and gpu4")
+    assert told["gpu1"] == told["gpu3"] == told["gpu4"] == "take over ext, built on gpu2 first"
+    seconds = {node.node: sum(step.seconds for step in node.steps) for node in plan.nodes}
+    assert seconds["gpu1"] < seconds["gpu2"], "who takes over compiles nothing"
+
+
+def test_many_are_counted() -> None:
+    plan = shared(*(machine(f"gpu{number}") for number in range(1, 9)))
+    assert said(plan)["gpu1"].endswith("built on gpu1, taken over by gpu2, gpu3, gpu4 and 4 more")
+
+
+def test_a_single_node_is_left_to_itself() -> None:
+    plan = shared(machine("gpu1"))
+    assert plan.builds == ()
+    assert said(plan)["gpu1"] == "compile ext, where the wheel store has no wheel of them"
+
+
+def test_nodes_that_would_make_other_wheels_are_other_classes() -> None:
+    others = [
+        machine("gcc13", compilers={"/usr/bin/gcc": "13.1.0", "/usr/bin/g++": "13.1.0"}),
+        machine("glibc", libc={"kind": "glibc", "version": "2.31"}),
+        machine("ubuntu", os={"id": "ubuntu", "version": "22.04", "arch": "x86_64"}),
+    ]
+    plan = shared(machine("one"), *others, machine("two"))
+    assert [each.nodes for each in plan.builds] == [("one", "two")]
+    assert "taken over" not in said(plan)["gcc13"]
+
+
+def test_other_compilers_beside_the_usual_one_change_nothing() -> None:
+    more = {"/usr/bin/gcc": "12.2.0", "/usr/bin/g++": "12.2.0", "/usr/bin/gcc-9": "9.4.0"}
+    assert [each.nodes for each in shared(machine("a"), machine("b", compilers=more)).builds] == [("a", "b")]
+
+
+def test_a_node_without_a_compiler_takes_from_the_largest_class_and_never_builds() -> None:
+    newer = {"/usr/bin/gcc": "13.1.0"}
+    plan = shared(machine("old", compilers=newer), machine("bare", cpus=256, compilers={}), machine("x"), machine("y"))
+    assert [(each.nodes, each.builders) for each in plan.builds] == [(("x", "y", "bare"), ("x", "y"))]
+    alone = shared(machine("x"), machine("bare", cpus=256, compilers={}))
+    assert [(each.nodes, each.builders) for each in alone.builds] == [(("x", "bare"), ("x",))]
+    assert [each.builders for each in shared(machine("p", compilers={}), machine("q", compilers={})).builds] == [
+        ("p", "q")
+    ], "a source may need no compiler"
+
+
+def test_nothing_is_shared_where_nothing_is_compiled_or_the_prefix_is_one() -> None:
+    two = [machine("a"), machine("b")]
+    assert shared(*two, lock=lock_with(SOURCE)).builds == ()
+    in_tree = {**SOURCE, "install": "path", "build": {"kind": "inplace"}}
+    assert shared(*two, lock=lock_with(in_tree)).builds == ()
+    network = {
+        "path": "/data/envbuild",
+        "filesystem": "nfs4",
+        "free_bytes": 10**12,
+        "free_inodes": 10**9,
+        "writable": True,
+    }
+    assert shared(machine("a", prefix=network), machine("b", prefix=network)).builds == ()
+
+
+def test_what_is_built_in_its_tree_is_still_compiled_everywhere() -> None:
+    in_tree = {**SOURCE, "name": "tree", "install": "path", "build": {"kind": "inplace"}}
+    lock = lock_with(COMPILED, in_tree)
+    assert compiled_wheels(lock.variants[0]) == ("ext",)
+    plan = shared(machine("a"), machine("b"), lock=lock)
+    assert said(plan)["b"] == "take over ext, built on a first; compile tree in its tree"
+
+
+def finished(name: str, lock: Lock, told: list[dict[str, Any]]) -> NodeFacts:
+    """A node that has the environment, with what its stamp says of sources."""
+    digest = lock.variants[0].digest
+    path = environment_path("/data/envbuild", lock.stack, lock.profile, digest)
+    found = stamped(machine(name), lock, digest, sources=told)
+    return found.model_copy(update={"environments": (found.environments[0].model_copy(update={"path": path}),)})
+
+
+def test_a_finished_node_gives_what_it_was_made_with() -> None:
+    lock = lock_with(COMPILED)
+    told = [{"name": "ext", "build": {"key": "a" * 64}}]
+    assert keys_of(told) == {"ext": "a" * 64}
+    done = finished("done", lock, told)
+    plan = shared(done, machine("new"), lock=lock)
+    assert plan.builds == (BuildClass(sources=("ext",), nodes=("new",), donor="done"),)
+    assert said(plan) == {"new": "take over ext as built on done"}
+    assert shared(done, machine("new"), lock=lock, check_rebuild=True).builds == ()
+    assert shared(finished("done", lock, []), machine("new"), lock=lock).builds == ()
+    both = shared(done, machine("n1"), machine("n2"), lock=lock).builds
+    assert [(each.donor, each.builders) for each in both] == [("done", ("n1", "n2"))], "should the donor's be gone"
