@@ -42,7 +42,8 @@ def provision(
     prepared = prepare(choice_of(flags, config), locked=not no_locked, jobs=True)
     settings = settings_of(
         config,
-        repair=repair,
+        # A script builds everything, also what is there already. With jobs, `repair` would ask nodes through one.
+        repair=repair or (print_script and prepared.target.connection.kind != "job"),
         jobs=flags.get("jobs"),
         check_rebuild=check_rebuild,
         command=("envbuild", *sys.argv[1:]),
@@ -135,6 +136,10 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     page = run.path / "report.html"
     named = str(page) if page.exists() else ""
     ui.lines(evidence.to_json_dict() if ui.json else {}, lambda width: summary_lines(evidence, named, width=width))
+    kept = sum(node.status == "unchanged" for node in evidence.nodes)
+    if settings.check_rebuild and kept:
+        where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
+        ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
     if not evidence.ansible_tasks and any(check.status == "failed" for node in evidence.nodes for check in node.checks):
         ui.note("hint: `--repair` builds it again; `envbuild verify --deep` names every file")
     return evidence.exit

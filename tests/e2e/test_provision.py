@@ -89,6 +89,20 @@ def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_p
     assert (said.returncode, said.stdout) == (0, "hello $(id) 'you'")
 
 
+def test_the_printed_script_of_what_is_in_use_is_the_whole_one(built: World) -> None:
+    before = snapshot(built.prefix)
+    script = built.good("provision", "--stack", "./tiny.yaml", "--print-script").out
+    assert "uv venv" in script and "alpha==1.0" in script
+    assert "is there already; remove it first" in script
+    assert snapshot(built.prefix) == before
+
+
+def test_a_comparison_of_builds_that_built_nothing_says_so(built: World) -> None:
+    done = built.good("provision", "--stack", "./tiny.yaml", "--check-rebuild")
+    assert "--check-rebuild compared nothing" in done.err and "--repair" in done.err
+    assert "compared nothing" not in built.good("provision", "--stack", "./tiny.yaml").err
+
+
 def test_going_back_is_switching_a_link(world: World) -> None:
     world.tiny()
     old = world.built()["environment"]
