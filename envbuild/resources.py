@@ -28,6 +28,11 @@ def lockfiles() -> Path:
     return _shipped("lockfiles")
 
 
+def containers() -> Path:
+    """Generated Dockerfiles and build contexts of the shipped stacks."""
+    return _shipped("containers")
+
+
 def node_package() -> Path:
     """The source of the node program."""
     return _PACKAGE / "node"

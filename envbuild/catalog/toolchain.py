@@ -36,11 +36,27 @@ class ToolchainPython(StrictModel):
         return ".".join(self.version.split(".")[:2])
 
 
+class ToolchainUv(StrictModel):
+    """One wheel of uv, for images: they fetch it like any other file of a lock."""
+
+    version: Text
+    arch: Literal["x86_64", "aarch64"]
+    file: Annotated[Text, Field(pattern=r"^uv-[A-Za-z0-9._+-]+\.whl$")]
+    sha256: Sha256
+    witness: Text
+
+    @property
+    def member(self) -> str:
+        """The program in the wheel."""
+        return f"uv-{self.version}.data/scripts/uv"
+
+
 class Toolchain(StrictModel):
     """All pinned builds."""
 
     # Named `builds` in code because `pythons` below is the view that locks use.
     builds: tuple[ToolchainPython, ...] = Field(alias="pythons")
+    uv: tuple[ToolchainUv, ...] = ()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Toolchain:

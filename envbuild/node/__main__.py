@@ -25,6 +25,7 @@ VERBS = {
     "use": "use",
     "remove": "remove",
     "wheels": "wheels",
+    "image": "image",
 }
 
 

@@ -109,7 +109,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "files": len(files),
         "bytes": sum(entry.size for entry in entries.values()),
         "run": request["run"],
-        "stamped_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "stamped_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(args.get("stamped_at"))),
         "evidence": args.get("evidence") or {},
     }
     shell.write(environment, data["stack"], data["variables"])

@@ -106,9 +106,9 @@ def fetch(
 ) -> "None":
     """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
 
-    `bundle`: a git bundle to take the commit from instead of the URL; `parts`: the same for submodules, by path.
-    Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` (75), `source-unreachable` and
-    `git-failed` (4).
+    `bundle`: a git bundle, or a repository of `mirror`, to take the commit from instead of the URL; `parts`: the same
+    for submodules, by path. Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` (75),
+    `source-unreachable` and `git-failed` (4).
     """
     log("fetching source %s at %.12s" % (source["name"], source["commit"]))
     _checkout(source, folder, source["name"], bundle)
@@ -155,10 +155,26 @@ def _checkout(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | 
     os.makedirs(folder, exist_ok=True)
     _must(_git(folder, "init", "--quiet", "--template="), "making a folder for %s" % name, folder)
     _obtain(pin, folder, name, bundle)
+    _check_tree(pin, folder, name)
+    _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
+
+
+def mirror(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None" = None) -> "None":
+    """Make the bare repository `folder` with exactly the pinned commit, its tree compared; raises as `fetch` does.
+
+    `fetch` takes such a folder as a bundle.
+    """
+    os.makedirs(folder)
+    _must(_git(folder, "init", "--quiet", "--bare", "--template="), "making a repository for %s" % name, folder)
+    _obtain(pin, folder, name, bundle)
+    _check_tree(pin, folder, name)
+    _must(_git(folder, "update-ref", "refs/heads/envbuild", pin["commit"]), "naming the commit of %s" % name, folder)
+
+
+def _check_tree(pin: "dict[str, Any]", folder: "str", name: "str") -> "None":
     tree = _git(folder, "rev-parse", "--verify", "--quiet", pin["commit"] + "^{tree}").out.strip()
     if tree != pin["tree"]:
         raise _mismatch(name, "tree %s, the lock says %s" % (tree or "(none)", pin["tree"]), "commit " + pin["commit"])
-    _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
 
 
 def _has_commit(folder: "str", commit: "str") -> "bool":
@@ -167,7 +183,10 @@ def _has_commit(folder: "str", commit: "str") -> "bool":
 
 def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None") -> "None":
     if bundle is not None:
-        done = _git(folder, "fetch", "--quiet", "--no-tags", "--", bundle, "+refs/*:refs/envbuild/*")
+        # What `mirror` made has no history, which git takes from a folder only when it is told so.
+        shallow = ["--update-shallow"] if os.path.isdir(bundle) else []
+        refs = "+refs/*:refs/envbuild/*"
+        done = _git(folder, "fetch", "--quiet", "--no-tags", *shallow, "--", bundle, refs)
     else:
         done = _git(folder, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", pin["git"], pin["commit"])
         if not done.ok and not _TRANSPORT.search(done.err):

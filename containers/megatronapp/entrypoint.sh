@@ -1,0 +1,5 @@
+#!/bin/sh
+# Loads the environment, with the variables that depend on what is there, and becomes the command.
+set -eu
+. /opt/envbuild/current/megatronapp/.envbuild/activate.sh
+exec "$@"

@@ -1,0 +1,210 @@
+"""`envbuild image`: dockerfile, build, verify, diff, workflow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import ExitCode
+
+if TYPE_CHECKING:
+    from envbuild.container.recipe import ImageRecipe
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_OPTIONS = (
+    click.option("--profile", metavar="NAME", help="Profile of the stack."),
+    click.option("--variant", metavar="ID", help="Variant of the lock."),
+    click.option("-t", "--target", metavar="TARGET", help="Whose GPUs and variables it is for."),
+    click.option("--base", metavar="IMAGE", help="Build and run on this image."),
+    click.option("--runtime", metavar="IMAGE", help="Run on this image."),
+    click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
+    click.option("--python", metavar="PATH", help="The interpreter in the base; else a standalone build goes in."),
+    click.option("--glibc", metavar="VERSION", help="The glibc of the base, which decides between wheels."),
+)
+_builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
+
+
+def recipe_options(function: F) -> F:
+    """What chooses a recipe."""
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
+
+
+@click.group("image")
+def image() -> None:
+    """Images: the environment of a stack as a container image, from its lock."""
+
+
+def _recipe(stack: str, flags: dict[str, Any]) -> ImageRecipe:
+    from envbuild.container.choose import Choice, recipe_for
+    from envbuild.container.place import Given
+
+    given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
+    return recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
+
+
+@image.command("dockerfile")
+@click.argument("stacks", metavar="[STACK]...", nargs=-1)
+@recipe_options
+@click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write the whole build context there.")
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
+@common_options
+def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: bool, **flags: Any) -> int:
+    """Print the Dockerfile of STACK, or write it with its build context.
+
+    Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
+    """
+    from envbuild.container import choose, context
+    from envbuild.container.dockerfile import render
+
+    every = not stacks
+    names = stacks or choose.shipped()
+    if len(names) > 1 and output is not None:
+        raise click.UsageError("--output wants one STACK")
+    rows = []
+    for recipe in [_recipe(name, flags) for name in names]:
+        if not check and not every:
+            for text in recipe.warnings:
+                ui.warn(text)
+        folder = output or choose.committed(recipe.stack)
+        row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
+        row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
+        if check:
+            row["diff"] = context.compare(recipe, folder)
+        elif output is not None or every:
+            # What is committed has no node program; `image build` adds it.
+            row["changed"] = context.write(recipe, folder, program=not every)
+        else:
+            row |= {"text": render(recipe), "folder": None}
+        rows.append(row)
+    differ = any(row.get("diff") for row in rows)
+    ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
+    return ExitCode.CHECK_FAILED if differ else ExitCode.OK
+
+
+def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
+    parts = []
+    for row in rows:
+        if "text" in row:
+            parts.append(row["text"])
+        elif check:
+            parts.append(row["diff"] or f"{row['stack']}: {row['folder']} is what the lock gives\n")
+        else:
+            said = f"wrote {', '.join(row['changed'])}" if row["changed"] else "unchanged"
+            parts.append(f"{row['stack']}: {said} ({row['folder']})\n")
+    return "".join(parts)
+
+
+@image.command("build")
+@click.argument("stack")
+@recipe_options
+@click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
+@click.option(
+    "--wheelhouse", "wheelhouses", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder with wheels, archives and git bundles that need not be fetched; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="git's configuration in the fetch stage (mirrors by insteadOf); a build secret.",
+)  # fmt: skip
+@click.option("--no-cache", is_flag=True, help="Use no layer of an earlier build.")
+@click.option("--push", metavar="REF", help="Push the image to this reference.")
+@click.option("--insecure", is_flag=True, help="The registry of --push has no TLS.")
+@_builder
+@common_options
+def build(
+    ui: Ui, /, stack: str, tag: str | None, wheelhouses: tuple[Path, ...], gitconfig: Path | None, no_cache: bool,
+    push: str | None, insecure: bool, builder: str | None, **flags: Any,
+) -> int:  # fmt: skip
+    """Build the image of STACK: fetched with a network, built without one."""
+    from envbuild.container.build import Options, build_image
+    from envbuild.container.builders import find_builder
+
+    recipe = _recipe(stack, flags)
+    for text in recipe.warnings:
+        ui.warn(text)
+    with_ = find_builder(builder)
+    ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
+    options = Options(
+        wheelhouses=wheelhouses, tag=tag, cache=not no_cache, gitconfig=gitconfig,
+        on_line=ui.note if ui.debug else None,
+    )  # fmt: skip
+    made = build_image(recipe, with_, options)
+    if push:
+        with_.push(made["image"], push, insecure=insecure)
+        made["pushed"] = push
+    ui.result({"ok": True, **made}, lambda: f"{made['image']}\nid {made['id']}\n")
+    return ExitCode.OK
+
+
+@image.command("verify")
+@click.argument("name", metavar="IMAGE")
+@click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
+@click.option("--gpus", is_flag=True, help="Give the container the GPUs of this machine.")
+@click.option("--fast", is_flag=True, help="Do not read every file.")
+@_builder
+@common_options
+def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, fast: bool, builder: str | None) -> int:
+    """Compare the environment in IMAGE with its stamp, in a container of it."""
+    from envbuild.container.builders import find_builder
+    from envbuild.container.check import smoke_image, verify_image
+
+    with_ = find_builder(builder)
+    found = verify_image(with_, name, deep=not fast)
+    code = ExitCode.OK if found["ok"] else ExitCode.CHECK_FAILED
+    if smoke and found["ok"]:
+        tested = smoke_image(with_, name, gpus=gpus)
+        found["smoke"] = {key: tested[key] for key in ("ok", "checks")}
+        found["ok"], code = tested["ok"], ExitCode(tested["exit"])
+    ui.result(found, lambda: _verified(found))
+    return code
+
+
+def _verified(found: dict[str, Any]) -> str:
+    checks = [*found["checks"], *found.get("smoke", {}).get("checks", [])]
+    lines = [f"{check['status']:<8} {check['name']}: {check['says']}" for check in checks]
+    lines += [f"{each['kind']:<8} {each['path']}" for each in found["drift"]]
+    return "\n".join([*lines, f"{found['image']}: {'as stamped' if found['ok'] else 'not as it should be'}"])
+
+
+@image.command("diff")
+@click.argument("one", metavar="IMAGE")
+@click.argument("other", metavar="IMAGE")
+@_builder
+@common_options
+def diff(ui: Ui, /, one: str, other: str, builder: str | None) -> int:
+    """Say file by file how two images differ; exit 1 when they do."""
+    from envbuild.container.builders import find_builder
+    from envbuild.container.check import diff_images
+
+    found = diff_images(find_builder(builder), one, other)
+    ui.result({"ok": found["same"], **found}, lambda: _differences(found))
+    return ExitCode.OK if found["same"] else ExitCode.CHECK_FAILED
+
+
+def _differences(found: dict[str, Any]) -> str:
+    if found["same"]:
+        return f"one image, id {found['ids'][0]}"
+    lines = [f"id {found['ids'][0][:12]} and {found['ids'][1][:12]}"]
+    lines += [f"config {row['name']}: {row['before']!r} -> {row['after']!r}" for row in found["config"]]
+    lines += [f"{row['kind']:<8} {row['path']}  {row['what']}".rstrip() for row in found["files"]]
+    return "\n".join(lines)
+
+
+@image.command("workflow")
+@click.argument("stack")
+@recipe_options
+@common_options
+def workflow(ui: Ui, /, stack: str, **flags: Any) -> int:
+    """Print a GitHub workflow that builds, verifies and smoke-tests the image of STACK."""
+    from envbuild.container.workflow import workflow as made
+
+    text = made(_recipe(stack, flags), stack)
+    ui.result({"ok": True, "text": text}, lambda: text)
+    return ExitCode.OK

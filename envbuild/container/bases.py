@@ -1,0 +1,147 @@
+"""What images are built on (`catalog/containers.yaml`), and the digests of images that a registry was asked for."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from envbuild import resources
+from envbuild.catalog.validation import manifest_error
+from envbuild.catalog.yaml_load import read_yaml
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
+
+Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
+
+
+class Plain(StrictModel):
+    """Images with a Python and without CUDA; `{python}` is the minor version."""
+
+    build: Text
+    runtime: Text
+    python: Text
+    glibc: Version
+
+
+class CudaImage(StrictModel):
+    """One release of CUDA: the `version` and `os` of NVIDIA's tags, and the C library of that system."""
+
+    cuda: Version
+    version: Text
+    os: Text
+    glibc: Version
+
+
+class CudaImages(StrictModel):
+    """References with `{version}` and `{os}`."""
+
+    build: Text
+    runtime: Text
+
+
+class KnownBase(StrictModel):
+    """An image that a stack stands on: the interpreter that has its packages, its C library and CUDA."""
+
+    image: Text
+    python: AbsPath
+    glibc: Version
+    cuda: Version
+
+
+class SystemPackages(StrictModel):
+    """Packages of the base's distribution as its archive was at `snapshot` (UTC)."""
+
+    snapshot: Annotated[str, Field(pattern=r"^20[0-9]{6}T[0-9]{6}Z$")]
+    packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")], ...], Field(min_length=1)]
+
+
+class StackImage(StrictModel):
+    """Which profile, variant and target a stack's image is of; `why` where the profile is not the stack's default.
+
+    `compiles_at_start`: why the image that runs needs the compilers too.
+    """
+
+    profile: Name
+    variant: Name
+    target: Name
+    why: Text | None = None
+    compiles_at_start: Text | None = None
+    system: SystemPackages | None = None
+
+
+class Containers(StrictModel):
+    """The whole file."""
+
+    prefix: AbsPath
+    fetch: Text
+    plain: Plain
+    cuda: tuple[CudaImage, ...]
+    cuda_images: CudaImages
+    bases: tuple[KnownBase, ...]
+    unverified: tuple[Text, ...] = ()
+    stacks: dict[Name, StackImage]
+
+    def cuda_image(self, cuda: str) -> CudaImage:
+        """The toolkit image of a CUDA release. Raises EnvbuildError `image-base-unknown` (exit 7)."""
+        for each in self.cuda:
+            if each.cuda == cuda:
+                return each
+        raise EnvbuildError(
+            "image-base-unknown",
+            f"no image with the toolkit of CUDA {cuda} is known",
+            why=f"the catalog has {', '.join(each.cuda for each in self.cuda)}",
+            hint="name one with `--base IMAGE`",
+            exit_code=ExitCode.REFUSED,
+        )
+
+    def known_base(self, image: str) -> KnownBase | None:
+        """What is known of an image that a stack stands on, whatever its digest."""
+        name = image.partition("@")[0]
+        return next((each for each in self.bases if each.image == name), None)
+
+
+class AskedDigest(StrictModel):
+    """What a registry said of a tag, and on which day."""
+
+    digest: Sha256
+    asked: Text
+
+
+@functools.cache
+def load_containers() -> Containers:
+    """The shipped file."""
+    document = read_yaml(resources.catalog() / "containers.yaml")
+    try:
+        return Containers.from_plain(document.data)
+    except ValidationError as error:
+        raise manifest_error(error, Containers, document.data, [document]) from None
+
+
+def digests_path() -> Path:
+    """Where digests of images lie."""
+    return resources.lockfiles() / "images.toml"
+
+
+def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
+    """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `image-digests-unreadable` (exit 2)."""
+    path = path or digests_path()
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: AskedDigest.from_plain(value) for name, value in data.get("images", {}).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise EnvbuildError("image-digests-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
+
+
+def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> None:
+    """Write them, sorted by reference."""
+    import tomlkit
+
+    images = {name: found[name].to_json_dict() for name in sorted(found)}
+    text = "# Digests of images by their tags, as their registries gave them (`envbuild lock create STACK --images`).\n"
+    (path or digests_path()).write_text(text + tomlkit.dumps({"images": images}), encoding="utf-8")

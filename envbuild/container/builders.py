@@ -1,0 +1,324 @@
+"""The programs that build images, docker, podman and buildah, behind one interface; driven by argument lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import proc
+
+# What each needs, for a machine that has none.
+NEEDS = {
+    "buildah": "buildah: no daemon, root or subordinate user ids; reproducible images (`--timestamp`)",
+    "podman": "podman: no daemon, root or subordinate user ids; 4.0 or newer",
+    "docker": "docker: its daemon, and BuildKit (23.0 or newer)",
+}
+EPOCH = 315532800
+_TIMEOUT = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Build:
+    """One call of a builder.
+
+    `contexts` are named folders; `secrets` name to file; `pull`: images that are not there may be fetched.
+    """
+
+    folder: Path
+    dockerfile: Path
+    tag: str
+    network: bool = True
+    target: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    contexts: Mapping[str, Path] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    pull: bool = True
+    cache: bool = False
+    epoch: int = EPOCH
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A builder by `name` at `program`; the class is for what they share (podman's words)."""
+
+    name: str
+    program: str
+
+    def build_command(self, build: Build) -> list[str]:
+        """The argument list of one build."""
+        words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
+        words += ["--layers" if build.cache else "--no-cache", "--pull=missing" if build.pull else "--pull=never"]
+        words += [] if build.network else ["--network=none"]
+        return words + _shared(build)
+
+    def _isolation(self) -> list[str]:
+        return []
+
+    def run_command(self, image: str, argv: Sequence[str], *, gpus: bool = False) -> list[str]:
+        """The argument list that runs `argv` in a container of `image`, standard input open, removed afterwards."""
+        device = ["--device", "nvidia.com/gpu=all"] if gpus else []
+        return [self.program, "run", "--rm", "--interactive", "--network=none", *device, "--entrypoint", "",
+                image, *argv]  # fmt: skip
+
+    def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
+        """Build and return the image's id (hex). Raises what `failure` makes of the output."""
+        code, output = stream(self.build_command(build), on_line, cwd=build.folder)
+        if code:
+            raise failure(self.name, output)
+        return self.id(build.tag)
+
+    def id(self, image: str) -> str:
+        """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""
+        found = str(self.inspect(image)["id"])
+        return found.removeprefix("sha256:")
+
+    def inspect(self, image: str) -> dict[str, Any]:
+        """`id`, `digest`, `config` (Env, Labels, User, Entrypoint, Cmd ...), `size` and `created` of an image."""
+        (found,) = json.loads(self._ask(["image", "inspect", image], image))
+        digests = [each.partition("@")[2] for each in found.get("RepoDigests") or []]
+        return {
+            "id": found["Id"],
+            "digest": found.get("Digest") or (digests[0] if digests else ""),
+            "config": found.get("Config") or {},
+            "size": found.get("Size"),
+            "created": found.get("Created"),
+        }
+
+    def run(self, image: str, argv: Sequence[str], stdin: bytes = b"", *, gpus: bool = False) -> proc.Finished:
+        """Run a program in a fresh container of an image."""
+        return proc.run(self.run_command(image, argv, gpus=gpus), timeout=_TIMEOUT, stdin=stdin)
+
+    def push(self, image: str, to: str, *, insecure: bool = False) -> None:
+        """Push to a registry. Raises EnvbuildError `image-push-failed` (exit 75)."""
+        command = [self.program, "push", *_tls(insecure), image, f"docker://{to}"]
+        self._move(command, "image-push-failed", f"{image} could not be pushed to {to}")
+
+    def pull(self, reference: str, *, insecure: bool = False) -> None:
+        """Pull from a registry. Raises EnvbuildError `image-pull-failed` (exit 75)."""
+        command = [self.program, "pull", *_tls(insecure), reference]
+        self._move(command, "image-pull-failed", f"{reference} could not be pulled")
+
+    def _move(self, command: list[str], code: str, what: str) -> None:
+        done = proc.run(command, timeout=_TIMEOUT)
+        if not done.ok:
+            why = done.err.strip()[-800:]
+            raise EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
+
+    def tag(self, image: str, name: str) -> None:
+        """Give an image one more name."""
+        self._ask(["tag", image, name], image)
+
+    def remove(self, image: str) -> None:
+        """Remove an image; one that is not there or in use is no error."""
+        proc.run([self.program, "rmi", image], timeout=600)
+
+    @contextmanager
+    def exported(self, image: str) -> Iterator[IO[bytes]]:
+        """The files of an image as a stream that is a tar archive."""
+        container = self._ask(["create", image, "true"], image).strip()
+        try:
+            with subprocess.Popen([self.program, "export", container], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None  # noqa: S101 - asked for above
+                yield process.stdout
+                process.stdout.read()
+        finally:
+            proc.run([self.program, "rm", "-f", container], timeout=600)
+
+    def _ask(self, words: Sequence[str], image: str) -> str:
+        done = proc.run([self.program, *words], timeout=600)
+        if done.ok:
+            return done.out
+        raise EnvbuildError(
+            "image-unknown",
+            f"{self.name} does not know {image}",
+            why=done.err.strip()[-500:],
+            hint="`envbuild image build STACK` makes it",
+        )
+
+
+class Buildah(Builder):
+    """Works without a daemon and inside containers; has no switch for a stage's network, so the whole call has none."""
+
+    def build_command(self, build: Build) -> list[str]:
+        """As described above: `unshare -n` where there must be no network."""
+        words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
+        words += ["--layers" if build.cache else "--no-cache", "--pull=true" if build.pull else "--pull-never"]
+        away = [] if build.network else ["unshare", "-n"]
+        return away + words + _shared(build)
+
+    def _isolation(self) -> list[str]:
+        # Works everywhere buildah itself works; BUILDAH_ISOLATION says otherwise.
+        return [] if os.environ.get("BUILDAH_ISOLATION") else ["--isolation", "chroot"]
+
+    def inspect(self, image: str) -> dict[str, Any]:
+        """See `Builder.inspect`."""
+        found = json.loads(self._ask(["inspect", "--type", "image", image], image))
+        config = (found.get("OCIv1") or {}).get("config") or {}
+        created = (found.get("OCIv1") or {}).get("created")
+        return {
+            "id": found["FromImageID"],
+            "digest": found.get("FromImageDigest") or "",
+            "config": config,
+            "size": None,
+            "created": created,
+        }
+
+    def run(self, image: str, argv: Sequence[str], stdin: bytes = b"", *, gpus: bool = False) -> proc.Finished:
+        """See `Builder.run`; GPUs are there as far as the isolation lets them through."""
+        container = self._ask(["from", "--pull-never", image], image).strip()
+        try:
+            command = [self.program, "run", *self._isolation(), container, "--", *argv]
+            return proc.run(command, timeout=_TIMEOUT, stdin=stdin)
+        finally:
+            proc.run([self.program, "rm", container], timeout=600)
+
+    @contextmanager
+    def exported(self, image: str) -> Iterator[IO[bytes]]:
+        """See `Builder.exported`."""
+        container = self._ask(["from", "--pull-never", image], image).strip()
+        try:
+            folder = self._ask(["mount", container], image).strip()
+            command = ["tar", "-C", folder, "--numeric-owner", "--sort=name", "-cf", "-", "."]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+                assert process.stdout is not None  # noqa: S101 - asked for above
+                yield process.stdout
+                process.stdout.read()
+        finally:
+            proc.run([self.program, "rm", container], timeout=600)
+
+
+class Docker(Builder):
+    """BuildKit: SOURCE_DATE_EPOCH with rewritten times makes two builds equal."""
+
+    def build_command(self, build: Build) -> list[str]:
+        """See `Builder.build_command`."""
+        words = [self.program, "build", *([] if build.cache else ["--no-cache"]), *(["--pull"] if build.pull else [])]
+        words += [] if build.network else ["--network=none"]
+        words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
+        words += ["--output", f"type=docker,name={build.tag},rewrite-timestamp=true"]
+        return words + _shared(build)
+
+    def run_command(self, image: str, argv: Sequence[str], *, gpus: bool = False) -> list[str]:
+        """See `Builder.run_command`."""
+        first, *rest = argv
+        return [self.program, "run", "--rm", "--interactive", "--network=none", *(["--gpus", "all"] if gpus else []),
+                "--entrypoint", first, image, *rest]  # fmt: skip
+
+    def push(self, image: str, to: str, *, insecure: bool = False) -> None:
+        """See `Builder.push`; which registries may be unencrypted is a setting of docker's daemon."""
+        self.tag(image, to)
+        self._move([self.program, "push", to], "image-push-failed", f"{image} could not be pushed to {to}")
+
+    def pull(self, reference: str, *, insecure: bool = False) -> None:
+        """See `Builder.pull`."""
+        self._move([self.program, "pull", reference], "image-pull-failed", f"{reference} could not be pulled")
+
+
+_KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
+
+
+def _tls(insecure: bool) -> list[str]:
+    return ["--tls-verify=false"] if insecure else []
+
+
+def _shared(build: Build) -> list[str]:
+    """The words that all of them know, the context last."""
+    words = ["--file", str(build.dockerfile), "--tag", build.tag]
+    words += ["--target", build.target] if build.target else []
+    for name, value in build.arguments.items():
+        words += ["--build-arg", f"{name}={value}"]
+    for name, path in build.contexts.items():
+        words += ["--build-context", f"{name}={path}"]
+    for name, path in build.secrets.items():
+        words += ["--secret", f"id={name},src={path}"]
+    return [*words, str(build.folder)]
+
+
+def find_builder(name: str | None = None) -> Builder:
+    """The builder asked for, else the first that is there and answers.
+
+    Raises EnvbuildError `image-no-builder` (exit 7), which says what each needs.
+    """
+    tried = []
+    for each in [name] if name else list(_KINDS):
+        program = shutil.which(each)
+        if program is None:
+            tried.append(f"{each} is not on PATH")
+            continue
+        if each == "docker":
+            done = proc.run([program, "version", "--format", "{{.Server.Version}}"], timeout=30)
+            if not done.ok:
+                tried.append(f"docker is there and its daemon does not answer ({done.err.strip()[-120:]})")
+                continue
+        return _KINDS[each](each, program)
+    raise EnvbuildError(
+        "image-no-builder",
+        "there is no program here that builds images",
+        why="; ".join(tried),
+        hint="install one: " + "; ".join(NEEDS.values()),
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: Path) -> tuple[int, str]:
+    """Run a program, hand on each line as it comes; returns its exit code and the whole output."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd,
+        text=True, errors="replace",
+    ) as process:  # fmt: skip
+        assert process.stdout is not None  # noqa: S101 - asked for above
+        stop = threading.Timer(_TIMEOUT, process.kill)
+        stop.start()
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if on_line is not None:
+                    on_line(line.rstrip("\n"))
+        finally:
+            stop.cancel()
+    return process.returncode, "".join(lines)
+
+
+_CAUSES = (
+    # What builders say, what it means.
+    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest"),
+    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest"),
+    ("image not known", "image-base-unknown", "the image is not on this machine"),
+    ("executable file not found", "image-without-python", "the image has no Python to run the node program with"),
+    ("python3: not found", "image-without-python", "the image has no Python to run the node program with"),
+    ("No space left on device", "disk-full", "the builder's storage is full"),
+)
+
+
+def failure(name: str, output: str) -> EnvbuildError:
+    """The error of a failed build: what the node program said in it, else a known cause, else the builder's words."""
+    from envbuild.redact import redact_text
+
+    for line in reversed(output.splitlines()):
+        start = line.find('{"protocol":')
+        if start >= 0 and '"ok":false' in line:
+            try:
+                return EnvbuildError.from_dict(json.loads(line[start:])["error"])
+            except (ValueError, KeyError, TypeError):
+                break
+    tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
+    for text, code, what in _CAUSES:
+        if text in output:
+            again = code == "disk-full"
+            return EnvbuildError(
+                code, what, why=tail, hint="name another with `--base`, `--fetch-image` or `--python`" * (not again),
+                exit_code=ExitCode.TRY_AGAIN if again else ExitCode.REFUSED,
+            )  # fmt: skip
+    return EnvbuildError(
+        "image-build-failed", f"{name} could not build the image", why=tail, exit_code=ExitCode.BUILD_FAILED
+    )

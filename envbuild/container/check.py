@@ -1,0 +1,155 @@
+"""Looking into an image that is built: the environment against its stamp, the smoke test, two images file by file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from typing import Any
+
+from envbuild.container.build import node_command
+from envbuild.container.builders import Builder
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.protocol import PROTOCOL
+
+_LABEL = "dev.envbuild."
+_READ = 1 << 20
+
+
+def verify_image(builder: Builder, image: str, *, deep: bool = True) -> dict[str, Any]:
+    """The node program's `verify`, run in a container as the image's own user; its result, and `image`, `id`.
+
+    Raises EnvbuildError `image-not-ours` (exit 2), and what the node program reports.
+    """
+    about = _about(builder, image)
+    args = {"stack": about["stack"], "deep": deep, "limit": 20}
+    return {**_ask(builder, image, about, "verify", args), **_named(about, image)}
+
+
+def smoke_image(builder: Builder, image: str, *, gpus: bool) -> dict[str, Any]:
+    """The smoke test of the lock, run in a container; its result, and `image`, `id`."""
+    about = _about(builder, image)
+    prefix = _prefix(about["environment"])
+    done = builder.run(image, ["cat", f"{prefix}/image/variant.json"])
+    variant = json.loads(done.out) if done.ok else {}
+    args = {
+        "environment": about["environment"], "variant": variant, "items": variant.get("smoke", []), "cuda": gpus,
+        "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
+    }  # fmt: skip
+    return {**_ask(builder, image, about, "smoke", args, gpus=gpus), **_named(about, image)}
+
+
+def _named(about: dict[str, str], image: str) -> dict[str, str]:
+    return {"image": image, "id": about["id"], "stack": about["stack"], "profile": about["profile"]}
+
+
+def _about(builder: Builder, image: str) -> dict[str, str]:
+    """What the labels of an image of ours say."""
+    found = builder.inspect(image)
+    labels = found["config"].get("Labels") or {}
+    about = {name: str(labels.get(_LABEL + name, "")) for name in ("stack", "profile", "lock", "environment")}
+    if not about["stack"] or not about["environment"].startswith("/"):
+        raise EnvbuildError(
+            "image-not-ours", f"{image} was not built by envbuild", why="it has no labels that name a stack"
+        )
+    return {**about, "id": str(found["id"]).removeprefix("sha256:")}
+
+
+def _prefix(environment: str) -> str:
+    return environment.rpartition("/envs/")[0]
+
+
+def _ask(
+    builder: Builder, image: str, about: dict[str, str], verb: str, args: dict[str, Any], *, gpus: bool = False
+) -> dict[str, Any]:
+    prefix = _prefix(about["environment"])
+    request = {"protocol": PROTOCOL, "verb": verb, "run": "image-check", "prefix": prefix, "args": args}
+    command = node_command(prefix, about["environment"], verb)
+    done = builder.run(image, command, json.dumps(request).encode(), gpus=gpus)
+    for line in reversed(done.out.splitlines()):
+        if line.startswith('{"protocol":'):
+            answer = json.loads(line)
+            if answer["ok"]:
+                return dict(answer["result"])
+            raise EnvbuildError.from_dict(answer["error"])
+    raise EnvbuildError(
+        "image-does-not-run",
+        f"the node program gave no answer in a container of {image}",
+        why=(done.err or done.out).strip()[-800:],
+        exit_code=ExitCode.CHECK_FAILED,
+    )
+
+
+def diff_images(builder: Builder, one: str, other: str) -> dict[str, Any]:
+    """What differs: `files` [{path, kind, what}] and `config` [{name, before, after}]; `same` where ids are equal.
+
+    `kind`: `missing`, `extra`, `content`, `mode`, `owner`, `time`, `type`, `link`. Raises `image-unknown` (exit 2).
+    """
+    first, second = builder.inspect(one), builder.inspect(other)
+    same = first["id"] == second["id"]
+    config = _config_diff(first, second)
+    files = [] if same else _file_diff(_listing(builder, one), _listing(builder, other))
+    ids = [str(each["id"]).removeprefix("sha256:") for each in (first, second)]
+    return {"images": [one, other], "ids": ids, "same": same, "config": config, "files": files}
+
+
+def _config_diff(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
+    before, after = dict(first["config"]), dict(second["config"])
+    before["created"], after["created"] = first["created"], second["created"]
+    names = sorted({*before, *after})
+    rows = [(name, before.get(name), after.get(name)) for name in names]
+    return [{"name": name, "before": one, "after": two} for name, one, two in rows if one != two]
+
+
+Entry = tuple[str, str, int, tuple[int, int], int, str]
+
+
+def _listing(builder: Builder, image: str) -> dict[str, Entry]:
+    """Path -> (type, sha256 of the content, mode, owner and group, time, link target)."""
+    found: dict[str, Entry] = {}
+    with builder.exported(image) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            digest = ""
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                total = hashlib.sha256()
+                while block := content.read(_READ):
+                    total.update(block)
+                digest = total.hexdigest()
+            kind = "file" if member.isfile() or member.islnk() else "folder" if member.isdir() else "other"
+            kind = "link" if member.issym() else kind
+            path = member.name.removeprefix("./").rstrip("/") or "."
+            owner = (member.uid, member.gid)
+            if member.islnk():
+                # A second name of a file that was read before.
+                digest = found.get(member.linkname.removeprefix("./"), ("", "", 0, owner, 0, ""))[1]
+            found[path] = (
+                kind,
+                digest,
+                member.mode,
+                owner,
+                int(member.mtime),
+                member.linkname if kind == "link" else "",
+            )
+    return found
+
+
+_KINDS = ("type", "content", "mode", "owner", "time", "link")
+
+
+def _file_diff(before: dict[str, Entry], after: dict[str, Entry]) -> list[dict[str, str]]:
+    rows = []
+    for path in sorted({*before, *after}):
+        one, two = before.get(path), after.get(path)
+        if one is None or two is None:
+            rows.append({"path": path, "kind": "missing" if two is None else "extra", "what": ""})
+            continue
+        for kind, left, right in zip(_KINDS, one, two, strict=True):
+            if left != right:
+                shown = [
+                    f"{each:o}" if kind == "mode" and isinstance(each, int) else str(each)[:40]
+                    for each in (left, right)
+                ]
+                rows.append({"path": path, "kind": kind, "what": f"{shown[0]} -> {shown[1]}"})
+                break
+    return rows

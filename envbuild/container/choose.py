@@ -1,0 +1,83 @@
+"""From what a user names to a recipe: stack, profile, variant and target, with the catalog's choice where unsaid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envbuild import resources
+from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
+from envbuild.catalog.nearest import did_you_mean
+from envbuild.catalog.patches import patches_of
+from envbuild.container.bases import StackImage, load_containers, read_digests
+from envbuild.container.place import Given, find_place
+from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.errors import EnvbuildError
+from envbuild.lock.files import read_lock
+from envbuild.lock.first_use import fill, read_first_uses
+from envbuild.model.lock import Lock, Variant
+from envbuild.resolve.compat import load_compat
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user said; None: the catalog's choice."""
+
+    stack: str
+    profile: str | None = None
+    variant: str | None = None
+    target: str | None = None
+    given: Given = field(default_factory=Given)
+
+
+def recipe_for(choice: Choice) -> ImageRecipe:
+    """The recipe of a choice. Raises what reading stack, lock and target raises, and what `make_recipe` raises."""
+    containers = load_containers()
+    loaded = load_stack(choice.stack)
+    known = containers.stacks.get(loaded.stack.name) if loaded.shipped else None
+    profile = pick_profile(loaded, choice.profile or (known.profile if known else None))
+    # The shipped choice of a variant is one of its own profile.
+    usual = known if known is not None and known.profile == profile else None
+    lock = fill(read_lock(lock_path(loaded, profile)), read_first_uses())
+    target = load_target(choice.target or (known.target if known else "local"), template=True).target
+    variant = _variant(lock, choice.variant or (usual.variant if usual else None))
+    place = find_place(variant, containers, _about(known, usual), choice.given)
+    compat = load_compat(resources.catalog() / "compat")
+    return make_recipe(
+        lock, variant, target, place,
+        containers=containers, compat=compat, patches=patches_of(lock), digests=read_digests(),
+    )  # fmt: skip
+
+
+def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:
+    """What the catalog says of the stack; why a profile was chosen only where it was."""
+    return usual or (known.model_copy(update={"why": None, "system": None}) if known else None)
+
+
+def _variant(lock: Lock, asked: str | None) -> Variant:
+    """The variant asked for; else the first on an image, else the first on nothing with recorded files."""
+    if asked is not None:
+        ids = [variant.id for variant in lock.variants]
+        if asked not in ids:
+            raise EnvbuildError(
+                "variant-unknown",
+                f"the lock of {lock.stack} ({lock.profile}) has no variant {asked}",
+                why=f"it has {', '.join(ids)}",
+                hint=did_you_mean(asked, ids),
+            )
+        return next(variant for variant in lock.variants if variant.id == asked)
+    for kind in ("image", "none"):
+        for variant in lock.variants:
+            if variant.base.kind == kind:
+                return variant
+    return lock.variants[0]
+
+
+def shipped() -> tuple[str, ...]:
+    """The stacks whose images `containers/` has."""
+    return tuple(load_containers().stacks)
+
+
+def committed(stack: str) -> Path:
+    """Where the generated files of a shipped stack lie."""
+    return resources.containers() / stack

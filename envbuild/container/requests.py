@@ -1,0 +1,209 @@
+"""The requests of the node program inside an image: those that the planner makes, with paths of the image. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.catalog.indexes import load_indexes
+from envbuild.catalog.toolchain import Toolchain, ToolchainPython, load_toolchain
+from envbuild.container.place import Place
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.model.patch import Patch
+from envbuild.model.resolution import Resolution
+from envbuild.model.target import Target
+from envbuild.node.image_fetch import repository
+from envbuild.node.protocol import PROTOCOL
+from envbuild.plan import make_plan
+from envbuild.resolve.arch import bound_arch_list
+from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.candidate import request_for
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.image import image_tag
+
+NODE = "image"
+RUN = "image"
+CUDA_HOME = "/usr/local/cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The two requests of the verb `image`, and what the recipe needs to know of them.
+
+    `runner`: the interpreter that runs the node program in the build stage; `python_folder`: a standalone Python.
+    """
+
+    variant: Variant
+    environment: str
+    fetch: dict[str, Any]
+    build: dict[str, Any]
+    out: str
+    store: str
+    runner: str
+    python_folder: str | None
+    variables: Mapping[str, Any]
+    arch_list: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Tools of the image, as the planner asks for them; they are put there by the fetch stage, not by a step."""
+
+    uv: str
+    interpreter: str | None
+    tools: tuple[Any, ...] = ()
+
+
+def make_requests(
+    lock: Lock,
+    variant: Variant,
+    target: Target,
+    place: Place,
+    prefix: str,
+    compat: Compat,
+    patches: Mapping[str, Patch],
+) -> Requests:
+    """Requests for one variant at one place. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7)."""
+    toolchain = load_toolchain()
+    python = _standalone(variant, place, toolchain)
+    folder = f"{prefix}/tools/python-{python.sha256[:12]}" if python else None
+    interpreter = f"{folder}/python/bin/python3" if folder else str(place.python)
+    facts = _facts(variant, place, prefix, interpreter, compat)
+    expected = target.expects.gpu
+    request = request_for(variant, facts.pythons[0], compat, expected)
+    variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat))
+    machine = variant.platform.removeprefix("linux_")
+    uv = next(each for each in toolchain.uv if each.arch == machine)
+    tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
+    out = f"{prefix}/fetched"
+    steps = _planned(lock, variant, target, facts, tools, out, prefix, patches)
+    files = [_row(package, file) for package, file in _chosen(variant, place)]
+    files.append({"package": "uv", "index": "pypi", "file": uv.file, "sha256": uv.sha256})
+    unpack: list[dict[str, str]] = [{"file": uv.file, "member": uv.member, "path": tools.uv}]
+    if python is not None and folder is not None:
+        files.append({"file": python.name, "sha256": python.sha256, "url": python.url})
+        unpack.append({"file": python.name, "folder": folder})
+    named = {file["index"] for file in files if "index" in file}
+    fetch = {
+        "stage": "fetch",
+        "files": files,
+        "indexes": {n: {"url": e.url, "kind": e.kind} for n, e in load_indexes().items() if n in named and e.url},
+        "sources": [source.to_json_dict() for source in variant.sources],
+        "find_links": ["/wheelhouse"],
+        "cache": "/var/cache/envbuild",
+        "out": out,
+        "tools": unpack,
+    }
+    build = {"stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps}
+    install = steps[0]["args"]
+    return Requests(
+        variant=variant,
+        environment=install["environment"],
+        fetch=_request(fetch, prefix),
+        build=_request(build, prefix),
+        out=out,
+        store=f"{prefix}/store/wheels",
+        runner=interpreter,
+        python_folder=folder,
+        variables=steps[-1]["args"]["variables"],
+        arch_list=tuple((install.get("build") or {}).get("arch_list") or ()),
+    )
+
+
+def _request(args: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {"protocol": PROTOCOL, "verb": "image", "run": RUN, "prefix": prefix, "args": args}
+
+
+def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> ToolchainPython | None:
+    """The build of CPython that goes into the image, None where the image has the interpreter."""
+    if variant.interpreter.kind == "standalone":
+        return toolchain.by_name(str(variant.interpreter.name))
+    if place.python is not None:
+        return None
+    return toolchain.find_python(variant.python, variant.platform.removeprefix("linux_"))
+
+
+def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat: Compat) -> NodeFacts:
+    """The inside of the image as a node's facts: no GPU, its own C library and toolkit."""
+    tag = image_tag(variant, compat)
+    packages = {"torch": compat.images[tag].torch} if tag else None
+    there = PythonFacts(path=interpreter, version=f"{variant.python}.0", packages=packages)
+    glibc = ".".join(map(str, place.glibc))
+    return NodeFacts(
+        protocol=PROTOCOL,
+        node=NODE,
+        hostname=NODE,
+        user="root",
+        home="/root",
+        probed_at="1980-01-01T00:00:00Z",
+        os=OsFacts(arch=variant.platform.removeprefix("linux_")),
+        libc=LibcFacts(kind="glibc", version=glibc),
+        pythons=(there,),
+        nvcc=(NvccFacts(path=f"{CUDA_HOME}/bin/nvcc", version=place.cuda),) if place.cuda else (),
+        prefix=DiskFacts(path=prefix, writable=True),
+    )
+
+
+def _planned(
+    lock: Lock, variant: Variant, target: Target, facts: NodeFacts, tools: _Tools, out: str, prefix: str,
+    patches: Mapping[str, Patch],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Install, smoke and activate as the planner has them for a node that fetches nothing itself."""
+    # What the base brings is not known here: its digest stands for it.
+    facts = facts.model_copy(update={"pythons": ()})
+    inner = Target(name=target.name, prefix=prefix, delivery="controller", environment=target.environment)
+    resolution = Resolution(
+        node=NODE,
+        stack=lock.stack,
+        profile=lock.profile,
+        variant_id=variant.id,
+        variant_digest=variant.digest,
+        interpreter=tools.interpreter,
+        arch_list=variant.arch_list,
+        nvcc=facts.nvcc[0].path if facts.nvcc and variant.arch_list is not None else None,
+        decisions=(),
+        candidates=(),
+    )
+    bundles = {}
+    for source in variant.sources:
+        bundles[source.name] = repository(f"{out}/sources", source.name)
+        for part in source.submodules:
+            name = f"{source.name}/{part.path}"
+            bundles[name] = repository(f"{out}/sources", name)
+    plan = make_plan(
+        lock.stack, lock.profile, inner, lock, {NODE: facts}, {NODE: resolution},
+        run=RUN, controller={}, pyz_digest="", tools={NODE: tools},
+        artifacts={NODE: {"find_links": [f"{out}/wheels"], "indexes": {}, "offline": True, "sources": bundles}},
+        patches=patches,
+    )  # fmt: skip
+    steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]
+    for step in steps:
+        step["args"] = {key: value for key, value in step["args"].items() if key != "variant"}
+    smoke = next(step for step in steps if step["verb"] == "smoke")
+    # No GPU is there and minutes of training are not a matter of a build: `envbuild image verify` runs the others.
+    smoke["args"].update(items=[item for item in smoke["args"]["items"] if item["name"] == "sound"], cuda=False)
+    return [step for step in steps if step["verb"] != "smoke" or step["args"]["items"]]
+
+
+def _chosen(variant: Variant, place: Place) -> list[tuple[LockedPackage, ArtifactFile]]:
+    platform = Platform(variant.python, variant.platform.removeprefix("linux_"), place.glibc)
+    found = []
+    for package in variant.packages:
+        file = fitting_file(package, platform)
+        if file is None:
+            raise EnvbuildError(
+                "image-no-file",
+                f"no file of {package.name} {package.version} fits glibc {'.'.join(map(str, place.glibc))}",
+                why=f"the lock has {', '.join(file.file for file in package.files)[:300]}",
+                hint="choose a newer base with `--base` and say its `--glibc`",
+                exit_code=ExitCode.REFUSED,
+            )
+        found.append((package, file))
+    return found
+
+
+def _row(package: LockedPackage, file: ArtifactFile) -> dict[str, Any]:
+    return {"package": package.name, "index": package.index, "file": file.file, "sha256": file.sha256}

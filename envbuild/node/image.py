@@ -1,0 +1,169 @@
+"""The verb `image`: one stage of an image build. `fetch` has a network; `build` needs none and says whether it had one.
+
+`build` runs the requests that the planner made for a node (install, smoke, activate) one after another in one process,
+and takes out of the outcome what differs from build to build: times, caches, how busy the machine was.
+"""
+
+import importlib
+import os
+import shutil
+
+from envbuild.node import base, image_fetch, paths, record, stamp
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_VERBS = ("install", "smoke", "activate")
+# What a build says of itself that the next one need not repeat.
+_VOLATILE = ("seconds", "jobs", "ccache", "retried", "from", "store", "rebuild", "canonical", "memory")
+# 1980-01-01, the earliest time that a zip entry can have.
+EPOCH = 315532800
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Run the stage `args.stage`; returns (True, its result).
+
+    Raises NodeError `network-there` (exit 7) where ENVBUILD_NETWORK=off and a route leads out, and what steps raise.
+    """
+    args = request["args"]
+    if args.get("stage") == "fetch":
+        return True, image_fetch.run(args)
+    if args.get("stage") != "build":
+        raise NodeError("request-invalid", "an image has the stages fetch and build")
+    network = network_state()
+    if network != "off" and os.environ.get("ENVBUILD_NETWORK") == "off":
+        raise NodeError(
+            "network-there",
+            "this stage has to be built without a network, and there is one",
+            why=network,
+            hint="`envbuild image build` does it; or build this stage with `--network none`",
+            exit_code=Exit.REFUSED,
+        )
+    log("network: %s" % network)
+    _check_libc()
+    return True, _build(args, request["prefix"], network)
+
+
+def network_state() -> "str":
+    """`off` when no route leads out of this network namespace, else the interfaces that one leads through."""
+    found = set()  # type: set[str]
+    for name, column in (("route", 0), ("ipv6_route", 9)):
+        try:
+            with open("/proc/self/net/" + name) as stream:
+                rows = [line.split() for line in stream]
+        except OSError:
+            continue
+        found.update(row[column] for row in rows if len(row) > column)
+    found -= {"lo", "Iface"}
+    return "on: routes through %s" % ", ".join(sorted(found)) if found else "off"
+
+
+def _check_libc() -> "None":
+    """Raise NodeError `image-without-glibc` (exit 7) on another C library: locked wheels are built for glibc."""
+    try:
+        found = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        found = ""
+    if not found.startswith("glibc"):
+        raise NodeError(
+            "image-without-glibc",
+            "the image has no glibc, and the locked wheels need it",
+            why="its C library says %r" % found,
+            hint="choose a base with glibc (Debian, Ubuntu, UBI), not Alpine",
+            exit_code=Exit.REFUSED,
+        )
+
+
+def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, Any]":
+    variant = paths.read_json(args["variant"])
+    if not isinstance(variant, dict) or not variant.get("digest"):
+        raise NodeError("request-invalid", "%s is no variant of a lock" % args["variant"])
+    kept = _keep_base(variant, args["requests"][0]["args"]["interpreter"])
+    results = {}  # type: dict[str, Any]
+    for each in args["requests"]:
+        verb = each["verb"]
+        if verb not in _VERBS:
+            raise NodeError("request-invalid", "an image is not built with the verb %r" % str(verb)[:80])
+        step = dict(each, args=dict(each["args"], variant=variant))
+        if verb == "activate":
+            evidence = dict(step["args"].get("evidence") or {}, network=network)
+            if kept:
+                evidence["kept_of_base"] = kept
+            step["args"].update(stamped_at=EPOCH, evidence=evidence)
+        log("image: %s" % verb)
+        _changed, result = importlib.import_module("envbuild.node." + verb).run(step)
+        if verb == "install":
+            settle(step["args"]["environment"])
+        elif verb == "smoke" and not result["ok"]:
+            failed = [check for check in result["checks"] if check["status"] == "failed"]
+            raise NodeError(
+                "smoke-failed",
+                "the environment in the image does not work",
+                why="; ".join("%s: %s" % (check["name"], check["says"]) for check in failed)[:1500],
+                exit_code=result["exit"],
+                details={"checks": result["checks"]},
+                changed=True,
+            )
+        results[verb] = result
+    told = results.get("activate") or {}
+    for name in ("cache", "tmp"):
+        shutil.rmtree(os.path.join(prefix, name), ignore_errors=True)
+    return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
+
+
+def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list[str]]":
+    """Leave out of `variant` what the image's base brings itself; returns name -> [version of the lock, of the base].
+
+    The base is a digest of the lock, so what it brings is a matter of the lock too. Its torch is never replaced; its
+    other packages are what the document's own `pip install` would have left alone as well.
+    """
+    if variant.get("base", {}).get("kind") != "image":
+        return {}
+    provided = base.examine(interpreter, variant).packages
+    kept, rest = {}, []  # type: dict[str, list[str]], list[dict[str, Any]]
+    for package in variant.get("packages") or []:
+        name = record.normal_name(package["name"])
+        if name in provided:
+            kept[name] = [package["version"], provided[name]]
+        else:
+            rest.append(package)
+    variant["packages"] = rest
+    for name in sorted(kept):
+        log("%s %s of the base stays (the lock has %s)" % (name, kept[name][1], kept[name][0]))
+    return kept
+
+
+def settle(environment: "str") -> "None":
+    """Take out of a built environment what is not the same in every build of it."""
+    for name in (stamp.INSTALLED, "sources.json"):
+        path = paths.meta(environment, name)
+        told = paths.read_json(path)
+        if told is None:
+            continue
+        listed = told["sources"] if isinstance(told, dict) else told
+        for source in listed:
+            for key in _VOLATILE:
+                (source.get("build") or {}).pop(key, None)
+        paths.write_json(path, told)
+    for site in record.site_packages(environment):
+        top = os.path.join(environment, site)
+        for name in sorted(os.listdir(top)):
+            if name.endswith(".dist-info"):
+                _forget_times(os.path.join(top, name))
+
+
+def _forget_times(folder: "str") -> "None":
+    """Remove uv's note of when a local wheel was written, and the line of RECORD that names it."""
+    note = os.path.join(folder, "uv_cache.json")
+    listing = os.path.join(folder, "RECORD")
+    if not os.path.lexists(note):
+        return
+    os.unlink(note)
+    with open(listing, "rb") as stream:
+        lines = stream.read().splitlines(True)
+    wanted = os.path.basename(folder).encode("utf-8") + b"/uv_cache.json,"
+    mode = os.stat(listing).st_mode
+    paths.write_atomic(listing, b"".join(line for line in lines if not line.startswith(wanted)))
+    os.chmod(listing, mode & 0o7777)

@@ -1,0 +1,212 @@
+"""The part of an image build that has a network: every locked file and every pinned commit, checked, into one folder.
+
+    <out>/wheels/<file>             packages
+    <out>/sources/<name>.git        a bare repository with exactly the pinned commit; `<name>.<path>.git` for submodules
+    <prefix>/tools/                 uv from its wheel, a standalone Python where the environment gets one
+
+Hashes decide, so any place is as good as another: a folder of the user's (`find_links`) comes first, then the address
+or index that the lock names, then the configured ones, then pip's own default.
+"""
+
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+from envbuild.node import paths, pipconf, proc, record, sources, web
+from envbuild.node.protocol import Exit, NodeError, log, plural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_WORKERS = 8
+# pip knows the address of its default index; nothing here does.
+_DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+
+
+def run(args: "dict[str, Any]") -> "dict[str, Any]":
+    """Fetch `files` ([{file, sha256, size, package, index} or {..., url}]), `sources` (pins) and `tools`.
+
+    Returns `files` and `bytes`. Raises NodeError: `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
+    `package-not-found`, `index-refused`, `source-unreachable` (4), `network-unreachable`, `disk-full` (75).
+    """
+    out = args["out"]
+    wheels = os.path.join(out, "wheels")
+    os.makedirs(wheels, exist_ok=True)
+    sources.check_pins(args.get("sources") or [])
+    try:
+        place = _Places(args)
+        with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
+            jobs = [pool.submit(place.bring, each, wheels) for each in args["files"]]
+            sizes = [job.result() for job in jobs]
+        for source in args.get("sources") or []:
+            _source(source, os.path.join(out, "sources"), place.links)
+        for tool in args.get("tools") or []:
+            _tool(tool, wheels)
+    except OSError as error:
+        raise paths.os_error(error, out) or error from error
+    log("fetched %s, %d bytes" % (plural(len(sizes), "file"), sum(sizes)))
+    return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+def repository(folder: "str", name: "str") -> "str":
+    """Where the repository of a source (`name`) or submodule (`name/path`) lies in the folder of sources."""
+    return os.path.join(folder, name.replace("/", ".") + ".git")
+
+
+class _Places:
+    """Where files come from, read once."""
+
+    def __init__(self, args: "dict[str, Any]") -> "None":
+        """`args` as in `run`."""
+        self._config = pipconf.read(os.environ)
+        self.links = pipconf.folders(pipconf.alive(list(args.get("find_links") or []) + self._config.find_links))
+        self._indexes = args.get("indexes") or {}
+        self._cache = args.get("cache")
+        self._default = None  # type: str | None
+
+    def bring(self, wanted: "dict[str, Any]", folder: "str") -> "int":
+        """One file into `folder`, its size in bytes."""
+        name, digest = wanted["file"], wanted["sha256"]
+        if os.path.basename(name) != name or name.startswith("."):
+            raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
+        target = os.path.join(folder, name)
+        kept = os.path.join(self._cache, digest) if self._cache else None
+        for known in [kept] + [os.path.join(each, name) for each in self.links]:
+            if known and os.path.isfile(known) and _digest(known) == digest:
+                shutil.copyfile(known, target)
+                return os.path.getsize(target)
+        log("fetching %s" % name)
+        last = None  # type: NodeError | None
+        for url in self._addresses(wanted):
+            try:
+                self._download(url, name, digest, target)
+            except NodeError as error:
+                if error.exit_code == Exit.INTEGRITY:
+                    raise
+                last = error
+                continue
+            if kept:
+                _keep(target, kept)
+            return os.path.getsize(target)
+        raise last or NodeError(
+            "package-not-found",
+            "%s is not to be had" % name,
+            why="no folder that was given has it, and no index that is known here",
+            hint="put it into a folder and give that to `envbuild image build --wheelhouse`",
+            exit_code=Exit.BUILD_FAILED,
+        )
+
+    def _addresses(self, wanted: "dict[str, Any]") -> "Any":
+        """Addresses of the file, the most fitting first; raises NodeError where a page cannot be read."""
+        if wanted.get("url"):
+            yield wanted["url"]
+            return
+        last, seen = None, 0  # type: NodeError | None, int
+        for page in self._pages(wanted):
+            try:
+                found = web.find(page, wanted["file"], self._config.cert)
+            except NodeError as error:
+                last = error
+                continue
+            if found is not None:
+                seen += 1
+                yield found.url
+        if last is not None and not seen:
+            raise last
+
+    def _pages(self, wanted: "dict[str, Any]") -> "Any":
+        below = "/%s/" % record.normal_name(wanted["package"])
+        index = self._indexes.get(wanted.get("index"))
+        if index is not None and index.get("url"):
+            yield index["url"] if index.get("kind") == "find-links" else index["url"].rstrip("/") + below
+        normal = os.environ.get("UV_DEFAULT_INDEX") or self._config.index_url or self._pip_default()
+        for url in [normal] + self._config.extra_index_urls:
+            if url and pipconf.local_path(url) is None:
+                yield url.rstrip("/") + below
+
+    def _pip_default(self) -> "str":
+        if self._default is None:
+            done = proc.run([sys.executable, "-I", "-c", _DEFAULT], timeout=60.0, env=proc.clean_env())
+            self._default = done.out.strip() if done.ok else ""
+        return self._default
+
+    def _download(self, url: "str", name: "str", digest: "str", target: "str") -> "None":
+        total = hashlib.sha256()
+        with open(target, "wb") as stream:
+            for block in web.blocks(url, self._config.cert):
+                total.update(block)
+                stream.write(block)
+        if total.hexdigest() != digest:
+            os.unlink(target)
+            raise NodeError(
+                "hash-mismatch",
+                "%s is not the file that the lock names" % name,
+                why="sha256 is %s, the lock says %s" % (total.hexdigest(), digest),
+                hint="do not use this index or mirror; if the lock is wrong, create it again",
+                exit_code=Exit.INTEGRITY,
+            )
+
+
+def _digest(path: "str") -> "str":
+    total = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            total.update(block)
+    return total.hexdigest()
+
+
+def _keep(path: "str", kept: "str") -> "None":
+    """Copy into the cache, whole or not at all; a cache that cannot be written is no loss."""
+    try:
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=os.path.dirname(kept))
+        os.close(handle)
+        shutil.copyfile(path, part)
+        os.rename(part, kept)
+    except OSError as error:
+        log("not kept in the cache: %s" % error)
+
+
+def _source(source: "dict[str, Any]", folder: "str", links: "list[str]") -> "None":
+    """The repositories of a source and of its submodules, each with the pinned commit and nothing else."""
+    os.makedirs(folder, exist_ok=True)
+    parts = [(source["name"], source)]
+    parts += [("%s/%s" % (source["name"], each["path"]), each) for each in source.get("submodules") or []]
+    for name, pin in parts:
+        log("fetching source %s at %.12s" % (name, pin["commit"]))
+        given = [repository(os.path.join(each, "sources"), name) for each in links]
+        bundle = "%s-%s-%.12s.bundle" % (name, pin["commit"], pin["tree"])
+        given += [os.path.join(each, bundle) for each in links]
+        sources.mirror(
+            pin, repository(folder, name), name, next((each for each in given if os.path.exists(each)), None)
+        )
+
+
+def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
+    """`{file, member, path}`: one program out of a wheel; `{file, folder}`: a tar archive unpacked into a folder."""
+    archive = os.path.join(wheels, tool["file"])
+    if tool.get("member"):
+        os.makedirs(os.path.dirname(tool["path"]), exist_ok=True)
+        with zipfile.ZipFile(archive) as opened, opened.open(tool["member"]) as member:
+            with open(tool["path"], "wb") as stream:
+                shutil.copyfileobj(member, stream, 1 << 20)
+        os.chmod(tool["path"], 0o755)  # noqa: S103
+    else:
+        os.makedirs(tool["folder"], exist_ok=True)
+        with tarfile.open(archive) as opened_tar:
+            # Its hash was compared: the archive is the one that the catalog pins.
+            opened_tar.extractall(tool["folder"])  # noqa: S202
+        for top, _folders, names in os.walk(tool["folder"]):
+            for each in [top] + [os.path.join(top, name) for name in names]:
+                os.chown(each, 0, 0, follow_symlinks=False) if os.geteuid() == 0 else None
+                mode = os.lstat(each).st_mode
+                if not stat.S_ISLNK(mode):
+                    os.chmod(each, stat.S_IMODE(mode) & ~0o022)
+    os.unlink(archive)
