@@ -90,6 +90,10 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
 
 
 def _variant(lock: Lock, node: NodePlan) -> Variant:
+    """The variant as this node builds it: without what its base has, compiled for its GPUs."""
+    for step in node.steps:
+        if step.kind == "install" and step.request is not None:
+            return Variant.from_plain(step.request["args"]["variant"])
     return next(v for v in lock.variants if v.id == node.resolution.variant_id)
 
 

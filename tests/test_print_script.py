@@ -188,11 +188,20 @@ def test_hostile_values_stay_values(tmp_path: Path, home: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
+def told(plan: Plan, lock: Lock) -> Plan:
+    """The plan with another variant in its requests, one that no planner would let through."""
+    for node in plan.nodes:
+        for step in node.steps:
+            if step.kind == "install" and step.request is not None:
+                step.request["args"]["variant"] = lock.variants[0].to_json_dict()
+    return plan
+
+
 def test_a_version_that_is_an_option_is_refused() -> None:
     lock = make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1 --index-url http://x", file="a.whl")]})
     plan = planned(make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1")]}))
     with pytest.raises(EnvbuildError) as caught:
-        render_script(plan, lock)
+        render_script(told(plan, lock), lock)
     assert caught.value.code == "version-unusable"
 
 
@@ -286,8 +295,9 @@ def test_unrecorded_hashes_are_refused() -> None:
     plan = planned(make_lock({"id": "v", "python": PYTHON}))
     bad = package("a", "1")
     bad["files"][0] |= {"sha256": "unrecorded", "reason": "never seen"}
+    lock = make_lock({"id": "v", "python": PYTHON, "packages": [bad]})
     with pytest.raises(EnvbuildError) as caught:
-        render_script(plan, make_lock({"id": "v", "python": PYTHON, "packages": [bad]}))
+        render_script(told(plan, lock), lock)
     assert (caught.value.code, caught.value.exit_code, caught.value.why) == ("hash-unrecorded", 5, "never seen")
 
 

@@ -189,9 +189,26 @@ class Variant(StrictModel):
         return {key: value.to_json_dict() if isinstance(value, EnvPath) else value for key, value in merged.items()}
 
     def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Variant:
-        """The same variant on a known base: what the base provides becomes part of the digest."""
-        known = self.model_copy(update={"provided": dict(sorted(provided.items()))})
+        """The same variant on a known base: what it provides is in the digest, what it accepts is not installed."""
+        packages = self._on_top(provided) if self.base.accepts else self.packages
+        known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+
+    def _on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
+        """The packages without those that the base may have, and has in the accepted range."""
+        from packaging.requirements import Requirement
+        from packaging.utils import canonicalize_name
+        from packaging.version import InvalidVersion
+
+        kept = set()
+        for requirement in map(Requirement, self.base.accepts or ()):
+            name = canonicalize_name(requirement.name)
+            try:
+                if name in provided and requirement.specifier.contains(provided[name], prereleases=True):
+                    kept.add(name)
+            except InvalidVersion:
+                continue  # what is no version is in no range
+        return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
 
     def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Variant:
         """The same variant compiled for these GPUs, which become part of the digest; None: nothing is compiled."""

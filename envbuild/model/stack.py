@@ -71,11 +71,13 @@ class Base(StrictModel):
 
     `system`: a node's interpreter with its site packages; `prefix`: the same under a named directory; `module`: the
     same after `module load`; `image`: the same inside a container image (`image` is its reference, by digest where one
-    is known). `provides` are requirements that the base must satisfy and that are never replaced.
+    is known). `provides` are requirements that the base must satisfy and that are never replaced; `accepts` are
+    packages that it may have: one that is there in that range is the base's and is not installed.
     """
 
     kind: BaseKind
     provides: tuple[RequirementText, ...] = ()
+    accepts: tuple[RequirementText, ...] | None = None
     prefix: Text | None = None
     module: Text | None = None
     image: Text | None = None
@@ -88,7 +90,7 @@ class Base(StrictModel):
             raise ValueError("`module` belongs to kind: module, and only there")
         if (self.image is not None) != (self.kind == "image"):
             raise ValueError("`image` belongs to kind: image, and only there")
-        if self.kind == "none" and self.provides:
+        if self.kind == "none" and (self.provides or self.accepts):
             raise ValueError("kind: none provides nothing")
         return self
 

@@ -19,11 +19,11 @@ from envbuild.model.plan import Plan, Step
 from envbuild.node import pipconf
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
+from envbuild.plan import chosen_variant
 from envbuild.provision.collect import first_error
 from envbuild.provision.execute import run_hosts
 from envbuild.provision.journal import EventKind, utc_now
 from envbuild.provision.stage import node_files
-from envbuild.provision.survey import built_variant
 from envbuild.provision.work import Work
 from envbuild.resolve.candidate import unrecorded_files
 
@@ -168,7 +168,7 @@ def _record(work: Work, uses: list[FirstUse], seen: list[Seen]) -> None:
     work.prepared = replace(work.prepared, lock=lock)
     survey = work.survey
     for node in [node for node in survey.variants if node not in survey.errors]:
-        variant = built_variant(lock, survey.resolutions[node], survey.facts[node])
+        variant = chosen_variant(lock, survey.resolutions[node], survey.facts[node])
         survey.variants[node] = variant
         survey.resolutions[node] = survey.resolutions[node].model_copy(update={"variant_digest": variant.digest})
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
@@ -167,7 +167,9 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
     for node, resolution in resolutions.items():
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
-            survey.variants[node] = built_variant(prepared.lock, resolution, facts[node])
+            from envbuild.plan import chosen_variant
+
+            survey.variants[node] = chosen_variant(prepared.lock, resolution, facts[node])
 
 
 @cache
@@ -178,16 +180,6 @@ def _rules() -> Compat:
 
     del engine
     return load_compat(resources.catalog() / "compat")
-
-
-def built_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
-    """The variant with what its base provides on this node, and for which GPUs it is compiled."""
-    variant = next(item for item in lock.variants if item.id == resolution.variant_id)
-    variant = variant.with_arch_list(lock.stack, lock.profile, resolution.arch_list)
-    if variant.base.kind == "none":
-        return variant
-    packages = next((p.packages for p in facts.pythons if p.path == resolution.interpreter), None)
-    return variant.with_provided(lock.stack, lock.profile, packages or {})
 
 
 def probe_nodes(target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:

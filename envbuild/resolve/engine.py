@@ -173,11 +173,11 @@ class Resolver:
         cost, platform = self._cost(variant, facts, shared)
         # A finished environment needs neither its files nor room for them again.
         built = stamp is not None
-        missing = () if built else out_of_reach(variant, facts, self.target, self.supply, platform)
+        missing = () if built else out_of_reach(bound, facts, self.target, self.supply, platform)
         decisions = (*found.decisions, *self._shared(variant, found.python, facts, shared))
         if not built:
             if variant.id in self._unrecorded:
-                decisions += recorded_rule(variant, facts, self.trust_first_use)
+                decisions += recorded_rule(bound, facts, self.trust_first_use)
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
             decisions += NOTHING if refused(decisions) else disk_rules(cost, len(variant.packages), facts)
         decisions += (

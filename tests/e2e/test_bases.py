@@ -83,6 +83,29 @@ def test_a_package_of_the_base_is_never_replaced(world: World, system_python: Pa
     assert not envs.exists() or list(envs.iterdir()) == []
 
 
+@pytest.mark.parametrize(("accepted", "code"), [("beta>=1", 0), ("beta>=1.6", 7)])
+def test_what_the_base_has_in_an_accepted_range_is_left_to_it(
+    world: World, system_python: Path, accepted: str, code: int
+) -> None:
+    world.wheel("beta", "2.0")
+    assert world.wheel().exists()
+    base = {"kind": "system", "provides": [], "accepts": [accepted]}
+    world.stack(packages=["alpha==1.0", "beta==2.0"], bases=[base])
+    world.good("lock", "create", "./tiny.yaml")
+    done = world.provision("--base", "system", "--python", str(system_python))
+    assert done.rc == code, (
+        done.err,
+        done.node.get("error"),
+        [c for c in done.node["checks"] if c["status"] != "passed"],
+    )
+    if code:
+        assert done.node["error"]["code"] == "replaces-base-package"
+        return
+    assert world.python("import alpha, beta; print(alpha.VERSION, beta.VERSION)") == "1.0 1.5"
+    assert "beta" not in done.node["packages"]
+    assert drift(world, "--deep") == (0, {})
+
+
 def test_a_base_that_lacks_what_it_must_provide_is_refused(world: World, system_python: Path) -> None:
     locked(world, system_python)
     refused = world.provision("--base", "system", "--python", PYTHON)

@@ -104,6 +104,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Profile", "deviations"): (("deviations",), ["one", "two"]),
     ("Base", "kind"): (("bases", 1, "kind"), "image"),
     ("Base", "provides"): (("bases", 1, "provides"), ["numpy>=2"]),
+    ("Base", "accepts"): (("bases", 1, "accepts"), ["alpha>=1"]),
     ("Base", "prefix"): (("bases", 2, "prefix"), "/opt/q"),
     ("Base", "module"): (("bases", 3, "module"), "conda/2"),
     ("Base", "image"): (("bases", 4, "image"), "registry.example.org/a:2"),
