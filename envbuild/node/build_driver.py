@@ -3,8 +3,7 @@
     build_driver.py REQUEST       a JSON file; the current folder is that of the project
 
 Request: `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `gate` (path of build_gate.py),
-`socket`, `memory` (GB a job), `jobs`, `logs` (an empty folder), `source` (name and version of a wheel of kernels),
-`modules` (None, or what `build.modules` says: then setup.py is ours). Report: see `State`.
+`socket`, `memory` (GB a job), `jobs`, `logs` (an empty folder), `source` (its name). Report: see `State`.
 
 Runs under any Python >= 3.6 and any setuptools (distutils where there is none), and imports nothing else of the node
 program. Each extension is built in a forked process with its own temporary folder: torch's BuildExtension writes one
@@ -15,6 +14,7 @@ import importlib
 import importlib.util
 import json
 import os
+import py_compile
 import re
 import runpy
 import shlex
@@ -46,6 +46,8 @@ class State:
         """`request`: see the module."""
         self.request = request
         self.gate = _load(request["gate"])
+        # It starts once for every compile command: not to be compiled itself each time.
+        self.program = py_compile.compile(request["gate"], cfile=request["gate"] + "c", doraise=True)
         self.extensions = []  # type: list[dict[str, Any]]
         self.unread = []  # type: list[str]
         self.gated = "commands"
@@ -55,7 +57,8 @@ class State:
     def prefix(self) -> "list[str]":
         """The words that stand before a compile command."""
         request = self.request
-        return [sys.executable, "-I", "-S", request["gate"], "take", request["socket"], str(request["memory"]), "--"]
+        words = [request["socket"], request["source"], str(request["memory"]), "--"]
+        return [sys.executable, "-I", "-S", self.program, "take"] + words
 
     def write(self) -> "None":
         """Write the report; the last one counts."""
@@ -253,9 +256,10 @@ class Pool:
         os.environ["MAX_JOBS"] = jobs
         if self.share:
             os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] = jobs
-            gate, memory = self.state.gate, self.state.request["memory"] * self.share
-            line = gate.connect(self.state.request["socket"])  # it is held until this process ends
-            gate.send(line, {"op": "take", "cores": self.share, "memory": memory, "weight": 1})
+            gate, request = self.state.gate, self.state.request
+            line = gate.connect(request["socket"])  # it is held until this process ends
+            gate.send(line, {"op": "take", "source": request["source"], "cores": self.share,
+                             "memory": request["memory"], "weight": 1})  # fmt: skip
             gate.receive(line)
             command.build_extension(extension)
             line.close()
@@ -283,30 +287,7 @@ class Pool:
             self.state.write()
             sys.stdout.write("---- envbuild: extension %s failed\n" % extension.name)
             sys.stdout.flush()
-            os._exit(1)  # the guard's group ends with us, and the other extensions with it
-
-
-def _kernels(request: "dict[str, Any]") -> "None":
-    """setup() for modules that a source would compile at its first start."""
-    cpp_extension = importlib.import_module(_TORCH)
-    extensions = []
-    for module in request["modules"]:
-        folders = [os.path.abspath(each) for each in module.get("include_dirs") or []]
-        cuda = any(each.endswith(".cu") for each in module["sources"])
-        kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-        flags = {"cxx": list(module.get("cxx_flags") or [])}
-        if cuda:
-            flags["nvcc"] = list(module.get("nvcc_flags") or [])
-        sources = list(module["sources"])
-        extensions.append(kind(module["name"], sources, include_dirs=folders, extra_compile_args=flags))
-    importlib.import_module("setuptools").setup(
-        name=request["source"] + "-kernels",
-        version="0",
-        packages=[],
-        py_modules=[],
-        ext_modules=extensions,
-        cmdclass={"build_ext": cpp_extension.BuildExtension},
-    )
+            os._exit(1)  # then the guard ends the other extensions
 
 
 def main(path: "str") -> "None":
@@ -320,10 +301,7 @@ def main(path: "str") -> "None":
     sys.argv = ["setup.py"] + request["flags"] + ["bdist_wheel", "--dist-dir", request["out"]]
     hook(state)
     try:
-        if request["modules"] is not None:
-            _kernels(request)
-        else:
-            runpy.run_path(os.path.abspath("setup.py"), run_name="__main__")
+        runpy.run_path(os.path.abspath("setup.py"), run_name="__main__")
     finally:
         state.write()
 

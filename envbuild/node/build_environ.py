@@ -114,14 +114,16 @@ def variables(
 def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, str]") -> "dict[str, str]":
     """Compiler flags with which the same source gives the same file in other folders.
 
-    `places`: folder -> the name that stands for it. A folder whose name an option cannot hold is left as it is.
+    `places`: folder -> the name that stands for it. A folder whose name an option cannot hold is left as it is. They go
+    into CPPFLAGS, which every distutils and setuptools appends: CFLAGS and CXXFLAGS take the place of Python's own
+    flags in setuptools since 72 (and of some of them in distutils), -O3 and -DNDEBUG among them.
     """
     flags = [
         "%s=%s=%s/%s" % (tools.prefix_map, folder, _PLACE, name)
         for folder, name in places.items()
         if re.match(r"[^\s=,'\"\\$]+\Z", folder)
     ]
-    out = {name: " ".join([env.get(name, "")] + flags).strip() for name in ("CFLAGS", "CXXFLAGS")}
+    out = {"CPPFLAGS": " ".join([env.get("CPPFLAGS", "")] + flags).strip()} if flags else {}
     words = ["-Xcompiler " + flag for flag in flags] + (["-objtemp"] if tools.objtemp else [])
     if tools.nvcc is not None and words:
         out["NVCC_APPEND_FLAGS"] = " ".join([env.get("NVCC_APPEND_FLAGS", "")] + words).strip()

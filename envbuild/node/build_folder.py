@@ -23,7 +23,10 @@ class Folder:
         """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
         top = top or CANONICAL
         self.path = os.path.join(top, name)
-        self.canonical = _usable(top, size) and _claim(self.path)
+        private = _private(top)
+        if private:
+            sweep(top)  # before its room is counted
+        self.canonical = private and _has_room(top, size) and _claim(self.path)
         if not self.canonical:
             self.path = tempfile.mkdtemp(prefix="build-%s-" % name, dir=elsewhere)
 
@@ -44,8 +47,8 @@ class Folder:
         log("the build folder %s was not removed: %s" % (self.path, why))
 
 
-def _usable(top: "str", size: "int") -> "bool":
-    """Whether `top` is a folder of ours that nobody else can write to, with room for a build."""
+def _private(top: "str") -> "bool":
+    """Whether `top` is a folder of ours that nobody else can write to; made when it is not there."""
     try:
         os.mkdir(top, 0o700)
     except FileExistsError:
@@ -53,33 +56,62 @@ def _usable(top: "str", size: "int") -> "bool":
     except OSError:
         return False
     try:
-        facts, disk = os.lstat(top), os.statvfs(top)
+        facts = os.lstat(top)
     except OSError:
         return False
-    private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
-    return private and disk.f_bavail * disk.f_frsize > size * _ROOM + 10**9
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
+
+
+def _has_room(top: "str", size: "int") -> "bool":
+    try:
+        disk = os.statvfs(top)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize > size * _ROOM + 10**9
+
+
+def sweep(top: "str", prefix: "str" = "") -> "None":
+    """Remove what dead builders left in `top`: our own folders whose names begin with `prefix`.
+
+    One of a living process is not touched, nor one of another machine or container, which may share the folder.
+    """
+    try:
+        names = sorted(name for name in os.listdir(top) if name.startswith(prefix))
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(top, name)
+        try:
+            facts = os.lstat(path)
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
+                _discard(path)
+        except OSError:
+            pass  # another one sweeps too
+
+
+def _discard(path: "str") -> "None":
+    """Remove a folder that was left behind; raises OSError when another process was first."""
+    trash = "%s.trash-%d" % (path, os.getpid())
+    os.rename(path, trash)  # only one of several can
+    if _left_behind(trash):
+        paths.remove_tree(trash)
+    else:
+        os.rename(trash, path)  # taken over and claimed anew since it was looked at
+
+
+def sign(path: "str") -> "None":
+    """Write into a new folder whose it is, for `sweep`."""
+    paths.write_json(os.path.join(path, _OWNER), identity.here())
 
 
 def _claim(path: "str") -> "bool":
-    """Make `path`; one that a dead process of this machine left is removed, one of a living process is not touched."""
-    for _ in range(2):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            if not _left_behind(path):
-                return False
-            trash = "%s.trash-%d" % (path, os.getpid())
-            try:
-                os.rename(path, trash)  # only one of several can
-            except OSError:
-                return False
-            paths.remove_tree(trash)
-            continue
-        except OSError:
-            return False
-        paths.write_json(os.path.join(path, _OWNER), identity.here())
-        return True
-    return False
+    """Make `path`, unless another builder has it."""
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        return False
+    sign(path)
+    return True
 
 
 def _left_behind(path: "str") -> "bool":

@@ -1,11 +1,13 @@
 """A program that stands before a compile command, or around a whole build; both hold a line to the builder.
 
-    build_gate.py take SOCKET MEMORY -- CC ...     waits for a token of the builder's budget, then runs the command
-    build_gate.py guard SOCKET -- PYTHON ...       runs the command; when the builder is gone, ends all that it started
+    build_gate.py take SOCKET SOURCE MEMORY -- CC ...   waits for a token of the builder's budget, then runs the command
+    build_gate.py guard SOCKET -- PYTHON ...            runs the command; at its end, or when the builder is gone, ends
+                                                        everything that it started
 
 `build_jobs.Budget` is at the other end of SOCKET (a Unix socket). One JSON line a message:
 
-    {"op": "take", "cores": n, "memory": GB, "weight": n, "more": n}    answer, once granted: {"idle": n of `more`}
+    {"op": "take", "source": name, "cores": n, "memory": GB a core, "weight": n, "more": n}
+                                                                        answer, once granted: {"idle": n of `more`}
     {"op": "killed", "text": ...}: a command died of SIGKILL            answer: {"again": true|false}
     {"op": "guard"}, {"op": "event", "text": ...}                       no answer
 
@@ -21,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _SOURCE = re.compile(r"\.(c|cc|cpp|cxx|cu|f|f90|s|S|m)\Z")
 _ARCH = re.compile(r"\A(-gencode|--generate-code)(=|\Z)")
 _LINK_WEIGHT = 1 << 40  # a link ends an extension: it never waits behind compiles
 _CUDA_WEIGHT = 8  # a .cu file takes much longer than a C++ file of its size
+_SWEEPS = 50  # times to look for what a session still runs, 20 ms apart
 
 
 def connect(path: "str") -> "socket.socket":
@@ -92,7 +96,7 @@ def threads(command: "list[str]") -> "int | None":
     return None
 
 
-def take(path: "str", memory: "float", command: "list[str]") -> "int":
+def take(path: "str", source: "str", memory: "float", command: "list[str]") -> "int":
     """Run `command` under a token; returns its exit code. After an OOM kill it runs once more, with fewer beside it."""
     line = connect(path)
     nvcc = any(os.path.basename(word) == "nvcc" for word in command[:2])
@@ -100,7 +104,7 @@ def take(path: "str", memory: "float", command: "list[str]") -> "int":
     asked = threads(command)
     cores = max(1, min(asked or 1, several or 1))
     while True:
-        send(line, {"op": "take", "cores": cores, "memory": memory, "weight": weigh(command),
+        send(line, {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": weigh(command),
                     "more": several - 1 if several > 1 and asked is None else 0})  # fmt: skip
         spare = int(receive(line).get("idle", 0))
         extra = ["--threads", str(1 + spare)] if spare > 0 else []
@@ -147,15 +151,55 @@ def _end_group() -> "None":
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def _in_session(session: "int") -> "list[int]":
+    """Process ids of a session, those that ended and wait for their parent left out (proc(5), fields 3 and 6)."""
+    found = []
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        try:
+            with open("/proc/%d/stat" % pid) as stream:
+                fields = stream.read().rpartition(")")[2].split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(fields) > 3 and int(fields[3]) == session and fields[0] not in ("Z", "X"):
+            found.append(pid)
+    return found
+
+
+def _end_session() -> "None":
+    """End what the command left running. Not by group: ninja gives every compile command a group of its own."""
+    own = os.getpid()
+    if os.getsid(0) != own:
+        return  # not started as a build is: the session has others in it
+    for _ in range(_SWEEPS):
+        left = [pid for pid in _in_session(own) if pid != own]
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if not left:
+            return
+        time.sleep(0.02)
+
+
 def guard(path: "str", command: "list[str]") -> "int":
-    """Run `command` with errors among the output; returns its exit code. Without a builder the whole group ends."""
+    """Run `command` with errors among the output; returns its exit code. Nothing of it runs on afterwards.
+
+    143 when this program is told to end (SIGTERM), 125 when the builder is gone.
+    """
     os.dup2(1, 2)
     line = connect(path)
     send(line, {"op": "guard"})
+    told = []  # type: list[int]
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     process = subprocess.Popen(command)
-    while process.poll() is None:
+    while process.poll() is None and not told:
         if line in select.select([line], [], [], 0.05)[0]:
-            _end_group()
+            _end_session()
+            return 125
+    _end_session()
+    if told:
+        return 143
     return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
@@ -165,7 +209,7 @@ def main(words: "list[str]") -> "int":
     if options[0] == "guard":
         return guard(options[1], command)
     try:
-        return take(options[1], float(options[2]), command)
+        return take(options[1], options[2], float(options[3]), command)
     except OSError as error:
         sys.stderr.write("envbuild: no token: %s\n" % error)
         return 125

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 
-from envbuild.node import probe_system
+from envbuild.node import build_folder, probe_system
 from envbuild.node.probe_files import read
 from envbuild.node.protocol import log
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
 _SOCKET_LIMIT = 90  # bytes of a Unix socket's path; the system's limit is 107
+_PREFIX = "envbuild-jobs-"
 
 
 def free_memory(root: "str" = "/") -> "float | None":
@@ -56,6 +57,7 @@ class _Line:
     def __init__(self, connection: "socket.socket") -> "None":
         self.connection = connection
         self.data = b""
+        self.source = ""
         self.cores = 0
         self.memory = 0.0
         self.kills = 0
@@ -64,14 +66,15 @@ class _Line:
 class Budget:
     """`jobs` compile jobs at once, and no more memory than `memory` GB as the jobs estimate it; a context manager.
 
-    `retried` says whether an OOM kill has halved it. `peak` is the most that ran at once.
+    `retried`: the sources of which something was killed for memory and ran once more. `peak` is the most that ran at
+    once.
     """
 
     def __init__(self, jobs: "int | None" = None, memory: "float | None" = None) -> "None":
         """Defaults: the cores and the free memory of this node."""
         self.jobs = max(1, jobs or probe_system.cpu_count())
         self.memory = free_memory() if memory is None else memory
-        self.retried = False
+        self.retried = set()  # type: set[str]
         self.peak = 0
         self._lock = threading.Lock()
         self._waiting = []  # type: list[tuple[int, int, _Line, dict[str, Any]]]
@@ -91,22 +94,24 @@ class Budget:
         with self._lock:
             return max(1, self.jobs if self.memory is None else min(self.jobs, int(self.memory / each)))
 
-    def halve(self) -> "None":
-        """After an OOM kill: half as many as ran."""
+    def halve(self, source: "str") -> "None":
+        """After an OOM kill of a compiler of `source` (its name): half as many as ran."""
         with self._lock:
-            self._halve()
+            self._halve(source)
 
-    def _halve(self) -> "None":
+    def _halve(self, source: "str") -> "None":
         running = sum(line.cores for line in self._lines.values())
         self.jobs = max(1, min(self.jobs, running or self.jobs) // 2)
-        self.retried = True
+        self.retried.add(source)
 
     def __enter__(self) -> "Budget":
         """Open the socket."""
         top = tempfile.gettempdir()
         if len(os.fsencode(top)) > _SOCKET_LIMIT - 30:
             top = "/tmp"  # noqa: S108 - mkdtemp makes a private folder
-        self._folder = tempfile.mkdtemp(prefix="envbuild-jobs-", dir=top)
+        build_folder.sweep(top, _PREFIX)
+        self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=top)
+        build_folder.sign(self._folder)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.socket)
         self._listener.listen(128)
@@ -173,12 +178,13 @@ class Budget:
         if message["op"] == "take":
             with self._lock:
                 self._count += 1
+                line.source = str(message.get("source", ""))
                 heapq.heappush(self._waiting, (-int(message["weight"]), self._count, line, message))
         elif message["op"] == "killed":
             with self._lock:
                 line.kills += 1
                 if line.kills == 1:
-                    self._halve()
+                    self._halve(line.source)
                 line.cores, line.memory = 0, 0.0
                 now = self.jobs
             log("a compiler was killed for memory: %d job%s at once from here on" % (now, "" if now == 1 else "s"))
@@ -193,15 +199,18 @@ class Budget:
             used = sum(line.memory for line in self._lines.values())
             _, _, line, message = self._waiting[0]
             cores = max(1, min(int(message["cores"]), self.jobs))
-            memory = float(message["memory"])
-            fits = running + cores <= self.jobs and (self.memory is None or used + memory <= self.memory)
-            if running and not fits:
+            each = float(message["memory"])
+            free = float("inf") if self.memory is None else self.memory - used
+            if running and (running + cores > self.jobs or each * cores > free):
                 return
             heapq.heappop(self._waiting)
             idle = 0
             if not self._waiting:  # nobody else wants them now: an nvcc of several architectures may
-                idle = max(0, min(int(message.get("more", 0)), (self.jobs - running - cores) // 2))
-            line.cores, line.memory = cores + idle, memory
+                idle = min(int(message.get("more", 0)), (self.jobs - running - cores + 1) // 2)
+                while idle > 0 and each * (cores + idle) > free:
+                    idle -= 1
+                idle = max(0, idle)
+            line.cores, line.memory = cores + idle, each * (cores + idle)
             self.peak = max(self.peak, running + line.cores)
             self._send(line, {"idle": idle})
 

@@ -81,10 +81,10 @@ def build_wheel(
     """Build `source`, whose checked and patched tree holds the folder `project`, into a wheel in the folder `out`.
 
     `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
-    Result: `wheel` (path), `sha256`, `route` (`setup.py`, `pep517` or `kernels`), `seconds`, `jobs` (compile jobs at
-    once), `extensions` (import names), `arch` (as `build_proof.architectures`), `network` (`off` or `on: why`),
-    `ccache`, `retried` (after an OOM kill), `canonical` (built at the canonical path), `rebuild` (None, or {equal,
-    different: [members]}).
+    Result: `wheel` (path), `sha256`, `route` (`setup.py` or `pep517`), `seconds`, `jobs` (compile jobs at once),
+    `extensions` (import names), `arch` (as `build_proof.architectures`), `network` (`off` or `on: why`), `ccache`,
+    `retried` (something of this source was killed for memory and ran once more), `canonical` (built at the canonical
+    path), `rebuild` (None, or {equal, different: [members]}).
 
     Raises NodeError `build-failed`, `extensions-missing`, `arch-missing` (exit 4), `disk-full` (75).
     """
@@ -118,10 +118,8 @@ def build_all(calls: "Mapping[str, Callable[[build_jobs.Budget], Any]]", jobs: "
     return {name: results[name] for name in calls}
 
 
-def route(project: "str", build: "dict[str, Any]") -> "str":
-    """`kernels`, `setup.py` (there is one and no backend but setuptools) or `pep517`."""
-    if build.get("kind") == "kernels":
-        return "kernels"
+def route(project: "str") -> "str":
+    """`setup.py` (there is one and no backend but setuptools) or `pep517`."""
     if not os.path.isfile(os.path.join(project, "setup.py")):
         return "pep517"
     section = _SECTION.search(_read(os.path.join(project, "pyproject.toml")))
@@ -165,9 +163,8 @@ class _Build:
         self.build = (options.build if options.build is not None else source.get("build")) or {}
         self.flags = sources.option_flags(self.build.get("flags") or [])
         self.memory = float(self.build.get("memory_per_job") or build_jobs.MEMORY_PER_JOB)
-        self.route = route(project, self.build)
+        self.route = route(project)
         self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-        self.retried = False
         self.ccache = False
 
     def run(self) -> "dict[str, Any]":
@@ -190,7 +187,7 @@ class _Build:
             "arch": build_proof.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
             "network": network,
             "ccache": self.ccache,
-            "retried": self.retried or self.budget.retried,
+            "retried": self.name in self.budget.retried,
             "canonical": canonical,
             "rebuild": self._again(wheel) if self.options.check_rebuild else None,
         }
@@ -216,8 +213,7 @@ class _Build:
             done = self._run(work, env)
             if not done.ok and self._killed(done, work):
                 # Where single commands are not held back: all of it once more, on top of what is compiled.
-                self.budget.halve()
-                self.retried = True
+                self.budget.halve(self.name)
                 log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
                 done = self._run(work, env)
             report = paths.read_json(work.report) or {}
@@ -253,7 +249,7 @@ class _Build:
         if self.route == "pep517":
             words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", self.python]
             words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
-            with _Held(socket, jobs, self.memory * jobs):
+            with _Held(socket, self.name, jobs, self.memory):
                 return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
         request = {
             "flags": self.flags,
@@ -265,7 +261,6 @@ class _Build:
             "jobs": jobs,
             "logs": work.logs,
             "source": self.name,
-            "modules": self.build.get("modules") if self.route == "kernels" else None,
         }
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)
@@ -331,7 +326,6 @@ class _Build:
         there = build_zip.modules(build_zip.members(wheel))
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
         wanted += self.build.get("extensions") or []
-        wanted += [each["name"] for each in self.build.get("modules") or [] if self.route == "kernels"]
         missing = sorted({name for name in wanted if name not in there})
         if missing:
             os.unlink(wheel)
@@ -365,9 +359,10 @@ class _Work:
 class _Held:
     """Tokens that a whole build holds, for one whose compile commands cannot be held back singly."""
 
-    def __init__(self, path: "str", cores: "int", memory: "float") -> "None":
+    def __init__(self, path: "str", source: "str", cores: "int", memory: "float") -> "None":
         self.line = build_gate.connect(path)
-        build_gate.send(self.line, {"op": "take", "cores": cores, "memory": memory, "weight": 1})
+        message = {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1}
+        build_gate.send(self.line, message)
 
     def __enter__(self) -> "None":
         build_gate.receive(self.line)

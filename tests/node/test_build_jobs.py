@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from envbuild.node import build_gate, build_jobs, build_wheel
 from envbuild.node.protocol import NodeError
-from tests.node.build_projects import EXTENSIONS, options, shape_project, source
+from tests.node.build_projects import EXTENSIONS, options, shape_project, source, write
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
@@ -52,8 +53,8 @@ def program(path: Path, text: str, **more: object) -> Path:
     return path
 
 
-def gated(budget: build_jobs.Budget, memory: float, *command: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-I", "-S", GATE, "take", budget.socket, str(memory), "--", *command]
+def gated(budget: build_jobs.Budget, memory: float, *command: str, source: str = "x") -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-I", "-S", GATE, "take", budget.socket, source, str(memory), "--", *command]
     return subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE)
 
 
@@ -103,7 +104,7 @@ def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys; from envbuild.node import build_jobs\n"
         "budget = build_jobs.Budget(1).__enter__()\n"
-        f"words = [sys.executable, '-I', '-S', {GATE!r}, 'take', budget.socket, '1', '--', 'sh', '-c',\n"
+        f"words = [sys.executable, '-I', '-S', {GATE!r}, 'take', budget.socket, 'x', '1', '--', 'sh', '-c',\n"
         f"    'echo $$ > {mark}; sleep 60']\n"
         "guard = [sys.executable, '-I', '-S', words[3], 'guard', budget.socket, '--']\n"
         "subprocess.Popen(guard + words, start_new_session=True).wait()\n"
@@ -130,6 +131,48 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+# Two modules; one is no C. Its build_ext starts the compiler of the other as ninja does: in a group of its own.
+FAILS = """
+import os, subprocess, sys, time
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+class Ninja(build_ext):
+    def build_extension(self, ext):
+        if ext.name == "slow":
+            process = subprocess.Popen(["sleep", "60"], preexec_fn=os.setpgrp)
+            open("started", "w").close()
+            sys.exit(process.wait())
+        while not os.path.exists("started"):
+            time.sleep(0.05)
+        super().build_extension(ext)
+
+setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": Ninja},
+      ext_modules=[Extension(each, [each + ".c"]) for each in ("slow", "wrong")])
+"""
+
+
+def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path, python: str) -> None:
+    project = write(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
+    with build_jobs.Budget(3, memory=1000) as budget:
+        other = gated(budget, 1.0, "sleep", "60")
+        asked = source(environment={"OWNED_BY": str(tmp_path)})
+        with pytest.raises(NodeError, match="shape"):
+            build_wheel.build_wheel(
+                python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
+            )
+        assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if owned(pid, tmp_path)]
+        assert other.poll() is None  # another source goes on
+    assert other.wait(10)
+
+
+def owned(pid: int, by: Path) -> bool:
+    try:
+        return f"OWNED_BY={by}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes() and running(pid)
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize(
     "death",
     ["kill -9 $$", "echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1"],
@@ -146,10 +189,19 @@ def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death
         result = build_wheel.build_wheel(
             python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
         )
-        assert (budget.jobs, budget.retried) == (1, True)
+        assert (budget.jobs, budget.retried) == (1, {"shape"})
     assert result["retried"] and result["jobs"] == 2
     assert result["extensions"] == EXTENSIONS
     assert (tmp_path / "kills").exists()
+
+
+def test_an_oom_kill_is_told_of_its_own_source_alone(tmp_path: Path) -> None:
+    once = f"[ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -9 $$; }}"
+    with build_jobs.Budget(2, memory=1000) as budget:
+        assert gated(budget, 1.0, "true", source="small").wait() == 0
+        assert gated(budget, 1.0, "sh", "-c", once, source="large").wait() == 0
+        assert gated(budget, 1.0, "true", source="late").wait() == 0
+        assert budget.retried == {"large"}
 
 
 def test_a_compiler_that_is_always_killed_is_a_failure(tmp_path: Path, python: str) -> None:
@@ -190,6 +242,38 @@ def test_an_nvcc_of_several_architectures_takes_idle_tokens(tmp_path: Path) -> N
         assert gated(budget, 1.0, nvcc, *several, "-c", "a.cu").wait() == 0
     lines = (tmp_path / "words").read_text().splitlines()
     assert ["--threads 2" in line for line in lines] == [True, False, False]
+
+
+def test_each_thread_of_nvcc_is_counted_with_its_memory(tmp_path: Path) -> None:
+    nvcc = str(program(tmp_path / "nvcc", NVCC))
+    several = [word for sm in (70, 80, 90) for word in ("-gencode", f"arch=compute_{sm},code=sm_{sm}")]
+    with build_jobs.Budget(16, memory=5.0) as budget:
+        assert gated(budget, 2.5, nvcc, *several, "-c", "a.cu").wait() == 0
+        assert budget.peak == 2
+    assert (tmp_path / "words").read_text().split()[-2:] == ["--threads", "2"]
+
+
+KERNEL = "template <int N> __global__ void scale(float *x) { x[threadIdx.x] *= N; }\n" + "".join(
+    f"template __global__ void scale<{i}>(float *);\n" for i in range(20)
+)
+
+
+@pytest.mark.slow
+def test_the_real_nvcc_compiles_for_two_architectures_at_once(tmp_path: Path) -> None:
+    real = shutil.which("nvcc")
+    if real is None:
+        pytest.skip("no nvcc here")
+    nvcc = str(program(tmp_path / "nvcc", NVCC + 'exec {real} "$@"\n', real=real))
+    (tmp_path / "a.cu").write_text(KERNEL)
+    several = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
+    command = [nvcc, "-c", str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"), *several]
+    with build_jobs.Budget(2, memory=1000) as budget:
+        done = gated(budget, 1.0, *command)
+        assert done.wait() == 0, done.communicate()[1].decode()
+        assert budget.peak == 2
+    assert (tmp_path / "words").read_text().split()[-2:] == ["--threads", "2"]
+    data = (tmp_path / "a.o").read_bytes()
+    assert b"sm_80" in data and b"sm_90" in data
 
 
 def test_the_longest_are_started_first(tmp_path: Path) -> None:

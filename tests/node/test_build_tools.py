@@ -42,7 +42,8 @@ def test_every_python_and_setuptools_of_the_stacks(tmp_path: Path, minor: str) -
     if interpreter is None:
         pytest.skip(f"no Python {minor} here")
     python = index_environment(tmp_path / "environment", interpreter, *OLD[minor])
-    project = shape_project(tmp_path / "project")
+    optimized = "#ifndef __OPTIMIZE__\n#error Python's own flags are lost\n#endif\n#define VALUE 7\n"
+    project = shape_project(tmp_path / "project", **{"csrc/value.h": optimized})
     asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
     out = str(tmp_path / "out")
     result = build_wheel.build_wheel(python, asked, str(project), out, options(tmp_path, check_rebuild=True))
@@ -128,21 +129,6 @@ def test_torch_extensions(tmp_path: Path, own: str, build_ext: str) -> None:
     result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     code = "import quick_one as a, quick_two as b; print(a.value + b.value)"
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
-
-
-def test_kernels_that_would_be_compiled_at_first_use(tmp_path: Path) -> None:
-    python = torch_python(tmp_path)
-    text = '#include "level.h"\n' + QUICK.replace("21", "LEVEL + EXTRA").replace("NAME", "quick_kernel")
-    project = write(tmp_path / "project", {"kernels/k.cpp": text, "include/level.h": "#define LEVEL 40\n"})
-    module = {"name": "quick_kernel", "sources": ["kernels/k.cpp"], "include_dirs": ["include"]}
-    asked = source(kind="kernels", modules=[{**module, "cxx_flags": ["-DEXTRA=2"]}])
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
-    assert result["route"] == "kernels"
-    shutil.unpack_archive(result["wheel"], tmp_path / "unpacked", "zip")
-    (module_name,) = result["extensions"]
-    code = f"import importlib; print(importlib.import_module({module_name!r}).value)"
-    done = subprocess.run([python, "-c", code], cwd=tmp_path / "unpacked", capture_output=True, text=True)
-    assert done.stdout == "42\n", done.stderr
 
 
 CUDA = """

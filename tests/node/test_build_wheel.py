@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+import sysconfig
 import time
 import zipfile
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
     project = shape_project(
         tmp_path / "project", SETUP, pyproject=backend, **{"backend.py": "from setuptools.build_meta import *\n"}
     )
-    assert build_wheel.route(str(project), {}) == "pep517"
+    assert build_wheel.route(str(project)) == "pep517"
     result = build_wheel.build_wheel(
         python,
         source(flags=["cpp_ext"], extensions=["shape_C"]),
@@ -138,9 +138,9 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
 )  # fmt: skip
 def test_the_route_follows_the_backend(tmp_path: Path, text: str | None, route: str) -> None:
     write(tmp_path, {"setup.py": ""} | ({"pyproject.toml": text} if text else {}))
-    assert build_wheel.route(str(tmp_path), {}) == route
+    assert build_wheel.route(str(tmp_path)) == route
     (tmp_path / "setup.py").unlink()
-    assert build_wheel.route(str(tmp_path), {}) == "pep517"
+    assert build_wheel.route(str(tmp_path)) == "pep517"
 
 
 def test_an_extension_that_does_not_compile_is_named_with_its_output(
@@ -194,6 +194,34 @@ def test_two_environments_and_two_folders_give_one_file(tmp_path: Path, python: 
     assert Path(here["wheel"]).read_bytes() == Path(there["wheel"]).read_bytes()
 
 
+FLAGS_OF_PYTHON = """
+#ifdef __OPTIMIZE__
+#define OPTIMIZED 1
+#else
+#define OPTIMIZED 0
+#endif
+#ifdef NDEBUG
+#define RELEASED 2
+#else
+#define RELEASED 0
+#endif
+#define VALUE (OPTIMIZED + RELEASED)
+"""
+
+
+def test_the_compiler_flags_that_python_brings_are_kept(tmp_path: Path, python: str) -> None:
+    """setuptools takes CFLAGS and CXXFLAGS in their place: then nothing would be optimized."""
+    setup = SETUP.replace('rpartition(".")[2] + ".c"', 'rpartition(".")[2] + (".cpp" if "amp" in name else ".c")')
+    project = shape_project(tmp_path / "project", setup, **{"csrc/value.h": FLAGS_OF_PYTHON})
+    (project / "csrc" / "amp_C.c").rename(project / "csrc" / "amp_C.cpp")
+    asked = source(flags=FLAGS, extensions=EXTENSIONS)
+    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    usual = sysconfig.get_config_var("CFLAGS").split()
+    value = (1 if {"-O1", "-O2", "-O3"}.intersection(usual) else 0) + (2 if "-DNDEBUG" in usual else 0)
+    assert value
+    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", IMPORT) == str(2 * value)
+
+
 def test_a_rebuild_that_differs_is_told(tmp_path: Path, python: str) -> None:
     setup = SETUP + "open('shape/data.txt', 'a')\n"
     setup = "import os\nopen('shape/data.txt', 'w').write(os.urandom(8).hex())\n" + setup
@@ -202,36 +230,6 @@ def test_a_rebuild_that_differs_is_told(tmp_path: Path, python: str) -> None:
         python, source(), str(project), str(tmp_path / "out"), options(tmp_path, check_rebuild=True)
     )
     assert result["rebuild"] == {"equal": False, "different": ["shape-1.0.dist-info/RECORD", "shape/data.txt"]}
-
-
-def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path) -> None:
-    top = str(tmp_path / "top")
-    with build_folder.Folder("x-1", 10, str(tmp_path), top) as first:
-        assert first.canonical and first.path == os.path.join(top, "x-1")
-        with build_folder.Folder("x-1", 10, str(tmp_path), top) as second:
-            assert not second.canonical and os.path.dirname(second.path) == str(tmp_path)
-        with build_folder.Folder("x-2", 10, str(tmp_path), top) as third:
-            assert third.canonical
-    assert not os.listdir(top)
-
-
-def test_the_folder_of_a_dead_builder_is_taken_over(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    code = (
-        "import os, sys; from envbuild.node.build_folder import Folder; Folder('x-1', 1, '/', sys.argv[1]); os._exit(9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(top)], check=False)
-    assert (top / "x-1" / "owner.json").exists()
-    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
-        assert folder.canonical
-
-
-def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    top.chmod(0o777)
-    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
-        assert not folder.canonical
 
 
 NETWORK = """

@@ -1,0 +1,109 @@
+"""The canonical build path: one builder at a time, and what dead builders left is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import build_folder, build_jobs
+
+DIES = """
+import os, sys
+from envbuild.node.build_folder import Folder
+Folder(sys.argv[1], 1, "/", sys.argv[2])
+os._exit(9)
+"""
+DIES_WITH_A_BUDGET = """
+import os
+from envbuild.node.build_jobs import Budget
+print(Budget(1).__enter__().socket, flush=True)
+os._exit(9)
+"""
+
+
+def dead_builder(name: str, top: Path) -> Path:
+    """A folder whose builder was killed."""
+    subprocess.run([sys.executable, "-c", DIES, name, str(top)], check=False)
+    assert (top / name / "owner.json").exists()
+    return top / name
+
+
+def age(path: Path, hours: float) -> None:
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+
+
+def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path) -> None:
+    top = str(tmp_path / "top")
+    with build_folder.Folder("x-1", 10, str(tmp_path), top) as first:
+        assert first.canonical and first.path == os.path.join(top, "x-1")
+        with build_folder.Folder("x-1", 10, str(tmp_path), top) as second:
+            assert not second.canonical and os.path.dirname(second.path) == str(tmp_path)
+        with build_folder.Folder("x-2", 10, str(tmp_path), top) as third:
+            assert third.canonical
+    assert not os.listdir(top)
+
+
+def test_the_folder_of_a_dead_builder_is_taken_over(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    dead_builder("x-1", top)
+    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+        assert folder.canonical
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    top.chmod(0o777)
+    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+        assert not folder.canonical
+
+
+def test_what_dead_builders_of_other_sources_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    dead = dead_builder("x-1", top)
+    # A sweep that was killed itself.
+    interrupted = dead_builder("x-2", tmp_path / "elsewhere").rename(top / "x-2.trash-1")
+    (dead / "src").mkdir()
+    (dead / "src").chmod(0o500)
+    for name in ("new", "old"):
+        (top / name).mkdir()
+    age(top / "old", 2)
+    (top / "note").write_text("a file")
+    (tmp_path / "place").mkdir()
+    (top / "link").symlink_to(tmp_path / "place")
+    age(tmp_path / "place", 2)
+    with build_folder.Folder("y-1", 10, str(tmp_path), str(top)) as living:
+        assert not dead.exists() and not interrupted.exists()
+        with build_folder.Folder("y-2", 10, str(tmp_path), str(top)):
+            assert os.path.exists(living.path)
+    assert sorted(os.listdir(top)) == ["link", "new", "note"]
+    assert (tmp_path / "place").exists()
+
+
+def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    dead = dead_builder("x-1", top)
+    owner = json.loads((dead / "owner.json").read_text())
+    (dead / "owner.json").write_text(json.dumps({**owner, "host": "another"}))
+    with build_folder.Folder("y-1", 10, str(tmp_path), str(top)):
+        assert dead.exists()
+
+
+def test_the_socket_of_a_dead_builder_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # a short path, as sockets need it
+        monkeypatch.setattr("tempfile.tempdir", top)
+        command, env = [sys.executable, "-c", DIES_WITH_A_BUDGET], {**os.environ, "TMPDIR": top}
+        left = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.strip()
+        assert os.path.dirname(os.path.dirname(left)) == top and os.path.exists(left)
+        with build_jobs.Budget(1) as first, build_jobs.Budget(1) as second:
+            assert not os.path.exists(os.path.dirname(left))
+            assert os.path.exists(first.socket) and os.path.exists(second.socket)
+        assert not os.listdir(top)
