@@ -1,4 +1,6 @@
-"""What nodes that share no wheel store compile once for all of them: who builds, and who takes it over. Pure.
+"""What is compiled once for many nodes: who builds, and who takes it over. Pure.
+
+Whether the nodes share a wheel store does not matter here; where they do, nothing has to be carried.
 
 The build key (`node/wheel_key.py`) decides on the node whether a wheel is right for it; the classes here are what the
 facts say about that beforehand. Where they are wrong, a node builds for itself: correct, and only slower.
@@ -15,10 +17,6 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import BuildClass, NodePlan, Plan, Step
 from envbuild.plan_build import compile_seconds, compile_text
 
-# On these a prefix is usually the same for all nodes; who builds there holds the lease of the wheel, the others wait.
-NETWORK_FILESYSTEMS = frozenset(
-    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.ceph", "wekafs", "panfs", "pvfs2", "daos"}
-)
 BUILDERS = 2
 
 
@@ -46,7 +44,7 @@ def share_builds(
     `variants`: by node, as it will be built; `jobs` as the steps were made with. With `check_rebuild` one builds in any
     case, twice.
     """
-    asking = [node for node in plan.nodes if _asks(node, facts, variants)]
+    asking = [node for node in plan.nodes if _asks(node, variants)]
     finished = [] if check_rebuild else [node for node in plan.nodes if _gives(node, facts[node.node])]
     donors = {node.variant_digest: node for node in reversed(finished)}
     classes = tuple(
@@ -64,15 +62,9 @@ def share_builds(
     return plan.model_copy(update={"nodes": nodes, "builds": classes})
 
 
-def _asks(node: NodePlan, facts: Mapping[str, NodeFacts], variants: Mapping[str, Variant]) -> bool:
-    """The node would compile, into a prefix of its own."""
-    if install_args(node) is None or node.node not in variants:
-        return False
-    return bool(compiled_wheels(variants[node.node])) and not _shared(facts[node.node])
-
-
-def _shared(facts: NodeFacts) -> bool:
-    return facts.prefix.filesystem.lower() in NETWORK_FILESYSTEMS
+def _asks(node: NodePlan, variants: Mapping[str, Variant]) -> bool:
+    """The node would compile a wheel."""
+    return install_args(node) is not None and node.node in variants and bool(compiled_wheels(variants[node.node]))
 
 
 def _gives(node: NodePlan, facts: NodeFacts) -> bool:

@@ -95,19 +95,11 @@ def test_a_node_without_a_compiler_takes_from_the_largest_class_and_never_builds
     ], "a source may need no compiler"
 
 
-def test_nothing_is_shared_where_nothing_is_compiled_or_the_prefix_is_one() -> None:
+def test_nothing_is_shared_where_no_wheel_is_compiled() -> None:
     two = [machine("a"), machine("b")]
     assert shared(*two, lock=lock_with(SOURCE)).builds == ()
     in_tree = {**SOURCE, "install": "path", "build": {"kind": "inplace"}}
     assert shared(*two, lock=lock_with(in_tree)).builds == ()
-    network = {
-        "path": "/data/envbuild",
-        "filesystem": "nfs4",
-        "free_bytes": 10**12,
-        "free_inodes": 10**9,
-        "writable": True,
-    }
-    assert shared(machine("a", prefix=network), machine("b", prefix=network)).builds == ()
 
 
 def test_what_is_built_in_its_tree_is_still_compiled_everywhere() -> None:

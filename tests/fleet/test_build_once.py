@@ -145,3 +145,23 @@ def test_nodes_on_one_folder_build_once_and_nothing_is_carried(
     assert len({item["root"] for item in found.values()}) == 1
     (told,) = [event for event in world.events() if event["kind"] == "handed-over"]
     assert told["data"]["bytes"] == 0, "it was there already"
+
+
+def test_where_a_finished_node_has_lost_its_wheels_one_of_the_new_ones_builds(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    (first,) = fleet(1, kind="gcc")
+    world.target([first])
+    assert world.fleet("provision").rc == 0
+    first.run(["rm", "-r", f"{PREFIX}/store/wheels"])
+    (builder,) = fleet(1, kind="gcc")
+    (bare,) = fleet(1, kind="bare")
+    world.target([first, bare, builder])
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert [built(found[node.address])["from"] for node in (builder, bare)] == ["built", "store"]
+    assert built(found[bare.address])["handed"]["by"] == builder.address
+    assert any(f"quick of {first.address} could not be handed" in text for text in done.json["warnings"])
+    assert len({item["root"] for item in found.values()}) == 1

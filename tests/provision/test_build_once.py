@@ -1,0 +1,216 @@
+"""The order of a fleet that compiles once. Nodes are played by a table; the real ones are in tests/fleet."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.plan import BuildClass, Plan
+from envbuild.provision import build_once
+from envbuild.provision.build_once import execute_once
+from envbuild.provision.contact import ContactResult
+from envbuild.provision.execute import NodeFiles, Outcome
+from envbuild.provision.journal import read_journal
+from envbuild.provision.rundir import RunDir
+from envbuild.provision.work import Settings, Work
+from tests.provision.test_execute import _prepared, _Silent
+from tests.test_plan_once import COMPILED, finished, lock_with, machine, shared
+
+KEY = "a" * 64
+FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}
+
+
+class Stage:
+    """Nodes that answer by a table: `bad` fail their install, `lost` cannot be reached, `has` have the wheel."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, facts: Mapping[str, Any]) -> None:
+        self.plays: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, str]] = []
+        self.bad: set[str] = set()
+        self.lost: set[str] = set()
+        self.has: set[str] = set()
+        self.pack_fails = False
+        self.plan = plan
+        run = RunDir.create(tmp_path / "runs")
+        self.journal = run.open_journal()
+        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal, _Silent())
+        self.work.survey.facts = dict(facts)
+        self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
+        monkeypatch.setattr(build_once, "run_hosts", self._play)
+        monkeypatch.setattr(build_once, "contact", self._contact)
+        monkeypatch.setattr(build_once, "receive", self._receive)
+
+    def run(self, **files: Any) -> Outcome:
+        given = {node.node: NodeFiles("python", "pyz", **files) for node in self.plan.nodes if node.steps}
+        outcome = execute_once(self.plan, given, self.work)
+        self.journal.close()
+        return outcome
+
+    def _play(self, requests: Mapping[str, Any], files: Mapping[str, NodeFiles], work: Work) -> Outcome:
+        self.plays.append({name: (requests[name]["install"]["args"]["build"], files[name]) for name in requests})
+        outcome = Outcome()
+        for name in requests:
+            if name in self.lost:
+                outcome.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
+                continue
+            told = {"sources": [{"name": "ext", "build": {"key": KEY}}]}
+            outcome.responses[name] = {"install": FAILED if name in self.bad else {"ok": True, "result": told}}
+        return outcome
+
+    def _contact(self, nodes: Any, request_for: Any, connection: Any, deadline: float = 0) -> dict[str, Any]:
+        return {node: self._answer(node, request_for(node)["args"]) for node in nodes}
+
+    def _answer(self, node: str, args: Mapping[str, Any]) -> ContactResult | EnvbuildError:
+        self.asked.append((node, args["action"]))
+        if args["action"] == "list":
+            entries = [{"key": KEY, "state": "unchecked"}] if node in self.has else []
+            return ContactResult(node, {}, (), {"ok": True, "result": {"entries": entries}}, 0)
+        if self.pack_fails:
+            return EnvbuildError("wheel-unknown", "the store has no such wheel")
+        assert args["keys"] == [KEY]
+        return ContactResult(node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "b" * 64}}, 0)
+
+    def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
+        to.write_bytes(b"the wheel")
+
+
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Stage:
+    facts = {name: machine(name) for name in names}
+    return Stage(tmp_path, monkeypatch, shared(*facts.values()), facts)
+
+
+def handed(play: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: build.get("handed") for name, (build, _) in play.items()}
+
+
+def test_the_first_builds_and_the_others_run_with_what_it_has_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+    on.has = {"c"}
+    members: list[list[str]] = []
+    play = on._play
+
+    def look(requests: Any, files: Any, work: Work) -> Outcome:
+        for path in {each.artifacts for each in files.values() if each.artifacts}:
+            with tarfile.open(path) as archive:
+                members.append(archive.getnames())
+        return play(requests, files, work)
+
+    monkeypatch.setattr(build_once, "run_hosts", look)
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
+    assert handed(on.plays[0]) == {"a": None}
+    told = handed(on.plays[1])
+    assert told["c"] == {"by": "a", "keys": {"ext": KEY}}, "c has it already"
+    store = on.plays[1]["b"][1].store
+    file = f"{store}/packs/{'b' * 12}.tar"
+    assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "file": file, "sha256": "b" * 64}
+    assert ["packs/bbbbbbbbbbbb.tar"] in members
+    assert (outcome.errors, on.work.notes) == ({}, [])
+    assert [path.name for path in on.work.run.path.glob("*.tar")] == [], "nothing large stays in the run directory"
+    (event,) = [each for each in read_journal(on.work.run.path / "journal.jsonl").events if each.kind == "handed-over"]
+    assert (event.node, event.data["to"], event.data["bytes"]) == ("a", ["b", "c"], 9)
+    step = on.plan.nodes[1].steps[1].request
+    assert step is not None and "handed" not in step["args"]["build"], "the plan stays what was shown"
+
+
+def test_what_is_delivered_anyway_takes_the_wheels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+    archive = tmp_path / "artifacts.tar"
+    (tmp_path / "x").write_text("x")
+    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT) as out:
+        out.add(tmp_path / "x", "wheels/x.whl")
+    on.run(artifacts=archive, store="/data/envbuild/store/1")
+    with tarfile.open(archive) as there:
+        assert there.getnames() == ["wheels/x.whl", "packs/bbbbbbbbbbbb.tar"]
+    assert {files.artifacts for _, files in on.plays[1].values()} == {archive}
+    assert handed(on.plays[1])["b"]["file"] == "/data/envbuild/store/1/packs/bbbbbbbbbbbb.tar"
+
+
+@pytest.mark.parametrize("how", ["bad", "lost"])
+def test_the_second_tries_when_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+    getattr(on, how).add("a")
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a"], ["b"], ["c"]]
+    assert handed(on.plays[2])["c"]["by"] == "b"
+    assert set(outcome.errors) == ({"a"} if how == "lost" else set())
+
+
+def test_two_failures_end_the_class_with_that_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = stage(tmp_path, monkeypatch, "a", "b", "c", "d")
+    on.bad = {"a", "b"}
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
+    for node in ("c", "d"):
+        error = outcome.errors[node]
+        assert (error.code, error.exit_code) == ("not-built", ExitCode.BUILD_FAILED)
+        assert "it does not compile" in error.why
+        assert error.hint == "read it"
+
+
+def test_classes_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = {"/usr/bin/gcc": "13.1.0"}
+    nodes = [machine("a"), machine("b"), machine("x", compilers=newer), machine("y", compilers=newer)]
+    alone = machine("z", compilers={"/usr/bin/gcc": "9.1.0"})
+    facts = {each.node: each for each in (*nodes, alone)}
+    on = Stage(tmp_path, monkeypatch, shared(*facts.values()), facts)
+    on.bad = {"x"}
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a", "x", "z"], ["b", "y"]]
+    assert outcome.errors == {}
+
+
+def test_what_cannot_be_handed_over_is_built_by_each_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = stage(tmp_path, monkeypatch, "a", "b", "c")
+    on.pack_fails = True
+    outcome = on.run()
+    assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
+    assert handed(on.plays[1]) == {"b": None, "c": None}
+    (note,) = on.work.notes
+    assert note.startswith("ext of a could not be handed to b, c: the store has no such wheel")
+    assert outcome.errors == {}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_finished_node_gives_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    lock = lock_with(COMPILED)
+    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
+    facts = {each.node: each for each in (done, machine("b"), machine("c"))}
+    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock), facts)
+    on.pack_fails = gone
+    on.run()
+    if gone:
+        assert [sorted(each) for each in on.plays] == [["b"], ["c"]]
+    else:
+        assert [sorted(each) for each in on.plays] == [["b", "c"]]
+        assert {name: told["by"] for name, told in handed(on.plays[0]).items()} == {"b": "done", "c": "done"}
+
+
+def test_without_classes_all_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {name: machine(name) for name in "ab"}
+    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock_with({**COMPILED, "build": None})), facts)
+    assert on.plan.builds == ()
+    on.run()
+    assert [sorted(each) for each in on.plays] == [["a", "b"]]
+    assert on.asked == []
+
+
+def test_a_class_of_one_without_its_donor_builds_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = lock_with(COMPILED)
+    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
+    facts = {each.node: each for each in (done, machine("b"))}
+    plan = shared(*facts.values(), lock=lock)
+    assert plan.builds == (BuildClass(sources=("ext",), nodes=("b",), donor="done"),)
+    on = Stage(tmp_path, monkeypatch, plan, facts)
+    on.pack_fails = True
+    on.run()
+    assert [handed(each) for each in on.plays] == [{"b": None}]
