@@ -16,7 +16,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.first_use import add_first_uses, fill
 from envbuild.model.first_use import FirstUse, fetch_row
 from envbuild.model.plan import Plan, Step
-from envbuild.node import pipconf
+from envbuild.node import paths, pipconf
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
 from envbuild.plan import chosen_variant
@@ -93,7 +93,11 @@ def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
     from envbuild.provision.deliver import artifact_cache
 
     folder = artifact_cache() / "packages"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        _fail(work, dict.fromkeys(steps, _unwritten(error, str(folder))))
+        return []
     artifacts: dict[str, Any] = {"find_links": [], "indexes": index_addresses()}
     known: dict[str, Row | EnvbuildError] = {}
     seen: list[Seen] = []
@@ -105,12 +109,28 @@ def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
                     known[file.file] = fetch_file(wanted, artifacts, pipconf.read(os.environ), str(folder))
                 except NodeError as error:
                     known[file.file] = EnvbuildError.from_dict(error.as_dict())
+                except OSError as error:
+                    known[file.file] = _unwritten(error, str(folder))
             found = known[file.file]
             if isinstance(found, EnvbuildError):
                 _fail(work, {node: found})
             else:
                 seen.append(Seen(node, found))
     return seen
+
+
+def _unwritten(error: OSError, folder: str) -> EnvbuildError:
+    """The cache of this machine cannot take the file: `disk-full` (75), or `cache-not-writable` (7)."""
+    full = paths.os_error(error, folder)
+    if full is not None:
+        return EnvbuildError.from_dict(full.as_dict())
+    return EnvbuildError(
+        "cache-not-writable",
+        f"this machine cannot keep what it fetches for nodes in {folder}",
+        why=str(error),
+        hint="make the folder writable, or set XDG_CACHE_HOME to one that is",
+        exit_code=ExitCode.REFUSED,
+    )
 
 
 def differing(seen: Iterable[Seen]) -> dict[str, EnvbuildError]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +206,38 @@ def test_the_controller_fetches_it_for_nodes_that_fetch_nothing(world: World, be
     kept.unlink()
     again = world.run(*args, "--repair")
     assert (again.rc, again.json["error"]["code"]) == (5, "hash-mismatch"), "another file of that name is not taken"
+
+
+@pytest.fixture
+def full_cache(world: World) -> Iterator[None]:
+    """The cache of this machine has room for a few hundred bytes."""
+    folder = world.home / ".cache" / "envbuild" / "artifacts" / "packages"
+    folder.mkdir(parents=True)
+    words = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(words, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.usefixtures("full_cache")
+def test_a_full_disk_of_the_controller_is_told_and_nothing_is_recorded(world: World) -> None:
+    world.wheel("beta", files={"beta/__init__.py": b"VERSION = '1.0'\n", "beta/big.bin": os.urandom(100_000)})
+    edit_lock(world.lock(world.stack(packages=("beta==1.0",))), _unrecorded)
+    (world.work / "far.yaml").write_text("name: far\nextends: local\ndelivery: controller\n")
+    done = world.run("provision", "--target", "./far.yaml", "--stack", "./tiny.yaml", "--json", TRUST)
+    assert (done.rc, done.node["error"]["code"]) == (75, "disk-full"), done.err[-2000:]
+    assert record(world) == []
+    assert nothing_in_use(world)
+
+
+def test_a_cache_that_cannot_be_made_is_told(world: World, beta: Path) -> None:
+    (world.home / ".cache").mkdir(exist_ok=True)
+    (world.home / ".cache" / "envbuild").write_text("")
+    (world.work / "far.yaml").write_text("name: far\nextends: local\ndelivery: controller\n")
+    done = world.run("provision", "--target", "./far.yaml", "--stack", "./tiny.yaml", "--json", TRUST)
+    assert (done.rc, done.node["error"]["code"]) == (7, "cache-not-writable"), done.err[-2000:]
+    assert record(world) == [] and beta.exists()
 
 
 def test_a_new_lock_may_take_the_recorded_hash_with_its_witness(world: World, beta: Path) -> None:
