@@ -50,7 +50,7 @@ def manifest_error(
     lines = [problem["line"] for problem in problems[:SHOWN]] + ([f"and {more} more"] if more > 0 else [])
     return EnvbuildError(
         "manifest-invalid",
-        f"{first['field']} {first['says']}" if first["field"] else first["says"],
+        first["told"],
         why="\n     ".join(lines),
         hint=next((problem["hint"] for problem in problems if problem["hint"]), ""),
         details={"problems": [{k: p[k] for k in ("field", "says", "file", "line_number", "column")} for p in problems]},
@@ -110,14 +110,19 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
     elif kind == "literal_error":
         hint = did_you_mean(str(value), _literals(item))
+    # What a check of ours says is a sentence of its own; what a type says begins with "must".
+    told = (
+        f"{field}{':' * (kind == 'value_error' and not says.startswith(('must ', 'has ')))} {says}" if field else says
+    )
     return {
         "field": field,
         "says": says,
+        "told": told,
         "file": place[0] if place else None,
         "line_number": place[1] if place else None,
         "column": place[2] if place else None,
         "hint": hint,
-        "line": " ".join(part for part in (f"{where}:", field, says) if part) + shown,
+        "line": f"{where}: {told}{shown}",
     }
 
 

@@ -134,6 +134,15 @@ def test_a_bad_stack_is_refused_with_field_place_and_reason(
     assert "ghtoken" not in error.why
 
 
+def test_a_sentence_about_a_field_stands_behind_a_colon_and_a_predicate_does_not(tmp_path: Path) -> None:
+    error = refused(
+        load_stack, stack_file(tmp_path, STACK.replace("    sources:", "    smoke: [{name: extensions}]\n    sources:"))
+    )
+    assert error.what.startswith("profiles.exact: the smoke items ")
+    error = refused(load_stack, stack_file(tmp_path, STACK.replace("https://", "https://bob@")))
+    assert error.what == "profiles.exact.sources[0].git must not carry credentials; use git's credential helper"
+
+
 def test_an_unknown_key_brings_the_nearest_known_one(tmp_path: Path) -> None:
     error = refused(load_stack, stack_file(tmp_path, STACK.replace("packages:", "pakages:")))
     assert error.hint == "did you mean `packages`?"
