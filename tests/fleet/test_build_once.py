@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,28 @@ def test_where_a_finished_node_has_lost_its_wheels_one_of_the_new_ones_builds(
     assert built(found[bare.address])["handed"]["by"] == builder.address
     assert any(f"quick of {first.address} could not be handed" in text for text in done.json["warnings"])
     assert len({item["root"] for item in found.values()}) == 1
+
+
+def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = world_with(tmp_path, standalone_python)
+    (builder,), (bare,) = fleet(1, kind="gcc"), fleet(1, kind="bare")
+    shared = builder.folder.parent / "shared"
+    shutil.copytree(world.wheels, shared / "dist")
+    shutil.copytree(world.hub / "quick", shared / "hub" / "quick")
+    lines = '[url "file:///shared/hub/"]\n\tinsteadOf = https://git.example.org/\n[safe]\n\tdirectory = *\n'
+    for node in (builder, bare):
+        node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nno-index = true\nfind-links = /shared/dist\n")
+    builder.run(["sh", "-c", "cat > /etc/gitconfig"], stdin=lines)
+    world.target([builder, bare], delivery="node")
+    done = world.fleet("provision", timeout=400)
+    assert done.rc == 0, done.err
+    found = by_node(done)
+    assert [built(found[node.address])["from"] for node in (builder, bare)] == ["built", "store"]
+    assert len({item["root"] for item in found.values()}) == 1
+    assert bare.run(SAYS).stdout == "42\n", "it could not even have fetched the source"
+    steps = steps_of(world)
+    assert (steps[builder.address].count("deliver"), steps[bare.address].count("deliver")) == (0, 2)
+    assert "packs" in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout
+    assert not list(world.last_run.glob("*.tar"))
