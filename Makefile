@@ -3,7 +3,7 @@ SHELL := /bin/sh
 # Every skipped test is listed with its reason.
 PYTEST := .venv/bin/python -m pytest -n 2 -rs
 
-.PHONY: provision test test-slow lint generated bench locks clean
+.PHONY: provision test test-slow lint generated containers bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
@@ -22,11 +22,15 @@ lint: .venv/.ready
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
-generated: .venv/.ready  ## schemas and shipped locks agree with what makes them
+generated: .venv/.ready  ## schemas, shipped locks and containers/ agree with what makes them
 	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
 	.venv/bin/python -m envbuild.catalog.schema docs/schemas
 	git diff --exit-code -- docs/schemas
 	.venv/bin/envbuild lock check torch-smoke --offline
+	.venv/bin/envbuild image dockerfile --check
+
+containers: .venv/.ready  ## write containers/ anew from the locks
+	.venv/bin/envbuild image dockerfile
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks

@@ -67,6 +67,8 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
     names = stacks or choose.shipped()
     if len(names) > 1 and output is not None:
         raise click.UsageError("--output wants one STACK")
+    if every and not check and not choose.in_checkout():
+        raise click.UsageError("name a STACK; without one the files of a checkout are written")
     rows = []
     for recipe in [_recipe(name, flags) for name in names]:
         if not check and not every:
@@ -113,7 +115,7 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
     "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="git's configuration in the fetch stage (mirrors by insteadOf); a build secret.",
 )  # fmt: skip
-@click.option("--no-cache", is_flag=True, help="Use no layer of an earlier build.")
+@click.option("--no-cache", is_flag=True, help="Use nothing of an earlier build: no layer, file or wheel.")
 @click.option("--push", metavar="REF", help="Push the image to this reference.")
 @click.option("--insecure", is_flag=True, help="The registry of --push has no TLS.")
 @_builder

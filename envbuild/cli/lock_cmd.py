@@ -39,6 +39,7 @@ def lock() -> None:
 @click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
 @click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+@click.option("--images", is_flag=True, help="Ask registries for the digests of the images it is built on.")
 @click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
 @common_options
 def create(
@@ -50,6 +51,7 @@ def create(
     base_python: Path | None,
     find_links: tuple[str, ...],
     indexes: tuple[str, ...],
+    images: bool,
     output: Path | None,
 ) -> int:
     """Resolve STACK (a shipped name or a file) and write its lock.
@@ -79,6 +81,8 @@ def create(
         standalone=standalone_interpreters(configured({}).toolchain),
         first_uses=read_first_uses(),
     )
+    if images:
+        made = _with_images(ui, loaded, made, path, upgrade=upgrade)
     changed = made != previous
     if changed:
         write_lock(path, made)
@@ -182,6 +186,29 @@ def export(
     data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text)
     return ExitCode.OK
+
+
+def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade: bool) -> Lock:
+    """The lock with digests of images, which are also written to `images.toml` beside it."""
+    from envbuild.container.bases import load_containers, read_digests, write_digests
+    from envbuild.container.images import pin_images, references_of
+    from envbuild.container.registry import ask_all
+
+    containers = load_containers()
+    beside = path.with_name("images.toml")
+    known = containers.stacks.get(made.stack) if loaded.shipped else None
+    wanted = references_of(made, containers, known)
+    ui.note(f"asking for the digests of {len(wanted)} images")
+    asked = ask_all(wanted, read_digests(beside), upgrade=upgrade)
+    for text in asked.warnings:
+        ui.warn(text)
+    if asked.errors and len(asked.errors) == len(wanted):
+        raise asked.errors[0]
+    for error in asked.errors:
+        ui.warn(f"{error.what} ({error.why})")
+    if asked.digests:
+        write_digests(asked.digests, beside)
+    return pin_images(made, asked.digests)
 
 
 def _read(stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:

@@ -52,7 +52,7 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
         context.check(folder)
         begun = time.monotonic()
         fetched = f"{tag.rpartition(':')[0] or tag}-fetched:{recipe.variant.digest[:12]}"
-        part = _write(Path(top, "Dockerfile.fetch"), render_fetch(recipe))
+        part = _write(Path(top, "Dockerfile.fetch"), render_fetch(recipe, cached=options.cache))
         with _wheelhouse(recipe, options) as house, _secrets(options) as secrets:
             first = Build(
                 folder, part, fetched, target="fetch", contexts={"wheelhouse": house}, secrets=secrets, epoch=epoch,
@@ -62,7 +62,7 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
         seconds["fetch"] = round(time.monotonic() - begun, 2)
         begun = time.monotonic()
         _bring(recipe, builder)
-        rest = _write(Path(top, "Dockerfile"), render_rest(recipe, fetched))
+        rest = _write(Path(top, "Dockerfile"), render_rest(recipe, fetched, cached=options.cache))
         arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(epoch), **_origin()}
         second = Build(
             folder, rest, tag, network=False, arguments=arguments, pull=False, epoch=epoch, cache=options.cache

@@ -118,7 +118,9 @@ def _listing(builder: Builder, image: str) -> dict[str, Entry]:
                 digest = total.hexdigest()
             kind = "file" if member.isfile() or member.islnk() else "folder" if member.isdir() else "other"
             kind = "link" if member.issym() else kind
-            path = member.name.removeprefix("./").rstrip("/") or "."
+            path = member.name.removeprefix("./").rstrip("/")
+            if path in ("", "."):
+                continue  # a mount point, not a folder of the image
             owner = (member.uid, member.gid)
             if member.islnk():
                 # A second name of a file that was read before.

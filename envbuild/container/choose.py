@@ -38,14 +38,16 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     profile = pick_profile(loaded, choice.profile or (known.profile if known else None))
     # The shipped choice of a variant is one of its own profile.
     usual = known if known is not None and known.profile == profile else None
-    lock = fill(read_lock(lock_path(loaded, profile)), read_first_uses())
+    path = lock_path(loaded, profile)
+    lock = fill(read_lock(path), read_first_uses())
+    digests = {**read_digests(), **read_digests(path.with_name("images.toml"))}
     target = load_target(choice.target or (known.target if known else "local"), template=True).target
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     place = find_place(variant, containers, _about(known, usual), choice.given)
     compat = load_compat(resources.catalog() / "compat")
     return make_recipe(
         lock, variant, target, place,
-        containers=containers, compat=compat, patches=patches_of(lock), digests=read_digests(),
+        containers=containers, compat=compat, patches=patches_of(lock), digests=digests,
     )  # fmt: skip
 
 
@@ -81,3 +83,8 @@ def shipped() -> tuple[str, ...]:
 def committed(stack: str) -> Path:
     """Where the generated files of a shipped stack lie."""
     return resources.containers() / stack
+
+
+def in_checkout() -> bool:
+    """Whether the generated files are those of a checkout and not of an installed wheel."""
+    return resources.containers().parent.name != "_data"

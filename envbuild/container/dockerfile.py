@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 from envbuild.container.recipe import (
     Arg,
@@ -34,17 +35,29 @@ def render(recipe: ImageRecipe) -> str:
     return "\n".join([*head, *_stages(recipe.stages)]) + "\n"
 
 
-def render_fetch(recipe: ImageRecipe) -> str:
-    """The stage that needs a network, alone."""
-    return "\n".join(_stages([recipe.stage("wheelhouse"), recipe.stage("fetch")])) + "\n"
+def render_fetch(recipe: ImageRecipe, *, cached: bool = True) -> str:
+    """The stage that needs a network, alone; `cached`: with what earlier builds left in cache mounts."""
+    return _text([recipe.stage("wheelhouse"), recipe.stage("fetch")], cached)
 
 
-def render_rest(recipe: ImageRecipe, fetched: str, *, until: str = "runtime") -> str:
+def render_rest(recipe: ImageRecipe, fetched: str, *, cached: bool = True) -> str:
     """The stages that need no network, on an image `fetched` that `render_fetch` gave."""
-    stages = [Stage("fetch", fetched, None, ()), recipe.stage("build")]
-    if until == "runtime":
-        stages.append(recipe.stage("runtime"))
-    return "\n".join(_stages(stages)) + "\n"
+    return _text([Stage("fetch", fetched, None, ()), recipe.stage("build"), recipe.stage("runtime")], cached)
+
+
+def _text(stages: Iterable[Stage], cached: bool) -> str:
+    return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
+
+
+def _uncached(stage: Stage) -> Stage:
+    """The stage without cache mounts: everything is fetched and compiled again."""
+    made = tuple(
+        replace(each, mounts=tuple(mount for mount in each.mounts if not mount.startswith("type=cache,")))
+        if isinstance(each, Run)
+        else each
+        for each in stage.instructions
+    )
+    return replace(stage, instructions=made)
 
 
 def _stages(stages: Iterable[Stage]) -> list[str]:

@@ -209,7 +209,7 @@ class _Maker:
             torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
             flavour=plan.flavour,
             base=plan.base,
-            image=locked_image(plan.base),
+            image=locked_image(plan.base, old.image if old else None),
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
             packages=packages,
@@ -263,13 +263,15 @@ class _Maker:
         return tuple(fill_package(item, self.first_uses) for item in known)
 
 
-def locked_image(base: Base) -> LockedImage | None:
-    """The image of a base; pinned where its reference holds the digest."""
+def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:
+    """The image of a base; pinned where its reference holds the digest, or the lock had one (`before`)."""
     if base.image is None:
         return None
     _, _, digest = base.image.partition("@sha256:")
     if digest:
         return LockedImage(name=base.image, digest=digest)
+    if before is not None and before.name == base.image and before.digest != "unrecorded":
+        return before
     reason = "its registry was not asked; whoever runs the image decides which contents the tag names"
     return LockedImage(name=base.image, digest="unrecorded", reason=reason)
 

@@ -151,19 +151,28 @@ def settle(environment: "str") -> "None":
         top = os.path.join(environment, site)
         for name in sorted(os.listdir(top)):
             if name.endswith(".dist-info"):
-                _forget_times(os.path.join(top, name))
+                _forget_origin(os.path.join(top, name))
 
 
-def _forget_times(folder: "str") -> "None":
-    """Remove uv's note of when a local wheel was written, and the line of RECORD that names it."""
-    note = os.path.join(folder, "uv_cache.json")
-    listing = os.path.join(folder, "RECORD")
-    if not os.path.lexists(note):
+def _forget_origin(folder: "str") -> "None":
+    """Remove uv's notes of when and from which temporary folder a local wheel came, with their lines of RECORD.
+
+    Both are beside the Merkle root. What says that a source is editable stays: its path is one of the environment.
+    """
+    names = ["uv_cache.json", "direct_url.json"]
+    origin = paths.read_json(os.path.join(folder, "direct_url.json"))
+    if isinstance(origin, dict) and "dir_info" in origin:
+        names.remove("direct_url.json")
+    names = [name for name in names if os.path.lexists(os.path.join(folder, name))]
+    if not names:
         return
-    os.unlink(note)
+    for name in names:
+        os.unlink(os.path.join(folder, name))
+    listing = os.path.join(folder, "RECORD")
     with open(listing, "rb") as stream:
         lines = stream.read().splitlines(True)
-    wanted = os.path.basename(folder).encode("utf-8") + b"/uv_cache.json,"
+    top = os.fsencode(os.path.basename(folder))
+    gone = tuple(top + b"/" + name.encode("ascii") + b"," for name in names)
     mode = os.stat(listing).st_mode
-    paths.write_atomic(listing, b"".join(line for line in lines if not line.startswith(wanted)))
+    paths.write_atomic(listing, b"".join(line for line in lines if not line.startswith(gone)))
     os.chmod(listing, mode & 0o7777)

@@ -1,0 +1,252 @@
+"""Asks a registry which digest a tag has, by the HTTP API of the OCI distribution specification. Nothing is pulled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import urllib3
+
+from envbuild.container.bases import AskedDigest
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    import requests
+
+_ACCEPT = ", ".join(
+    (
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+    )
+)
+_TIMEOUT = (10.0, 30.0)
+_LIMIT = 4 << 20
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# Where the registry of references without a host answers; `docker.io` itself is a web site.
+_DEFAULT_HOST, _DEFAULT_API = "docker.io", "registry-1.docker.io"
+_PART = re.compile(r'(\w+)="([^"]*)"')
+_REFERENCE = re.compile(
+    r"(?:(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?)/)?(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An image reference, taken apart: host, path, tag, digest (`sha256:…`, empty where there is none)."""
+
+    host: str
+    path: str
+    tag: str
+    digest: str
+
+    @property
+    def api(self) -> str:
+        """Host of the API."""
+        return _DEFAULT_API if self.host == _DEFAULT_HOST else self.host
+
+
+def parse_reference(text: str) -> Reference:
+    """Take a reference apart as docker does. Raises EnvbuildError `image-reference` (exit 2)."""
+    found = _REFERENCE.fullmatch(text)
+    if found is None:
+        raise EnvbuildError("image-reference", f"{text[:100]!r} is no image reference", hint="as in `debian:bookworm`")
+    host, path = found["host"] or "", found["path"]
+    # The first part is a host only when it looks like one.
+    if host and not ("." in host or ":" in host or host == "localhost"):
+        host, path = "", f"{host}/{path}"
+    if not host:
+        host, path = _DEFAULT_HOST, path if "/" in path else f"library/{path}"
+    elif host == _DEFAULT_HOST and "/" not in path:
+        path = f"library/{path}"
+    return Reference(host, path, found["tag"] or "latest", found["digest"] or "")
+
+
+def ask_digest(reference: str, *, plain_http: bool = False) -> str:
+    """sha256 (hex) of what a reference names now, an index where the image has several platforms.
+
+    Raises EnvbuildError: `image-unknown` (exit 2) where the registry has no such tag or digest, `registry-refused` (4)
+    for 401 and 403, `registry-busy` (75) for 429, `registry-unreachable` (75) for 5xx and no answer,
+    `registry-not-a-registry` (4) for a web page.
+    """
+    import requests
+
+    parts = parse_reference(reference)
+    scheme = "http" if plain_http else "https"
+    url = f"{scheme}://{parts.api}/v2/{parts.path}/manifests/{parts.digest or parts.tag}"
+    with requests.Session() as session:
+        session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
+        answer = _get(session, url, reference)
+        if answer.status == 401:
+            token = _token(session, answer, parts, reference)
+            answer = _get(session, url, reference, {"Authorization": f"Bearer {token}"} if token else {})
+        return _digest_of(answer, parts, reference)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a registry or token server answered: status, headers (any case), at most `_LIMIT` bytes and one more."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def _get(session: requests.Session, url: str, reference: str, headers: dict[str, str] | None = None) -> _Answer:
+    import requests
+
+    try:
+        with session.get(url, headers=headers, timeout=_TIMEOUT, stream=True) as answer:
+            body = answer.raw.read(_LIMIT + 1, decode_content=True)
+            return _Answer(answer.status_code, answer.headers, body)
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise _unreachable(reference, type(error).__name__, str(error)[:300]) from error
+
+
+def _token(session: requests.Session, answer: _Answer, parts: Reference, reference: str) -> str:
+    """A token for reading, anonymous or for what ~/.netrc says of the token server; empty where none is offered."""
+    challenge = answer.headers.get("WWW-Authenticate", "")
+    kind, _, rest = challenge.partition(" ")
+    words = dict(_PART.findall(rest))
+    realm = words.get("realm", "")
+    if kind.lower() != "bearer" or urlsplit(realm).scheme not in ("http", "https"):
+        return ""
+    from requests.models import PreparedRequest
+
+    request = PreparedRequest()
+    scope = words.get("scope") or f"repository:{parts.path}:pull"
+    request.prepare_url(realm, {"service": words.get("service", ""), "scope": scope})
+    given = _get(session, str(request.url), reference)
+    if given.status in (401, 403):
+        raise _refused(reference, f"the token server answers {given.status}")
+    if given.status >= 400:
+        _raise_for(given, reference)
+    try:
+        data = json.loads(given.body)
+        return str(data.get("token") or data.get("access_token") or "")
+    except (ValueError, AttributeError):
+        raise _not_a_registry(reference, "the token server sent no JSON") from None
+
+
+def _digest_of(answer: _Answer, parts: Reference, reference: str) -> str:
+    if answer.status >= 400:
+        _raise_for(answer, reference)
+    kind = answer.headers.get("Content-Type", "")
+    body = answer.body
+    if "html" in kind or body.lstrip()[:1] != b"{":
+        raise _not_a_registry(reference, f"it sent {kind or 'something without a type'}")
+    if len(body) > _LIMIT:
+        raise _not_a_registry(reference, f"its manifest is larger than {_LIMIT >> 20} MiB")
+    digest = hashlib.sha256(body).hexdigest()
+    said = answer.headers.get("Docker-Content-Digest", "") or parts.digest
+    if _DIGEST.fullmatch(said) and said != f"sha256:{digest}":
+        raise EnvbuildError(
+            "registry-digest-mismatch",
+            f"the manifest of {reference} is not what the registry says it is",
+            why=f"it says {said}, the manifest has sha256:{digest}",
+            hint="do not use this registry or mirror",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return digest
+
+
+def _raise_for(answer: _Answer, reference: str) -> None:
+    """Raise the error of a status code."""
+    code = answer.status
+    if code == 404:
+        raise EnvbuildError(
+            "image-unknown",
+            f"the registry has no {reference}",
+            why="it answers 404",
+            hint="old tags of some images are removed; name another image with `--base`",
+        )
+    if code in (401, 403):
+        raise _refused(reference, f"it answers {code}")
+    if code == 429:
+        later = answer.headers.get("Retry-After", "")
+        raise EnvbuildError(
+            "registry-busy",
+            f"the registry of {reference} wants no more questions now",
+            why="it answers 429" + (f", and to try again after {later[:40]}" if later else ""),
+            hint="try again later, or log in",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+    raise _unreachable(reference, f"it answers {code}", "")
+
+
+def _refused(reference: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "registry-refused",
+        f"the registry does not let us read {reference}",
+        why=why,
+        hint="put a login for the token server into ~/.netrc, or check the name",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+def _unreachable(reference: str, why: str, more: str) -> EnvbuildError:
+    return EnvbuildError(
+        "registry-unreachable",
+        f"the registry of {reference} gives no answer",
+        why=f"{why}: {more}" if more else why,
+        hint="check the network and the proxy, and try again",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
+
+
+def _not_a_registry(reference: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "registry-not-a-registry",
+        f"what answers for {reference} is no registry",
+        why=why,
+        hint="log in to the network's portal, or check the proxy",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What asking for several references gave: digests to record, warnings, and what could not be asked."""
+
+    digests: dict[str, AskedDigest]
+    warnings: tuple[str, ...]
+    errors: tuple[EnvbuildError, ...]
+
+
+def ask_all(
+    references: list[str],
+    known: dict[str, AskedDigest],
+    *,
+    upgrade: bool = False,
+    ask: Callable[[str], str] = ask_digest,
+    today: date | None = None,
+) -> Asked:
+    """Ask for each reference. A tag that has moved keeps its recorded digest, unless `upgrade`; both are named."""
+    day = (today or date.today()).isoformat()
+    found, warnings, errors = dict(known), list[str](), list[EnvbuildError]()
+    for reference in references:
+        try:
+            digest = ask(reference)
+        except EnvbuildError as error:
+            errors.append(error)
+            continue
+        before = known.get(reference)
+        if before is not None and before.digest != digest:
+            kept = "recorded anew" if upgrade else "the recorded one is kept (`--upgrade` takes the new one)"
+            warnings.append(f"{reference} has moved from sha256:{before.digest} to sha256:{digest}; {kept}")
+        if before is None or upgrade:
+            found[reference] = before if before and before.digest == digest else _asked(digest, day)
+    return Asked(found, tuple(warnings), tuple(errors))
+
+
+def _asked(digest: str, day: str) -> AskedDigest:
+    data: dict[str, Any] = {"digest": digest, "asked": day}
+    return AskedDigest.from_plain(data)

@@ -1,0 +1,139 @@
+"""How builders are called, found and understood."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.container.build import Options, _secrets, _wheelhouse, wanted_files
+from envbuild.container.builders import Build, Buildah, Builder, Docker, failure, find_builder, stream
+from envbuild.container.choose import Choice, recipe_for
+from envbuild.errors import EnvbuildError
+
+FIRST = Build(
+    Path("/c"), Path("/c/D"), "localhost/x:1", target="fetch", contexts={"wheelhouse": Path("/w")},
+    secrets={"netrc": Path("/s")}, arguments={"A": "b c"}, cache=True,
+)  # fmt: skip
+REST = Build(Path("/c"), Path("/c/D"), "localhost/x:1", network=False, pull=False)
+SHARED = [
+    "--file", "/c/D", "--tag", "localhost/x:1", "--target", "fetch", "--build-arg", "A=b c",
+    "--build-context", "wheelhouse=/w", "--secret", "id=netrc,src=/s", "/c",
+]  # fmt: skip
+LAST = ["--file", "/c/D", "--tag", "localhost/x:1", "/c"]
+
+
+def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUILDAH_ISOLATION", raising=False)
+    buildah, podman, docker = Buildah("buildah", "buildah"), Builder("podman", "podman"), Docker("docker", "docker")
+    time = ["--timestamp", "315532800"]
+    assert buildah.build_command(FIRST) == [
+        "buildah", "build", "--isolation", "chroot", *time, "--layers", "--pull=true", *SHARED,
+    ]  # fmt: skip
+    assert buildah.build_command(REST) == [
+        "unshare", "-n", "buildah", "build", "--isolation", "chroot", *time, "--no-cache", "--pull-never", *LAST,
+    ]  # fmt: skip
+    assert podman.build_command(FIRST) == ["podman", "build", *time, "--layers", "--pull=missing", *SHARED]
+    assert podman.build_command(REST) == [
+        "podman", "build", *time, "--no-cache", "--pull=never", "--network=none", *LAST,
+    ]  # fmt: skip
+    same = [
+        "--build-arg",
+        "SOURCE_DATE_EPOCH=315532800",
+        "--output",
+        "type=docker,name=localhost/x:1,rewrite-timestamp=true",
+    ]
+    assert docker.build_command(FIRST) == ["docker", "build", "--pull", *same, *SHARED]
+    assert docker.build_command(REST) == ["docker", "build", "--no-cache", "--network=none", *same, *LAST]
+    monkeypatch.setenv("BUILDAH_ISOLATION", "oci")
+    assert "--isolation" not in buildah.build_command(REST)
+    assert podman.run_command("i", ["cat", "x"], gpus=True) == [
+        "podman", "run", "--rm", "--interactive", "--network=none", "--device", "nvidia.com/gpu=all",
+        "--entrypoint", "", "i", "cat", "x",
+    ]  # fmt: skip
+    assert docker.run_command("i", ["cat", "x"], gpus=True) == [
+        "docker", "run", "--rm", "--interactive", "--network=none", "--gpus", "all", "--entrypoint", "cat", "i", "x",
+    ]  # fmt: skip
+
+
+def test_without_a_builder_it_is_said_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvbuildError) as caught:
+        find_builder()
+    assert (caught.value.code, caught.value.exit_code) == ("image-no-builder", 7)
+    assert all(name in caught.value.hint and name in caught.value.why for name in ("buildah", "podman", "docker"))
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    with pytest.raises(EnvbuildError) as caught:
+        find_builder()
+    assert "its daemon does not answer (Cannot connect to the Docker daemon)" in caught.value.why
+    docker.write_text("#!/bin/sh\necho 28.2\n")
+    assert find_builder().name == "docker"
+
+
+def test_a_failed_build_is_the_error_that_the_node_program_said() -> None:
+    error = {"code": "patch-no-hits", "what": "source quick: nothing", "exit": 4, "why": "w"}
+    line = json.dumps({"protocol": 1, "verb": "image", "ok": False, "error": error}, separators=(",", ":"))
+    found = failure("buildah", f"STEP 1\n#12 3.4 {line}\nError: exit status 4\n")
+    assert (found.code, found.what, found.exit_code) == ("patch-no-hits", "source quick: nothing", 4)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "exit_code"),
+    [
+        ("Error: initializing source docker://x: reading manifest: manifest unknown", "image-base-unknown", 7),
+        ("/bin/sh: 1: python3: not found", "image-without-python", 7),
+        ("write /x: No space left on device", "disk-full", 75),
+        ("something else", "image-build-failed", 4),
+        ('{"protocol":1,"ok":false} torn', "image-build-failed", 4),
+        ("https://user:pass@host/x failed", "image-build-failed", 4),
+    ],
+)
+def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int) -> None:
+    found = failure("buildah", output)
+    assert (found.code, found.exit_code) == (code, exit_code)
+    assert "user:pass" not in found.why
+
+
+def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
+    seen: list[str] = []
+    code, output = stream([sys.executable, "-c", "print('a'); raise SystemExit(3)"], seen.append, tmp_path)
+    assert (code, output, seen) == (3, "a\n", ["a"])
+
+
+def test_secrets_come_from_the_configuration_and_name_no_path_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("certificate")
+    (tmp_path / ".netrc").write_text("machine a login b password c")
+    (tmp_path / "git").write_text('[url "https://mirror/"]\n\tinsteadOf = https://a/\n')
+    environ = {
+        "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull, "PIP_CERT": str(tmp_path / "ca.crt"),
+        "PIP_INDEX_URL": "https://u:canary@mirror/simple", "PIP_EXTRA_INDEX_URL": f"file://{tmp_path} https://more/simple",
+    }  # fmt: skip
+    with _secrets(Options(gitconfig=tmp_path / "git", environ=environ)) as found:
+        assert set(found) == {"certificates", "pip.conf", "netrc", "gitconfig"}
+        assert found["pip.conf"].read_text() == (
+            "[global]\nindex-url = https://u:canary@mirror/simple\nextra-index-url = https://more/simple\n"
+            "cert = /run/secrets/certificates.crt\n"
+        )
+        git = found["gitconfig"].read_text()
+        assert git.startswith("[http]\n\tsslCAInfo = /run/secrets/certificates.crt\n[url ")
+        kept = found["pip.conf"]
+    assert not kept.exists()
+
+
+def test_a_wheelhouse_has_only_files_that_the_lock_names(tmp_path: Path) -> None:
+    recipe = recipe_for(Choice("torch-smoke"))
+    wanted = wanted_files(recipe)
+    name = next(name for name in wanted if name.startswith("filelock"))
+    (tmp_path / name).write_bytes(b"another file of that name")
+    (tmp_path / "other.whl").write_bytes(b"x")
+    (tmp_path / "quick-1.bundle").write_bytes(b"b")
+    (tmp_path / "sources" / "quick.git").mkdir(parents=True)
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    with _wheelhouse(recipe, Options(wheelhouses=(tmp_path,), environ=environ)) as house:
+        found = {path.relative_to(house).as_posix() for path in house.rglob("*")}
+    assert found == {"quick-1.bundle", "sources", "sources/quick.git"}

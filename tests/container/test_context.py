@@ -1,0 +1,87 @@
+"""Build contexts: written, compared with the lock, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.container import context
+from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.recipe import ImageRecipe
+from envbuild.errors import EnvbuildError
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ImageRecipe:
+    return recipe_for(Choice("torch-smoke"))
+
+
+def refused(folder: Path) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        context.check(folder)
+    return caught.value
+
+
+def test_a_context_is_whole_written_once_and_equal(recipe: ImageRecipe, tmp_path: Path) -> None:
+    first = context.write(recipe, tmp_path / "one")
+    assert set(first) == {*context.texts(recipe), context.NODE}
+    assert context.write(recipe, tmp_path / "one") == []
+    context.write(recipe, tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    assert context.compare(recipe, tmp_path / "one") == ""
+    context.check(tmp_path / "one")
+
+
+def test_an_edit_by_hand_is_shown_as_a_diff(recipe: ImageRecipe, tmp_path: Path) -> None:
+    context.write(recipe, tmp_path)
+    file = tmp_path / "Dockerfile"
+    file.write_text(file.read_text().replace("USER 10001:10001", "USER root"))
+    (tmp_path / "build.json").unlink()
+    diff = context.compare(recipe, tmp_path)
+    assert "-USER root\n" in diff and "+USER 10001:10001\n" in diff
+    assert f"{tmp_path / 'build.json'} is missing" in diff
+    file.write_text(file.read_text().rstrip("\n"))
+    assert "no line break at the end" in context.compare(recipe, tmp_path)
+
+
+def test_a_long_diff_is_cut_and_says_so(recipe: ImageRecipe, tmp_path: Path) -> None:
+    context.write(recipe, tmp_path)
+    (tmp_path / "variant.json").write_text("{}\n")
+    assert "more lines of" in context.compare(recipe, tmp_path)
+
+
+def test_a_large_context_is_refused_with_its_largest_files(recipe: ImageRecipe, tmp_path: Path) -> None:
+    context.write(recipe, tmp_path)
+    with (tmp_path / "core").open("wb") as stream:
+        stream.truncate(context.LIMIT + 1)
+    context.check(tmp_path)  # .dockerignore leaves it out
+    ignore = tmp_path / ".dockerignore"
+    ignore.write_text(ignore.read_text() + "!core\n")
+    error = refused(tmp_path)
+    assert (error.code, error.exit_code) == ("context-too-large", 7)
+    assert error.why.startswith("largest: core (100.0 MB), ")
+
+
+@pytest.mark.parametrize("line", ["variant.json", "*.json", "**/variant.*", "v?riant.json", "*"])
+def test_a_dockerignore_that_hides_the_lock_is_refused(recipe: ImageRecipe, tmp_path: Path, line: str) -> None:
+    context.write(recipe, tmp_path)
+    ignore = tmp_path / ".dockerignore"
+    ignore.write_text(ignore.read_text() + line + "\n")
+    error = refused(tmp_path)
+    assert error.code == "context-hides"
+    ignore.write_text(ignore.read_text() + "# again\n!fetch.json\n!build.json\n!variant.json\n!*.pyz\n!entrypoint.sh\n")
+    context.check(tmp_path)
+
+
+def test_a_context_without_the_node_program_is_refused(recipe: ImageRecipe, tmp_path: Path) -> None:
+    context.write(recipe, tmp_path, program=False)
+    assert refused(tmp_path).code == "context-incomplete"
+
+
+def test_a_folder_that_cannot_be_written_is_no_traceback(recipe: ImageRecipe, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvbuildError) as caught:
+        context.write(recipe, tmp_path / "file")
+    assert caught.value.code == "context-unwritable"

@@ -1,0 +1,198 @@
+"""The exact text of Dockerfiles, and values that need care."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild import resources
+from envbuild.container import context
+from envbuild.container.bases import load_containers
+from envbuild.container.choose import Choice, recipe_for, shipped
+from envbuild.container.dockerfile import quoted, render, render_fetch, render_rest
+from envbuild.container.place import Given
+from envbuild.container.recipe import Arg, Comment, Copy, Env, ImageRecipe, Labels, Run, Stage, Start
+from envbuild.errors import EnvbuildError
+
+DIGEST = "4" * 64
+
+
+@pytest.fixture(scope="module")
+def recipes() -> dict[str, ImageRecipe]:
+    return {name: recipe_for(Choice(name)) for name in shipped()}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
+    folder = resources.containers() / name
+    there = {path.name: path.read_text() for path in folder.iterdir() if path.name != context.NODE}
+    assert there == context.texts(recipes[name])
+
+
+def test_every_shipped_stack_has_its_image() -> None:
+    assert set(shipped()) == {path.stem for path in (resources.catalog() / "stacks").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_hadolint_has_nothing_to_say(name: str) -> None:
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    done = subprocess.run(
+        [program, str(resources.containers() / name / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_no_package_comes_from_anywhere_but_by_hash(name: str, recipes: dict[str, ImageRecipe]) -> None:
+    files = json.loads(recipes[name].files["fetch.json"])["args"]["files"]
+    assert files and all(len(each["sha256"]) == 64 for each in files)
+    assert "<<" not in render(recipes[name])
+
+
+def test_the_text_of_every_kind_of_instruction() -> None:
+    stages = (
+        Stage("wheelhouse", "scratch", None, ()),
+        Stage(
+            "fetch", "registry.example.org/base:1", DIGEST,
+            (Copy(("a", "b"), "/x/"), Run("true", ("type=cache,target=/c",))),
+        ),
+        Stage("build", "base:2", None, (Arg("A", "1"), Arg("B"), Comment("why " * 40), Copy(("/x",), "/x", "fetch"))),
+        Stage(
+            "runtime", "localhost/base", None,
+            (
+                Run("one && two", ignore=("DL3008",)),
+                Env({"V": 'a "b" $c \\'}), Env({"PATH": "/x/bin"}, prepend=True),
+                Labels({"l": "v"}, {"created": "CREATED"}),
+                Start(7, "/home", ("/bin/sh", "e"), ("python",)),
+            ),
+        ),
+    )  # fmt: skip
+    recipe = recipe_for(Choice("torch-smoke"))
+    made = ImageRecipe("s", "exact", recipe.variant, "/e", "/p", stages, {}, ("A note.",))
+    assert render(made).splitlines()[1:] == [
+        f"# s, profile exact, variant {recipe.variant.id}, sha256 {recipe.variant.digest}",
+        "# A note.",
+        "# `--build-context wheelhouse=DIR` brings files of your own; without it this stage is empty.",
+        "FROM scratch AS wheelhouse",
+        "",
+        f"# digest: sha256:{DIGEST}",
+        f"FROM registry.example.org/base:1@sha256:{DIGEST} AS fetch",
+        "COPY a b /x/",
+        "RUN --mount=type=cache,target=/c true",
+        "",
+        "# digest: not recorded",
+        "FROM base:2 AS build",
+        'ARG A="1"',
+        "ARG B",
+        "# " + " ".join(["why"] * 29),
+        "# " + " ".join(["why"] * 11),
+        "COPY --from=fetch /x /x",
+        "",
+        "FROM localhost/base AS runtime",
+        "# hadolint ignore=DL3008",
+        "RUN one && two",
+        'ENV V="a \\"b\\" \\$c \\\\"',
+        'ENV PATH="/x/bin:$PATH"',
+        'LABEL l="v" created="${CREATED}"',
+        "USER 7:7",
+        "WORKDIR /home",
+        'ENTRYPOINT ["/bin/sh", "e"]',
+        'CMD ["python"]',
+    ]
+    assert "AS build" not in render_fetch(made) and "AS fetch" in render_fetch(made)
+    assert "type=cache" in render_fetch(made) and "type=cache" not in render_fetch(made, cached=False)
+    rest = render_rest(made, "localhost/fetched:1")
+    assert rest.startswith("FROM localhost/fetched:1 AS fetch\n") and "AS runtime" in rest
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "\x00", "a\x1bb", "\x7f"])
+def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        quoted(value)
+    assert caught.value.code == "dockerfile-value"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("", '""'), ("$HOME", '"\\$HOME"'), ("\\", '"\\\\"'), ("\\$", '"\\\\\\$"'), ('"', '"\\""'), ("`x`", '"`x`"')],
+)
+def test_values_are_taken_literally(value: str, text: str) -> None:
+    assert quoted(value) == text
+
+
+def test_the_base_of_nvidia_keeps_its_torch_and_runs_on_its_own_interpreter(recipes: dict[str, ImageRecipe]) -> None:
+    recipe = recipes["megatron-deepspeed-slurm"]
+    assert recipe.stage("build").image == recipe.stage("runtime").image == "nvcr.io/nvidia/pytorch:22.02-py3"
+    install = json.loads(recipe.files["build.json"])["args"]["requests"][0]["args"]
+    assert install["interpreter"] == "/opt/conda/bin/python3"
+    assert json.loads(recipe.files["variant.json"])["base"]["provides"][0] == "torch>=1.11.0a0,<1.12"
+    assert not any(
+        each["file"].startswith("torch-") for each in json.loads(recipe.files["fetch.json"])["args"]["files"]
+    )
+    assert any("digest of nvcr.io/nvidia/pytorch:22.02-py3 is not recorded" in text for text in recipe.warnings)
+    assert any("names no GPU" in text for text in recipe.warnings)
+
+
+def test_compiled_stacks_get_the_toolkit_of_their_torch_and_run_without_a_compiler(
+    recipes: dict[str, ImageRecipe],
+) -> None:
+    recipe = recipes["opt-175b"]
+    assert recipe.stage("build").image == "docker.io/nvidia/cuda:11.3.1-devel-ubuntu20.04"
+    assert recipe.stage("runtime").image == "docker.io/nvidia/cuda:11.3.1-runtime-ubuntu20.04"
+    install = json.loads(recipe.files["build.json"])["args"]["requests"][0]["args"]
+    build = install["build"]
+    assert (build["arch_list"], build["cuda_home"], build["nvcc"]) == (["8.0"], "/usr/local/cuda", "11.3")
+    assert install["artifacts"]["offline"] is True
+    assert recipe.variant.arch_list == ("8.0",)
+    assert 'TORCH_CUDA_ARCH_LIST="8.0"' in render(recipe)
+    # Megatron runs make at every start.
+    alpa = recipes["megatron-alpa"]
+    assert alpa.stage("runtime").image == alpa.stage("build").image
+
+
+def test_a_build_holds_the_same_requests_as_the_planner_and_no_secret() -> None:
+    recipe = recipe_for(Choice("torch-smoke"))
+    verbs = [each["verb"] for each in json.loads(recipe.files["build.json"])["args"]["requests"]]
+    assert verbs == ["install", "smoke", "activate"]
+    text = render(recipe)
+    assert text.count("type=secret") == 4
+    assert all("required" not in line for line in text.splitlines())
+
+
+def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
+    given = Given(base="localhost/mine:1", python="/usr/bin/python3", glibc="2.36")
+    recipe = recipe_for(Choice("torch-smoke", given=given))
+    assert {recipe.stage(name).image for name in ("build", "runtime")} == {"localhost/mine:1"}
+    assert "/usr/bin/python3 /opt/envbuild/image/" in render(recipe)
+    brought = recipe_for(Choice("torch-smoke", given=Given(base="localhost/mine:1", glibc="2.36")))
+    assert "COPY --from=build /opt/envbuild/tools/python-" in render(brought)
+    assert any("url" in each for each in json.loads(brought.files["fetch.json"])["args"]["files"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "code"),
+    [
+        (Choice("megatron-alpa", profile="exact"), "hash-unrecorded"),
+        (Choice("megatron-deepspeed-alcf", profile="exact"), "image-base-unfit"),
+        (Choice("torch-smoke", variant="cp311-linux_x86_64-system"), "image-base-unfit"),
+        (Choice("torch-smoke", variant="nothing"), "variant-unknown"),
+        (Choice("torch-smoke", given=Given(base="localhost/old", glibc="2.5")), "image-no-file"),
+    ],
+)
+def test_what_no_image_can_be_made_of_is_refused(choice: Choice, code: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        recipe_for(choice)
+    assert caught.value.code == code
+
+
+def test_the_catalog_names_profiles_variants_and_targets_that_are_there() -> None:
+    for name, known in load_containers().stacks.items():
+        recipe = recipe_for(Choice(name))
+        assert (recipe.profile, recipe.variant.id) == (known.profile, known.variant)

@@ -1,0 +1,195 @@
+"""Real images: a patched source with a C extension through all three stages, twice, verified inside, by digest back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.container.storage import BASE, PYTHON, Storage, UnavailableError, make_storage
+from tests.e2e.world import World
+from tests.node.forge import FILES, PATCH
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PLACE = ("--base", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PYTHON}", "--glibc", "2.36")
+LONG = 400.0
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """Images of this module."""
+    top = tmp_path_factory.mktemp("images")
+    try:
+        yield make_storage(top)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    finally:
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
+            subprocess.run(["umount", mount], capture_output=True, check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture
+def site(world: World, storage: Storage) -> World:
+    """The stack `tiny` on the base's Python: a wheel, a patched source with an extension; git through a mirror."""
+    world.env |= storage.env
+    world.wheel()
+    _stack(world, FILES)
+    return world
+
+
+def _stack(world: World, files: dict[str, str]) -> None:
+    pin = world.repository("quick", files)
+    source = {**pin, "ref": "main", "patches": [PATCH], "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
+    stack = world.stack(
+        python=[PYTHON], sources=[source], imports=["quick._fast"], environment={"TINY": 'a "b" $HOME \\'}
+    )
+    world.lock(stack)
+
+
+def _house(world: World, storage: Storage) -> Path:
+    """A folder for `--wheelhouse` with uv and the source as the fetch stage makes it; so nothing needs an index."""
+    house = world.top / "house"
+    house.mkdir(exist_ok=True)
+    if not list(house.glob("uv-*.whl")):
+        words = ["pip", "download", "-q", "--no-deps", "-d", str(house)]
+        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
+        done = subprocess.run(
+            [sys.executable, "-m", *words, "-r", str(requirements)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+    bundle(world, house)
+    return house
+
+
+def bundle(world: World, house: Path) -> None:
+    """The source as a git bundle, as an air-gapped user brings it."""
+    for old in house.glob("quick-*.bundle"):
+        old.unlink()
+    ask = ["git", "-C", str(world.hub / "quick")]
+    commit, tree = (
+        subprocess.run([*ask, "rev-parse", name], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("HEAD", "HEAD^{tree}")
+    )
+    path = house / f"quick-{commit}-{tree[:12]}.bundle"
+    subprocess.run([*ask, "bundle", "create", "-q", str(path), "main"], check=True, capture_output=True)
+
+
+def _build(world: World, house: Path, *more: str) -> dict[str, object]:
+    done = world.good(
+        "image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--json", *more, timeout=LONG
+    )
+    return done.json
+
+
+def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(site: World, storage: Storage) -> None:
+    house = _house(site, storage)
+    first = _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:1")
+    second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1")
+    assert first["id"] == second["id"]
+    same = site.good("image", "diff", "localhost/tiny/one:1", "localhost/tiny/two:1")
+    assert same.out == f"one image, id {first['id']}\n"
+
+    found = site.good("image", "verify", "localhost/tiny/one:1", "--smoke", "--json", timeout=LONG).json
+    assert found["ok"] and {check["status"] for check in found["checks"]} == {"passed"}
+    assert [check["name"] for check in found["smoke"]["checks"]] == ["smoke/sound"]
+
+    code = "import os, sys, quick._fast as f; "
+    inside = _python(storage, code + "print(f.answer(), os.getuid(), os.environ['TINY'], sys.prefix)")
+    environment = site.good("image", "dockerfile", "./tiny.yaml", *PLACE).out
+    assert inside.startswith('42 10001 a "b" $HOME \\ /opt/envbuild/envs/tiny-exact-')
+    assert inside.split()[-1] in environment
+    assert "KIND = float" in _run(storage, "cat", f"{inside.split()[-1]}/lib/python{PYTHON}/site-packages/quick/old.py")
+    stamp = json.loads(_run(storage, "cat", f"{inside.split()[-1]}/.envbuild/stamp.json"))
+    assert stamp["evidence"]["network"] == "off"
+    assert [patch["name"] for patch in stamp["sources"][0]["patches"]] == [PATCH]
+
+    # What changes is rebuilt and told file by file.
+    _stack(site, {**FILES, "fast.c": FILES["fast.c"].replace("42", "43")})
+    bundle(site, house)
+    third = _build(site, house, "--tag", "localhost/tiny/one:2")
+    assert third["id"] != first["id"]
+    differ = site.run("image", "diff", "localhost/tiny/one:1", "localhost/tiny/one:2", "--json", timeout=LONG)
+    assert differ.rc == 1
+    assert any(row["path"].endswith(".so") for row in differ.json["files"])
+    assert {"Labels"} <= {row["name"] for row in differ.json["config"]}
+
+    _pushed_image_comes_back(site, storage, str(first["id"]))
+
+
+def _run(storage: Storage, *argv: str) -> str:
+    container = storage.buildah("from", "--pull-never", "localhost/tiny/one:1")
+    try:
+        return storage.buildah("run", "--isolation", "chroot", container, "--", *argv)
+    finally:
+        storage.buildah("rm", container)
+
+
+def _python(storage: Storage, code: str) -> str:
+    return _run(storage, "/bin/sh", "/opt/envbuild/image/entrypoint.sh", "python", "-c", code)
+
+
+def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None:
+    """Through a local registry, by the digest that the registry says."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("the image was built and verified; without docker-registry it is not pushed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = world.top / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {world.top}/registry}}}}\n"
+        f"http: {{addr: '127.0.0.1:{port}'}}\n"
+    )
+    with (world.top / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
+    try:
+        _answers(port)
+        name = f"127.0.0.1:{port}/tiny"
+        storage.buildah("push", "--tls-verify=false", "localhost/tiny/one:1", f"docker://{name}:1")
+        from envbuild.container.registry import ask_digest
+
+        digest = ask_digest(f"{name}:1", plain_http=True)
+        storage.buildah("rmi", "localhost/tiny/one:1", "localhost/tiny/two:1")
+        storage.buildah("pull", "--tls-verify=false", f"{name}@sha256:{digest}")
+        back = storage.buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", f"{name}@sha256:{digest}")
+        assert back == image
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def _answers(port: int) -> None:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the registry does not listen")
+
+
+def test_a_build_that_fails_says_what_the_node_program_says(site: World, storage: Storage) -> None:
+    house = _house(site, storage)
+    _stack(site, {**FILES, "quick/old.py": "KIND = float\n"})
+    bundle(site, house)
+    done = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), timeout=LONG)
+    assert (done.rc, done.code) == (4, "patch-no-hits")
+    without = site.run("image", "build", "./tiny.yaml", *PLACE, "--python", "/usr/bin/python3.99", timeout=LONG)
+    assert without.rc != 0
+    # A wrong file in the wheelhouse is not taken, whatever its name says.
+    (wheel,) = site.wheels.glob("alpha-*.whl")
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    wrong = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--no-cache", timeout=LONG)
+    assert wrong.rc in (4, 75)
+    assert "alpha-1.0-py3-none-any.whl" in wrong.err

@@ -1,0 +1,189 @@
+"""What registries answer: digests, logins, refusals, web pages; from a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from datetime import date
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.container.bases import AskedDigest, read_digests, write_digests
+from envbuild.container.registry import ask_all, ask_digest, parse_reference
+from envbuild.errors import EnvbuildError
+
+MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()
+SHA256 = hashlib.sha256(MANIFEST).hexdigest()
+JSON = {"Content-Type": "application/vnd.oci.image.index.v1+json"}
+
+
+class Registry:
+    """Answers by path: status, headers, body; `asked` are (path, Authorization)."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
+        self.token: str | None = None
+        self.asked: list[tuple[str, str]] = []
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                registry.answer(self)
+
+            def log_message(self, *args: Any) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        login = request.headers.get("Authorization", "")
+        self.asked.append((request.path, login))
+        path = request.path.partition("?")[0]
+        status, headers, body = self.answers.get(path, (404, JSON, b"{}"))
+        if self.token is not None and path.startswith("/v2/") and login != f"Bearer {self.token}":
+            realm = f'Bearer realm="http://{self.host}/token",service="s",scope="repository:team/image:pull"'
+            status, headers, body = 401, {"WWW-Authenticate": realm}, b"{}"
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    def manifest(self, status: int = 200, headers: dict[str, str] | None = None, body: bytes = MANIFEST) -> None:
+        self.answers["/v2/team/image/manifests/1"] = (status, JSON if headers is None else headers, body)
+
+    def ask(self, tag: str = ":1") -> str:
+        return ask_digest(f"{self.host}/team/image{tag}", plain_http=True)
+
+    def refused(self, tag: str = ":1") -> EnvbuildError:
+        with pytest.raises(EnvbuildError) as caught:
+            self.ask(tag)
+        return caught.value
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    made = Registry()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_the_digest_is_that_of_the_manifest(registry: Registry) -> None:
+    registry.manifest(headers={**JSON, "Docker-Content-Digest": f"sha256:{SHA256}"})
+    assert registry.ask() == SHA256
+
+
+def test_a_token_is_asked_for_where_the_registry_wants_one(registry: Registry) -> None:
+    registry.manifest()
+    registry.token = "t0ken"
+    registry.answers["/token"] = (200, {"Content-Type": "application/json"}, b'{"token": "t0ken"}')
+    assert registry.ask() == SHA256
+    assert registry.asked[1][0] == "/token?service=s&scope=repository%3Ateam%2Fimage%3Apull"
+    assert registry.asked[2][1] == "Bearer t0ken"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "code", "exit_code"),
+    [
+        (404, JSON, b"{}", "image-unknown", 2),
+        (401, {}, b"", "registry-refused", 4),
+        (403, JSON, b"{}", "registry-refused", 4),
+        (429, {"Retry-After": "60"}, b"slow down", "registry-busy", 75),
+        (500, {}, b"", "registry-unreachable", 75),
+        (503, {"Content-Type": "text/html"}, b"<html>", "registry-unreachable", 75),
+        (200, {"Content-Type": "text/html"}, b"<html><form>log in</form>", "registry-not-a-registry", 4),
+        (200, {}, b"hello", "registry-not-a-registry", 4),
+        (200, {**JSON, "Docker-Content-Digest": "sha256:" + "0" * 64}, MANIFEST, "registry-digest-mismatch", 5),
+    ],
+)
+def test_every_other_answer_is_an_error_with_a_code(
+    registry: Registry, status: int, headers: dict[str, str], body: bytes, code: str, exit_code: int
+) -> None:
+    registry.manifest(status, headers, body)
+    error = registry.refused()
+    assert (error.code, error.exit_code) == (code, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ((401, {}, b""), "registry-refused"),
+        ((200, {}, b"<html>"), "registry-not-a-registry"),
+        ((500, {}, b""), "registry-unreachable"),
+        ((200, {}, b'{"token": "another"}'), "registry-refused"),
+    ],
+)
+def test_a_token_server_can_fail_too(registry: Registry, answer: tuple[int, dict[str, str], bytes], code: str) -> None:
+    registry.manifest()
+    registry.token = "t0ken"
+    registry.answers["/token"] = answer
+    assert registry.refused().code == code
+
+
+def test_a_digest_that_the_registry_does_not_have(registry: Registry) -> None:
+    assert registry.refused(f":1@sha256:{SHA256}").code == "image-unknown"
+    registry.answers[f"/v2/team/image/manifests/sha256:{SHA256}"] = (200, JSON, MANIFEST + b" ")
+    assert registry.refused(f"@sha256:{SHA256}").code == "registry-digest-mismatch"
+
+
+def test_no_answer_at_all(registry: Registry) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        ask_digest("127.0.0.1:1/team/image:1", plain_http=True)
+    assert (caught.value.code, caught.value.exit_code) == ("registry-unreachable", 75)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("debian", ("docker.io", "library/debian", "latest", "")),
+        ("docker.io/debian:12", ("docker.io", "library/debian", "12", "")),
+        ("nvidia/cuda:11.8.0-devel-ubuntu22.04", ("docker.io", "nvidia/cuda", "11.8.0-devel-ubuntu22.04", "")),
+        ("nvcr.io/nvidia/pytorch:22.02-py3", ("nvcr.io", "nvidia/pytorch", "22.02-py3", "")),
+        ("localhost:5000/x", ("localhost:5000", "x", "latest", "")),
+        (f"a.org/x@sha256:{SHA256}", ("a.org", "x", "latest", f"sha256:{SHA256}")),
+    ],
+)
+def test_references_are_taken_apart_as_docker_does(text: str, parts: tuple[str, ...]) -> None:
+    found = parse_reference(text)
+    assert (found.host, found.path, found.tag, found.digest) == parts
+
+
+@pytest.mark.parametrize("text", ["", "-x", "A/B", "x:", "x@sha256:12", "x y", "http://x/y", "x:$TAG"])
+def test_what_is_no_reference_is_refused(text: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        parse_reference(text)
+    assert caught.value.code == "image-reference"
+
+
+def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path) -> None:
+    old, new, day = "1" * 64, "2" * 64, date(2026, 11, 21)
+    known = {"a:1": AskedDigest(digest=old, asked="2026-01-01")}
+
+    def ask(reference: str) -> str:
+        if reference == "c:1":
+            raise EnvbuildError("image-unknown", "the registry has no c:1")
+        return new
+
+    asked = ask_all(["a:1", "b:1", "c:1"], known, ask=ask, today=day)
+    assert asked.digests["a:1"].digest == old and asked.digests["b:1"].digest == new
+    assert old in asked.warnings[0] and new in asked.warnings[0]
+    assert [error.code for error in asked.errors] == ["image-unknown"]
+    renewed = ask_all(["a:1"], known, upgrade=True, ask=ask, today=day)
+    assert renewed.digests["a:1"] == AskedDigest(digest=new, asked="2026-11-21")
+    write_digests(asked.digests, tmp_path / "images.toml")
+    assert read_digests(tmp_path / "images.toml") == asked.digests
+    (tmp_path / "images.toml").write_text("[images.a]\ndigest = 'no'\n")
+    with pytest.raises(EnvbuildError) as caught:
+        read_digests(tmp_path / "images.toml")
+    assert caught.value.code == "image-digests-unreadable"

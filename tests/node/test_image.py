@@ -1,0 +1,200 @@
+"""The verb `image`: fetching by hash into one folder, and what is taken out of a built environment."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import image, image_fetch, sources
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import make_repository, redirect_git
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index of this user's; a home of its own."""
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(image_fetch, "_DEFAULT", "print()")
+
+
+def row(name: str, data: bytes, **more: str) -> dict[str, str]:
+    return {"package": "alpha", "index": "pypi", "file": name, "sha256": hashlib.sha256(data).hexdigest(), **more}
+
+
+def fetched(tmp_path: Path, files: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    return image_fetch.run({"out": str(tmp_path / "out"), "files": files, **more})
+
+
+def refused(tmp_path: Path, files: list[dict[str, str]], **more: Any) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        fetched(tmp_path, files, **more)
+    return caught.value
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Any:
+    """A server of the folder `www`; its address."""
+    (tmp_path / "www").mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_folder_comes_first_and_only_by_hash(tmp_path: Path, web: str) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    (house / "alpha-1.whl").write_bytes(b"good")
+    assert fetched(tmp_path, [row("alpha-1.whl", b"good")], find_links=[str(house)]) == {"files": 1, "bytes": 4}
+    (house / "alpha-1.whl").write_bytes(b"bad!")
+    error = refused(tmp_path, [row("alpha-1.whl", b"good")], find_links=[str(house)])
+    assert (error.code, error.exit_code) == ("package-not-found", 4)
+    (tmp_path / "www" / "alpha-1.whl").write_bytes(b"good")
+    fetched(tmp_path, [row("alpha-1.whl", b"good", url=f"{web}/alpha-1.whl")], find_links=[str(house)])
+    assert (tmp_path / "out" / "wheels" / "alpha-1.whl").read_bytes() == b"good"
+
+
+def test_the_named_index_then_the_configured_one(tmp_path: Path, web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "www" / "simple" / "alpha"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text('<a href="../../alpha-1.whl">alpha-1.whl</a>')
+    (tmp_path / "www" / "alpha-1.whl").write_bytes(b"good")
+    cache = str(tmp_path / "cache")
+    named = {"torch-index": {"url": f"{web}/simple", "kind": "simple"}}
+    wanted = row("alpha-1.whl", b"good", index="torch-index")
+    assert fetched(tmp_path, [wanted], indexes=named, cache=cache)["bytes"] == 4
+    # Kept by hash, so that the next build asks nobody.
+    (tmp_path / "www" / "alpha-1.whl").unlink()
+    fetched(tmp_path, [wanted], indexes=named, cache=cache)
+    (tmp_path / "www" / "alpha-1.whl").write_bytes(b"another")
+    error = refused(tmp_path, [wanted], indexes=named)
+    assert (error.code, error.exit_code) == ("hash-mismatch", 5)
+    assert not (tmp_path / "out" / "wheels" / "alpha-1.whl").exists() or error
+    monkeypatch.setenv("PIP_INDEX_URL", f"{web}/simple")
+    (tmp_path / "www" / "alpha-1.whl").write_bytes(b"good")
+    assert fetched(tmp_path, [row("alpha-1.whl", b"good")])["files"] == 1
+
+
+@pytest.mark.parametrize("name", ["../x.whl", "/x.whl", ".x", "a/b.whl"])
+def test_a_file_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    assert refused(tmp_path, [row(name, b"")]).code == "request-invalid"
+
+
+def test_tools_are_taken_out_of_their_archives(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    with zipfile.ZipFile(house / "uv-1.whl", "w") as archive:
+        archive.writestr("uv-1.data/scripts/uv", "program")
+    with tarfile.open(house / "python.tar.gz", "w:gz") as packed:
+        member = tarfile.TarInfo("python/bin/python3")
+        member.size, member.mode = 2, 0o777
+        packed.addfile(member, io.BytesIO(b"py"))
+    files = [row(name, (house / name).read_bytes()) for name in ("uv-1.whl", "python.tar.gz")]
+    uv, folder = tmp_path / "tools" / "uv" / "uv", tmp_path / "tools" / "python"
+    tools = [
+        {"file": "uv-1.whl", "member": "uv-1.data/scripts/uv", "path": str(uv)},
+        {"file": "python.tar.gz", "folder": str(folder)},
+    ]
+    fetched(tmp_path, files, find_links=[str(house)], tools=tools)
+    assert uv.read_text() == "program" and os.access(uv, os.X_OK)
+    assert (folder / "python/bin/python3").stat().st_mode & 0o777 == 0o755
+    assert not list((tmp_path / "out" / "wheels").iterdir())
+
+
+def test_a_source_is_kept_as_one_commit_and_installed_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = tmp_path / "hub"
+    redirect_git(monkeypatch, hub)
+    make_repository(hub / "quick", {"a": "1"})
+    commit, tree = make_repository(hub / "quick", {"a": "2"})
+    pin = {"name": "quick", "git": "https://git.example.org/quick", "commit": commit, "tree": tree}
+    fetched(tmp_path, [], sources=[pin])
+    folder = image_fetch.repository(str(tmp_path / "out" / "sources"), "quick")
+    log = subprocess.run(["git", "-C", folder, "log", "--format=%H", "envbuild"], capture_output=True, text=True)
+    assert log.stdout.split() == [commit]
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    sources.fetch(pin, str(tmp_path / "there"), folder)
+    assert (tmp_path / "there" / "a").read_text() == "2"
+    wrong = {**pin, "tree": "0" * 40, "name": "other"}
+    error = refused(tmp_path, [], sources=[wrong], find_links=[])
+    assert error.code in ("tree-mismatch", "source-unreachable", "network-unreachable")
+
+
+def test_what_differs_from_build_to_build_is_taken_out(tmp_path: Path) -> None:
+    info = tmp_path / "lib" / "python3.11" / "site-packages" / "quick-1.0.dist-info"
+    editable = info.with_name("tree-1.0.dist-info")
+    for folder, origin in ((info, {"archive_info": {}}), (editable, {"dir_info": {"editable": True}})):
+        folder.mkdir(parents=True)
+        (folder / "uv_cache.json").write_text("{}")
+        (folder / "direct_url.json").write_text(json.dumps({"url": "file:///tmp/x", **origin}))
+        names = ("METADATA", "direct_url.json", "uv_cache.json", "RECORD")
+        (folder / "RECORD").write_text("".join(f"{folder.name}/{name},sha256=x,1\n" for name in names))
+    (tmp_path / ".envbuild").mkdir()
+    built = {"key": "k", "seconds": 3.2, "jobs": 2, "from": "built", "store": {"path": "/s"}}
+    told = [{"name": "q", "build": dict(built)}]
+    for name, data in (("installed.json", {"sources": told}), ("sources.json", told)):
+        (tmp_path / ".envbuild" / name).write_text(json.dumps(data))
+    image.settle(str(tmp_path))
+    assert (
+        info / "RECORD"
+    ).read_text() == "quick-1.0.dist-info/METADATA,sha256=x,1\nquick-1.0.dist-info/RECORD,sha256=x,1\n"
+    assert not (info / "direct_url.json").exists() and (editable / "direct_url.json").exists()
+    assert "direct_url" in (editable / "RECORD").read_text() and "uv_cache" not in (editable / "RECORD").read_text()
+    kept = [{"name": "q", "build": {"key": "k"}}]
+    assert json.loads((tmp_path / ".envbuild" / "sources.json").read_text()) == kept
+    assert json.loads((tmp_path / ".envbuild" / "installed.json").read_text())["sources"] == kept
+
+
+def test_a_network_that_must_not_be_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code = "from envbuild.node.image import network_state; print(network_state())"
+    done = subprocess.run(["unshare", "-rn", sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        assert done.stdout == "off\n"
+    monkeypatch.setenv("ENVBUILD_NETWORK", "off")
+    monkeypatch.setattr(image, "network_state", lambda: "on: routes through eth0")
+    request = {"args": {"stage": "build"}, "prefix": str(tmp_path)}
+    with pytest.raises(NodeError) as caught:
+        image.run(request)
+    assert (caught.value.code, caught.value.exit_code) == ("network-there", 7)
+    with pytest.raises(NodeError) as caught:
+        image.run({"args": {"stage": "other"}, "prefix": str(tmp_path)})
+    assert caught.value.code == "request-invalid"
+
+
+def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "confstr", lambda _name: "")
+    with pytest.raises(NodeError) as caught:
+        image._check_libc()
+    assert caught.value.code == "image-without-glibc"
+
+
+def test_what_the_base_brings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interpreter:
+        packages = {"tqdm": "4.1", "torch": "1.11.0a0"}
+
+    monkeypatch.setattr("envbuild.node.base.examine", lambda _path, _variant: Interpreter)
+    packages = [{"name": "tqdm", "version": "4.66"}, {"name": "deepspeed", "version": "0.6.3"}]
+    variant = {"base": {"kind": "image", "image": "x"}, "packages": packages}
+    assert image._keep_base(variant, "/usr/bin/python3") == {"tqdm": ["4.66", "4.1"]}
+    assert [each["name"] for each in variant["packages"]] == ["deepspeed"]
+    assert image._keep_base({"base": {"kind": "none"}, "packages": packages}, "x") == {}
