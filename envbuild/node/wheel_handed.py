@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 
-from envbuild.node import wheel_entry, wheel_pack
+from envbuild.node import paths, wheel_entry, wheel_pack
 from envbuild.node.protocol import NodeError, log
 from envbuild.node.wheel_key import build_key, why_not_for
 from envbuild.node.wheel_store import Store
@@ -31,7 +31,9 @@ class Handed:
         self.told = {}  # type: dict[str, dict[str, Any]]
 
     def take_in(self, path: "str") -> "None":
-        """Take the pack into the store at `path` and remove it; a store that cannot be written is left as it is.
+        """Take the pack into the store at `path` and remove it, with what lies beside it in a folder `packs`.
+
+        A store that cannot be written is left as it is.
 
         Raises NodeError `pack-damaged` (exit 5), `disk-full` or `inodes-full` (75).
         """
@@ -45,10 +47,7 @@ class Handed:
                 raise
             log("warning: what %s has built is not taken in: %s (%s)" % (self.by, error, error.why))
         finally:
-            try:
-                os.unlink(self.file)
-            except OSError:
-                pass  # gone, or another user's
+            _remove(self.file)
         self.file = None
 
     def expected(self, store: "Store", source: "str", own: "dict[str, Any]") -> "bool":
@@ -78,3 +77,12 @@ class Handed:
         shutil.rmtree(folder)
         log("%s: the wheel that %s built is not used: %s" % (source, self.by, why))
         return None
+
+
+def _remove(pack: "str") -> "None":
+    folder = os.path.dirname(pack)
+    try:
+        # Beside it may lie packs of runs that were killed.
+        paths.remove_tree(folder if os.path.basename(folder) == "packs" else pack)
+    except OSError as error:
+        log("%s is not removed: %s" % (pack, error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import posixpath
+import secrets
 import tarfile
 import time
 from collections.abc import Iterable, Mapping
@@ -61,11 +62,16 @@ class _Pack:
 
 
 def execute_once(plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
-    """As `execute`, with the classes of `plan.builds`. Raises EnvbuildError as `execute` does."""
+    """Run every step of every node that has one; what the nodes of `plan.builds` compile, only once for each class.
+
+    Raises EnvbuildError as `run_hosts` does.
+    """
     return _Run(plan, files, work).run()
 
 
 class _Run:
+    """The state between the plays: requests and deliveries as they are changed, and who still waits."""
+
     def __init__(self, plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> None:
         self.work = work
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
@@ -80,7 +86,7 @@ class _Run:
         self.packs: list[Path] = []
 
     def run(self) -> Outcome:
-        """Plays until no node waits: of donors' classes at once, of others after their builder."""
+        """Play until no node waits: first builders, those whom nobody waits for, and those whom a donor gave."""
         waiting = {name for group in self.groups for name in group.waiting}
         ready = [name for name in self.nodes if name not in waiting]
         donated = [group for group in self.groups if self._donated(group)]
@@ -216,7 +222,9 @@ class _Run:
         """Pack on the node that has the wheels, and fetch the pack."""
         work, store = self.work, self._store(group.by)
         prefix = work.survey.facts[group.by].prefix.path
-        there = posixpath.join(store, "tmp", f"pack-{work.run.id}.tar")
+        # One node can give to several classes at once.
+        name = f"pack-{work.run.id}-{secrets.token_hex(4)}.tar"
+        there, here = posixpath.join(store, "tmp", name), work.run.path / name
         args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
         request = node_request("wheels", prefix, args, work.run.id)
         connection = work.prepared.target.connection
@@ -224,7 +232,6 @@ class _Run:
         if isinstance(answer, EnvbuildError):
             raise answer
         told = answer.result()
-        here = work.run.path / f"wheels-{group.by.replace('/', '_')}.tar"
         self.packs.append(here)
         receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
         return _Pack(here, told["sha256"], told["bytes"])

@@ -75,7 +75,7 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension(
             ["sh", "-c", f"ls -A {PREFIX}/store/wheels/tmp {PREFIX}/store/*/packs {PREFIX}/tmp"], check=False
         )
         assert ".tar" not in left.stdout
-    assert not list(world.last_run.glob("wheels-*"))
+    assert not list(world.last_run.glob("pack-*"))
 
     again = world.fleet("provision")
     assert (again.rc, again.json["ansible_tasks"]) == (0, 0)
@@ -189,5 +189,5 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
     assert bare.run(SAYS).stdout == "42\n", "it could not even have fetched the source"
     steps = steps_of(world)
     assert (steps[builder.address].count("deliver"), steps[bare.address].count("deliver")) == (0, 2)
-    assert "packs" in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout
+    assert "packs" not in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout, "it is in the store, and gone"
     assert not list(world.last_run.glob("*.tar"))

@@ -123,6 +123,16 @@ def test_a_damaged_pack_is_refused_and_a_store_that_is_only_read_stays_as_it_is(
     assert Store(str(tmp_path / "to")).folders() == []
 
 
+def test_packs_of_killed_runs_go_with_the_one_that_is_taken_in(tmp_path: Path) -> None:
+    filled(tmp_path / "from", tmp_path)
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "old.tar").write_text("left by a run that was killed")
+    given = packed(tmp_path / "from", tmp_path / "packs" / "p.tar")
+    Handed(given).take_in(str(tmp_path / "to"))
+    assert len(Store(str(tmp_path / "to")).folders()) == 1
+    assert not (tmp_path / "packs").exists()
+
+
 def _without_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PATH that has git and the shell, and nothing that compiles."""
     folder.mkdir()

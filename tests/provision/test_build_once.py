@@ -34,6 +34,7 @@ class Stage:
         self.bad: set[str] = set()
         self.lost: set[str] = set()
         self.has: set[str] = set()
+        self.received: list[tuple[str, Path]] = []
         self.pack_fails = False
         self.plan = plan
         run = RunDir.create(tmp_path / "runs")
@@ -76,6 +77,7 @@ class Stage:
         return ContactResult(node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "b" * 64}}, 0)
 
     def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
+        self.received.append((path, to))
         to.write_bytes(b"the wheel")
 
 
@@ -155,7 +157,9 @@ def test_two_failures_end_the_class_with_that_error(tmp_path: Path, monkeypatch:
         assert error.hint == "read it"
 
 
-def test_classes_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_whose_builder_failed_does_not_keep_others_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     newer = {"/usr/bin/gcc": "13.1.0"}
     nodes = [machine("a"), machine("b"), machine("x", compilers=newer), machine("y", compilers=newer)]
     alone = machine("z", compilers={"/usr/bin/gcc": "9.1.0"})
@@ -176,6 +180,18 @@ def test_what_cannot_be_handed_over_is_built_by_each_and_said(tmp_path: Path, mo
     (note,) = on.work.notes
     assert note.startswith("ext of a could not be handed to b, c: the store has no such wheel")
     assert outcome.errors == {}
+
+
+def test_one_node_gives_to_several_classes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = lock_with(COMPILED)
+    done = finished("done", lock, [{"name": "ext", "build": {"key": KEY}}])
+    other = machine("c", compilers={"/usr/bin/gcc": "13.1.0"})
+    facts = {each.node: each for each in (done, machine("b"), other)}
+    on = Stage(tmp_path, monkeypatch, shared(*facts.values(), lock=lock), facts)
+    on.run()
+    assert [sorted(each) for each in on.plays] == [["b", "c"]]
+    assert [told["by"] for told in handed(on.plays[0]).values()] == ["done", "done"]
+    assert len(set(on.received)) == 2, "two packs, each with a name of its own"
 
 
 @pytest.mark.parametrize("gone", [False, True])
