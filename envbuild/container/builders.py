@@ -296,6 +296,7 @@ _CAUSES = (
     ("image not known", "image-base-unknown", "the image is not on this machine"),
     ("executable file not found", "image-without-python", "the image has no Python to run the node program with"),
     ("python3: not found", "image-without-python", "the image has no Python to run the node program with"),
+    ("exit status 127", "image-without-python", "the image has not what the node program runs with"),
     ("No space left on device", "disk-full", "the builder's storage is full"),
 )
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.container.dockerfile import render
-from envbuild.container.recipe import NODE, ImageRecipe
+from envbuild.container.recipe import NODE as NODE
+from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
 
 LIMIT = 100_000_000

@@ -83,18 +83,27 @@ class _Places:
                 shutil.copyfile(known, target)
                 return os.path.getsize(target)
         log("fetching %s" % name)
+        try:
+            self._fetch(wanted, target)
+        except NodeError as error:
+            if name not in error.what:
+                error.what = "%s: %s" % (name, error.what)
+            raise
+        if kept:
+            _keep(target, kept)
+        return os.path.getsize(target)
+
+    def _fetch(self, wanted: "dict[str, Any]", target: "str") -> "None":
+        """Download a file from the first address that has the right one."""
+        name = wanted["file"]
         last = None  # type: NodeError | None
         for url in self._addresses(wanted):
             try:
-                self._download(url, name, digest, target)
+                return self._download(url, name, wanted["sha256"], target)
             except NodeError as error:
                 if error.exit_code == Exit.INTEGRITY:
                     raise
                 last = error
-                continue
-            if kept:
-                _keep(target, kept)
-            return os.path.getsize(target)
         raise last or NodeError(
             "package-not-found",
             "%s is not to be had" % name,
@@ -113,7 +122,8 @@ class _Places:
             try:
                 found = web.find(page, wanted["file"], self._config.cert)
             except NodeError as error:
-                last = error
+                if error.why != "HTTP 404":  # such an index has no project of that name
+                    last = error
                 continue
             if found is not None:
                 seen += 1

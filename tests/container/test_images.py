@@ -186,10 +186,10 @@ def test_a_build_that_fails_says_what_the_node_program_says(site: World, storage
     done = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), timeout=LONG)
     assert (done.rc, done.code) == (4, "patch-no-hits")
     without = site.run("image", "build", "./tiny.yaml", *PLACE, "--python", "/usr/bin/python3.99", timeout=LONG)
-    assert without.rc != 0
+    assert (without.rc, without.code) == (7, "image-without-python")
     # A wrong file in the wheelhouse is not taken, whatever its name says.
     (wheel,) = site.wheels.glob("alpha-*.whl")
     wheel.write_bytes(wheel.read_bytes() + b"x")
     wrong = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--no-cache", timeout=LONG)
-    assert wrong.rc in (4, 75)
+    assert wrong.rc in (4, 75)  # there may be an index, and it has another file or none
     assert "alpha-1.0-py3-none-any.whl" in wrong.err

@@ -193,8 +193,8 @@ def test_what_the_base_brings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         packages = {"tqdm": "4.1", "torch": "1.11.0a0"}
 
     monkeypatch.setattr("envbuild.node.base.examine", lambda _path, _variant: Interpreter)
-    packages = [{"name": "tqdm", "version": "4.66"}, {"name": "deepspeed", "version": "0.6.3"}]
-    variant = {"base": {"kind": "image", "image": "x"}, "packages": packages}
+    packages: list[dict[str, str]] = [{"name": "tqdm", "version": "4.66"}, {"name": "deepspeed", "version": "0.6.3"}]
+    variant: dict[str, Any] = {"base": {"kind": "image", "image": "x"}, "packages": packages}
     assert image._keep_base(variant, "/usr/bin/python3") == {"tqdm": ["4.66", "4.1"]}
     assert [each["name"] for each in variant["packages"]] == ["deepspeed"]
     assert image._keep_base({"base": {"kind": "none"}, "packages": packages}, "x") == {}
