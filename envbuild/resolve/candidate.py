@@ -73,6 +73,7 @@ def request_for(
         installed=installed,
         compiled=tuple(s.name for s in variant.sources if s.build and needs_nvcc(s.build)),
         built=tuple(s.name for s in variant.sources if s.build),
+        patches={s.name: s.patches for s in variant.sources},
         arch_list=stack_arch_list(variant),
         expected_gpu=expected_gpu,
         image=image_tag(variant, compat),

@@ -17,8 +17,9 @@ class Request:
     """One thing to decide about. What is None or empty is not asked, and its rules do not apply.
 
     `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index that torch comes from;
-    `compiled` the names of what is compiled with nvcc, `built` of every source that has a build; `arch_list` the
-    TORCH_CUDA_ARCH_LIST of the stack, `expected_gpu` the model that the target names; `packages` canonical name to
+    `compiled` the names of what is compiled with nvcc, `built` of every source that has a build, `patches` the patches
+    of each source by its name (None: whoever compiles may patch as needed); `arch_list` the TORCH_CUDA_ARCH_LIST of the
+    stack, `expected_gpu` the model that the target names; `packages` canonical name to
     version; `installed` says that torch is there already (a base), so that nothing about its wheel is asked; `ranks`
     are processes on one GPU's instances; `prebuilt_abi` the C++ ABI of a prebuilt extension.
     """
@@ -31,6 +32,7 @@ class Request:
     installed: bool = False
     compiled: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
+    patches: Mapping[str, tuple[str, ...]] | None = None
     arch_list: str | None = None
     expected_gpu: str | None = None
     isolated_build: bool = False

@@ -72,7 +72,10 @@ def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
 
 
 def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`apex-cuda-check`: Apex stops at any difference of versions; within one major its check is patched out."""
+    """`apex-cuda-check`: Apex stops at any difference of versions; within one major its check can be patched out.
+
+    A stack that does not patch it is only warned of: Apex before 2019 has no such check.
+    """
     pair = _minor_pair(facts, request, compat)
     strict = [name for name in request.compiled if name in compat.cuda.exact_minor]
     if pair is None or not strict:
@@ -80,6 +83,12 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
     compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
     if pair[0] == pair[1]:
         return (decision("apex-cuda-check", "allow", "the versions are equal", compared, note),)
+    needed, given = compat.cuda.exact_minor, request.patches
+    bare = [] if given is None else [name for name in strict if needed[name] not in given.get(name, ())]
+    if bare:
+        what = f"{bare[0]} stops when the CUDA versions differ, and this stack does not patch that"
+        instead = f"`patches: [{needed[bare[0]]}]` for this source and a new lock, or nvcc {dotted(pair[1])}"
+        return (decision("apex-cuda-check", "warn", what, compared, note, instead),)
     what = f"{strict[0]} stops when the CUDA versions differ; its check is patched out, the majors are equal"
     instead = f"the patch {compat.cuda.exact_minor[strict[0]]}, or nvcc {dotted(pair[1])}"
     return (decision("apex-cuda-check", "patch", what, compared, note, instead),)

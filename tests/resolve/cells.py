@@ -39,7 +39,7 @@ NOT_READ: dict[str, str] = {
     r"torch/locators/.*": "words: the address that a decision names",
     r"torch/releases/[^/]*/locator": "words: which of the addresses a decision names",
     r"cuda/forward_compat/(package|gpus)": "words: the package that a decision names; the kind is gpus.yaml's",
-    r"cuda/nvcc_check/(exact_minor|own_list)/.*": "words: the patch that a decision names; its key is read",
+    r"cuda/nvcc_check/own_list/.*": "words: the variable that a decision names; its key is read",
     r"compilers/gcc/torch_min_(source|verified)": "words: where a value comes from",
     r"gpus/models/[^/]*/(memory_gb|memory_bandwidth_gbs|nvlink_gbs|nvlink_note)": "for smoke tests; no rule reads it",
     r"gpus/models/A100-SXM4-[0-9]*GB/fp16_dense_tflops": "the bf16 figure of the same card is taken",
@@ -279,6 +279,9 @@ def _architectures() -> Iterator[Probe]:
         for name in cell((*check, key)):
             asked = _compiling("11.3", compiled=(name,))
             yield Probe((*check, key, name), REMOVED, verdicts(rule, near, asked))
+    for name, patch in cell((*check, "exact_minor")).items():
+        asked = _compiling("11.3", compiled=(name,), patches={name: (patch,)})
+        yield Probe((*check, "exact_minor", name), "other", verdicts("apex-cuda-check", near, asked))
     asked = _compiling("11.3", torch=from_, packages={"setuptools": cell((*check, "setuptools_needs"))})
     yield Probe((*check, "setuptools_needs"), "9999", verdicts("setuptools-minor", near, asked))
 

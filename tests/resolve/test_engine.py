@@ -300,6 +300,8 @@ def test_apex_from_source_is_decided_by_the_toolkits_on_the_node() -> None:
         "git": "https://github.com/NVIDIA/apex",
         "commit": "2" * 40,
         "tree": "3" * 40,
+        "patches": ["apex-cuda-check"],
+        "patch_pins": [{"name": "apex-cuda-check", "digest": "4" * 64, "least": 1, "most": 1}],
         "build": {"kind": "wheel", "flags": ["--cpp_ext", "--cuda_ext"]},
     }
     torch = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113")
@@ -396,6 +398,17 @@ def test_a_finished_environment_counts_only_where_it_was_compiled_for_these_gpus
     assert any(d.rule == "disk-space" for d in decided(stamped(facts, lock, other), lock).decisions)
     same = lock.variants[0].with_arch_list("demo", "exact", ("9.0",)).digest
     assert not any(d.rule == "disk-space" for d in decided(stamped(facts, lock, same), lock).decisions)
+
+
+@pytest.mark.parametrize(("patches", "verdict"), [((), "warn"), (("apex-cuda-check",), "patch")])
+def test_a_check_of_apex_counts_as_patched_only_where_the_lock_patches_it(
+    patches: tuple[str, ...], verdict: str
+) -> None:
+    apex = {"name": "apex", "git": "https://example.org/apex.git", "commit": "0" * 40, "tree": "1" * 40}
+    pins = [{"name": name, "digest": "2" * 64, "least": 1, "most": 1} for name in patches]
+    source = {**apex, "patches": patches, "patch_pins": pins, "build": {"flags": ["cuda_ext"]}}
+    got = decided(node_facts("h100", nvcc=["12.6"], gcc=["11.4.0"], pythons=["3.10.12"]), source_lock(sources=[source]))
+    assert "apex-cuda-check" in rules(got, verdict)
 
 
 def test_nothing_is_bound_where_nothing_is_compiled_for_gpus() -> None:
