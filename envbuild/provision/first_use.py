@@ -43,11 +43,21 @@ def settle(work: Work, plan: Plan) -> None:
     """Carry out the plan's `fetch` steps; the plan has to be made anew then.
 
     The record and the lock of the run have the hashes after it. Nodes whose file could not be had, or on which it
-    differs, are errors in the survey, and nothing more is done there.
+    differs, are errors in the survey, and nothing more is done there. Raises EnvbuildError `first-use-through-jobs`
+    (exit 7) where the nodes that should fetch are reached by jobs alone.
     """
+    target = work.prepared.target
+    here = target.delivery == "controller"
+    if target.connection.kind == "job" and not here:
+        raise EnvbuildError(
+            "first-use-through-jobs",
+            f"the target {target.name} cannot fetch a file on first use",
+            why="its nodes are reached through jobs alone, and a first use is settled before anything is submitted",
+            hint="`delivery: controller` in the target lets this machine fetch it; once it is recorded, either will do",
+            exit_code=ExitCode.REFUSED,
+        )
     steps = {node.node: step for node in plan.nodes for step in node.steps if step.kind == "fetch"}
     with work.phase("first-use", "fetching files whose hash nobody has recorded"):
-        here = work.prepared.target.delivery == "controller"
         seen = _fetch_here(work, steps) if here else _fetch_on_nodes(work, steps)
         packages = _packages(work, steps)
         _fail(work, differing(seen))

@@ -63,9 +63,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settled(home: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str | dict[str, Any]]) -> tuple[Work, Plan]:
+def settled(
+    home: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[str, str | dict[str, Any]], target: Target | None = None
+) -> tuple[Work, Plan]:
     """`settle` with what each node answers (a sha256, or an error) in the place of a play; the work and the plan."""
-    target = Target(name="here", prefix="/prefix", hosts=tuple(answers), connection=Connection(kind="ssh"))
+    over_ssh = Target(name="here", prefix="/prefix", hosts=tuple(answers), connection=Connection(kind="ssh"))
+    target = target or over_ssh
     stack = Stack(name="s", summary="a test", profiles={"exact": Profile(python=("3.11",))})
     choice = Choice("here", trust_first_use=True)
     prepared = Prepared(stack, "exact", target, lock(), home / "s.lock.toml", "0" * 64, choice)
@@ -142,6 +145,17 @@ def test_another_record_that_came_in_between_is_refused(home: Path, monkeypatch:
     assert (error.code, int(error.exit_code)) == ("hash-mismatch", 5)
     assert A in error.why and B in error.why
     assert plan.nodes == () and read_first_uses() == {FILE: earlier}
+
+
+def test_nodes_behind_a_scheduler_are_not_asked_to_fetch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no way to them but a job; SSH would find closed doors, or nodes that do not exist yet."""
+    fields = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
+    cluster = Target.from_plain({"name": "cluster", "prefix": "/prefix", "placement": "shared", **fields})
+    with pytest.raises(EnvbuildError, match="cannot fetch a file on first use") as found:
+        settled(home, monkeypatch, {"n1": A}, cluster)
+    assert (found.value.code, found.value.exit_code) == ("first-use-through-jobs", 7)
+    assert "delivery: controller" in found.value.hint
+    assert read_first_uses() == {}
 
 
 def test_only_the_file_that_differs_stops_its_nodes() -> None:
