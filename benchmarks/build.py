@@ -1,4 +1,4 @@
-"""Source build: a package of 12 small C++ extensions. Goal: >= 1.8x against `setup.py bdist_wheel` on 2 idle cores."""
+"""Source build: a package of 12 C++ extensions of 3 s each. Goal: >= 1.8x `setup.py bdist_wheel` on 2 idle cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.measure import Case, Sample, measure, print_table, program, ratio, spread
 
 EXTENSIONS = 12
-RUNS = 3
+RUNS = 2
 _SETUP = """
 from setuptools import Extension, setup
 setup(name="twelve", version="1.0", packages=[],
@@ -27,10 +27,14 @@ _SOURCE = """
 #include <string>
 #include <vector>
 static std::map<std::string, std::vector<int>> known;
+template <int N> static int first(std::vector<int> values) {
+    std::stable_sort(values.begin(), values.end(), [](int a, int b) { return a % (N + 2) < b % (N + 2); });
+    return values.front() + first<N - 1>(values);
+}
+template <> int first<0>(std::vector<int> values) { return values.front(); }
 static PyObject *count(PyObject *, PyObject *) {
     known["twelve"].push_back(%(i)d);
-    std::sort(known["twelve"].begin(), known["twelve"].end());
-    std::cout << known["twelve"].size();
+    std::cout << first<12>(known["twelve"]);
     return PyLong_FromLong(%(i)d);
 }
 static PyMethodDef methods[] = {{"count", count, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
@@ -52,12 +56,18 @@ def main() -> None:
     serial, ours = samples.values()
     print_table(
         f"source build of {EXTENSIONS} C++ extensions (n = {RUNS})",
-        ["command", "wall s", "CPU s", "times as fast", "goal"],
+        ["command", "wall s", "CPU s", "cores at work", "times as fast", "goal"],
         [
-            ["setup.py bdist_wheel", spread(serial.wall), spread(serial.cpu), "1", ""],
-            ["envbuild", spread(ours.wall), spread(ours.cpu), f"{ratio(serial.wall, ours.wall):.2f}", ">= 1.8"],
+            row("setup.py bdist_wheel", serial, serial, ""),
+            row("envbuild", ours, serial, ">= 1.8"),
         ],
     )
+
+
+def row(name: str, sample: Sample, serial: Sample, goal: str) -> list[str]:
+    """One line of the table; `cores at work` is CPU by wall time, what a busy machine takes away is missing there."""
+    cores, fast = ratio(sample.cpu, sample.wall), ratio(serial.wall, sample.wall)
+    return [name, spread(sample.wall), spread(sample.cpu), f"{cores:.2f}", f"{fast:.2f}", goal]
 
 
 def compare(folder: Path) -> dict[str, Sample]:

@@ -116,7 +116,7 @@ def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, st
 
     `places`: folder -> the name that stands for it. A folder whose name an option cannot hold is left as it is. They go
     into CPPFLAGS, which every distutils and setuptools appends: CFLAGS and CXXFLAGS take the place of Python's own
-    flags in setuptools since 72 (and of some of them in distutils), -O3 and -DNDEBUG among them.
+    flags, -O3 and -DNDEBUG among them, in newer setuptools (80.9 does so, 69.0.2 appends).
     """
     flags = [
         "%s=%s=%s/%s" % (tools.prefix_map, folder, _PLACE, name)
