@@ -83,8 +83,10 @@ def apply_(
 
 
 def _said(result: dict[str, Any], *, diff: bool) -> str:
+    from envbuild.node.protocol import plural
+
     done = "already applied" if result["already"] else "would be applied" if result["check"] else "applied"
-    lines = [f"{result['name']}: {done}, {result['hits']} places"]
+    lines = [f"{result['name']}: {done}, {plural(result['hits'], 'place')}"]
     for each in result["files"]:
         before, after = each["sha256_before"][:12], each["sha256_after"][:12]
         lines.append(f"  {each['path']}: {each['hits']}, {before if before == after else f'{before} -> {after}'}")

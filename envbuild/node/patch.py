@@ -275,7 +275,7 @@ def _count(name: "str", bounds: "dict[str, Any]", hits: "int", files: "list[_Fil
     where = "; ".join("%s: %d\n%s" % (each.path, each.hits, each.seen) for each in shown)
     raise NodeError(
         "patch-too-many-hits" if hits > most else "patch-no-hits" if not hits else "patch-too-few-hits",
-        "patch %s found %d places, expected %s" % (name, hits, wanted),
+        "patch %s found %s, expected %s" % (name, plural(hits, "place"), wanted),
         why="looked in %s below %s%s" % (", ".join(looked) or "no file", directory, "; " + where if where else ""),
         hint="this commit is not one that the patch was written for; `envbuild patch list --json` names those",
         exit_code=Exit.BUILD_FAILED,

@@ -178,11 +178,11 @@ def test_list_names_every_patch(capsys: pytest.CaptureFixture[str]) -> None:
 def test_apply_check_then_apply_then_apply_again(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout, "--check", "--diff")
     assert code == 1
-    assert "would be applied, 1 places" in out
+    assert "would be applied, 1 place\n" in out
     assert "+++ b/setup.py" in out
     assert (checkout / "setup.py").read_text() == patch_shapes.RUFF
     code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout)
-    assert (code, "applied, 1 places" in out, "+++" in out) == (0, True, False)
+    assert (code, "applied, 1 place\n" in out, "+++" in out) == (0, True, False)
     code, out, _ = call(capsys, "apply", "apex-cuda-check", checkout, "--check", "--json")
     result = json.loads(out)
     assert (code, result["ok"], result["already"], result["changed"], result["hits"]) == (0, True, True, False, 1)
@@ -202,7 +202,7 @@ def test_a_known_commit_makes_the_expected_places_exact(tmp_path: Path, capsys: 
     commit = "c28bbd208d16ffea61fa3c545e66b3a9d87f9d84"
     code, _, err = call(capsys, "apply", "numpy-aliases", tmp_path, "--commit", commit)
     assert code == 4
-    assert "found 1 places, expected 3" in err
+    assert "found 1 place, expected 3" in err
     assert call(capsys, "apply", "numpy-aliases", tmp_path)[0] == 0
 
 
