@@ -57,7 +57,7 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
     every = [source for variant in variants for source in variant.sources]
     patched = any(source.patches for source in every)
-    compiled = any(source.install == "wheel" for source in every)
+    compiled = any(source.install == "wheel" or _extensions(source) for source in every)
     needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
     return needs, _CHECK if patched else "", [_WHEEL] if compiled else []
 
@@ -127,19 +127,24 @@ def _usable(source: LockedSource, project: str, words: str, exports: str) -> lis
             *_kernels(source),
             '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
             f"  printf '%s\\n' {project} > \"$site\"/{pth}",
+            *_extensions(source),
         ]
     if source.install == "editable":
         words = f"uv pip install {python} --no-deps --no-build-isolation --no-index --no-cache -e {project}"
-        return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}"]
+        return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}", *_extensions(source)]
     wheels = f'"$work"/{quote(source.name + "-wheel")}'
     build = f"wheel {project} {wheels}{words}"
-    lines = [
+    return [
         f"  ({exports}{build})" if exports else f"  {build}",
         f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
+        *_extensions(source),
     ]
-    if source.build is not None and source.build.extensions:
-        lines.append(f"  imports {quote(source.name)} {' '.join(source.build.extensions)}")
-    return lines
+
+
+def _extensions(source: LockedSource) -> list[str]:
+    """The line that imports what the stack names, wherever it was compiled."""
+    names = (source.build.extensions if source.build else None) or ()
+    return [f"  imports {quote(source.name)} {' '.join(names)}"] if names else []
 
 
 def _kernels(source: LockedSource) -> list[str]:

@@ -326,6 +326,25 @@ def test_indexes_bases_archives_and_builds_have_their_words() -> None:
     assert "<<'EOF'" in script and "<<EOF" not in script
 
 
+@pytest.mark.parametrize("install", ["path", "editable"])
+def test_what_is_compiled_in_its_own_tree_is_imported_too(install: str) -> None:
+    source = {"name": "ip", "git": "https://x.org/ip", "commit": "1" * 40, "tree": "2" * 40, "install": install}
+    build = {"kind": "inplace", "extensions": ["ip.fast", "ip.more"]}
+    lock = make_lock({"id": "v", "python": PYTHON, "sources": [{**source, "build": build}]})
+    script = render_script(planned(lock), lock)
+    syntax_ok(script)
+    assert "\nimports() {" in script
+    made, used, proven = (
+        script.index(word)
+        for word in (
+            "--inplace",
+            "envbuild-source-ip.pth" if install == "path" else '-e "$folder"',
+            "  imports ip ip.fast ip.more\n",
+        )
+    )
+    assert made < used < proven
+
+
 def test_a_finished_environment_is_said_and_nothing_is_done(tmp_path: Path, home: Path) -> None:
     lock = torch_lock((PYTHON,)) if PYTHON in ("3.11", "3.12", "3.13") else make_lock({"id": "v", "python": PYTHON})
     plan = planned(lock, change=lambda facts: stamped(facts, lock, lock.variants[0].digest))
