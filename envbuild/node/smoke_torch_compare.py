@@ -91,9 +91,12 @@ class Case:
             self._stage(what)
 
     def close(
-        self, what: str, got: Any, expected: Any, dtype: str, steps: Optional[float] = None, scale: float = 0.0
+        self, what: str, got: Any, expected: Any, dtype: str, steps: Optional[float] = None, scale: Any = 0.0
     ) -> bool:
-        """Compare with the expected float64 values; a failure says where and by how much."""
+        """Compare with the expected float64 values; a failure says where and by how much.
+
+        `scale`: what is added to each expected value before the tolerance is taken, one number or one for each value.
+        """
         self.compared += 1
         steps = STEPS.get(dtype, 8.0) if steps is None else steps
         got = got.detach().to("cpu").to(torch.float64)

@@ -1,7 +1,8 @@
 """The stamp: what a finished environment says of itself. It is written last, so an environment has one or is nothing.
 
 Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`, `arch_list`, `root`, `packages`,
-`base_packages`, `sources`, `variables`, `interpreter`, `environment`, `files`, `bytes`, `run`, `stamped_at`, `evidence`.
+`base_packages`, `sources`, `variables`, `interpreter`, `environment`, `files`, `bytes`, `run`, `stamped_at` and
+`evidence`.
 """
 
 import os

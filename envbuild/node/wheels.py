@@ -69,7 +69,7 @@ def describe(store: "Store", name: "str") -> "dict[str, Any]":
         "state": "unchecked",
         "source": inputs.get("source"),
         "commit": inputs.get("commit"),
-        "torch": "+".join(part for part in inputs.get("torch") or [] if part) or None,
+        "torch": "+".join(part for part in inputs.get("torch") or [] if part) or inputs.get("base", {}).get("torch"),
         "python": (inputs.get("python") or [None])[0],
         "cuda": toolchain.get("nvcc") or None,
         "arch_list": inputs.get("arch_list") or [],

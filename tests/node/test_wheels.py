@@ -15,8 +15,9 @@ import pytest
 
 from envbuild.node import identity, wheels
 from envbuild.node.protocol import NodeError
+from envbuild.node.wheel_key import key_inputs
 from envbuild.node.wheel_store import Store, default_path
-from tests.node.wheel_support import filled
+from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT, filled, wheel
 
 DAY = 86400
 
@@ -55,6 +56,13 @@ def test_a_list_shows_what_each_wheel_was_built_from(tmp_path: Path, store: tupl
     assert entry["size"] == result["bytes"] == Path(store[0].path, store[1], entry["wheel"]).stat().st_size
     assert abs(entry["last_used"] - time.time()) < 60
     assert (result["store"], result["quarantine"], result["notes"]) == (store[0].path, [], [])
+
+
+def test_a_wheel_built_on_the_torch_of_a_base_names_that_torch(tmp_path: Path) -> None:
+    store = Store(default_path(str(tmp_path)), create=True)
+    variant = {**VARIANT, "torch": None, "flavour": None, "provided": {"torch": "2.11.0+cu130"}}
+    store.put(key_inputs(SOURCE, variant, TOOLCHAIN, ARCH), str(wheel(tmp_path / "new")), {})
+    assert [entry["torch"] for entry in ask(tmp_path, "list")["entries"]] == ["2.11.0+cu130"]
 
 
 def test_looking_writes_nothing_and_a_store_that_is_not_there_is_empty(
