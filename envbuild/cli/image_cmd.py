@@ -1,4 +1,4 @@
-"""`envbuild image`: dockerfile, build, verify, diff, workflow."""
+"""`envbuild image`: dockerfile, build, verify, diff, apptainer, pods, workflow."""
 
 from __future__ import annotations
 
@@ -197,6 +197,59 @@ def _differences(found: dict[str, Any]) -> str:
     lines += [f"config {row['name']}: {row['before']!r} -> {row['after']!r}" for row in found["config"]]
     lines += [f"{row['kind']:<8} {row['path']}  {row['what']}".rstrip() for row in found["files"]]
     return "\n".join(lines)
+
+
+@image.command("apptainer")
+@click.argument("stack")
+@recipe_options
+@click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write it with everything it needs there.")
+@common_options
+def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> int:
+    """Print the Apptainer definition of STACK, or write it with its files."""
+    from envbuild.container import apptainer as definition
+    from envbuild.container import context
+
+    recipe = _recipe(stack, flags)
+    for text in recipe.warnings:
+        ui.warn(text)
+    files = definition.files(recipe)
+    changed = context.write(recipe, output, more=files) if output is not None else []
+    data = {"ok": True, "folder": str(output) if output else None, "changed": changed, "text": files[definition.FILE]}
+    ui.result(data, lambda: files[definition.FILE] if output is None else f"wrote {output / definition.FILE}")
+    return ExitCode.OK
+
+
+@image.command("pods")
+@click.argument("stack")
+@recipe_options
+@click.option("--image", "reference", required=True, metavar="REF", help="The image, where the cluster can pull it.")
+@click.option("--name", metavar="NAME", help="Name of the service and the pods (default: the stack's).")
+@click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@common_options
+def pods(
+    ui: Ui, /, stack: str, reference: str, name: str | None, rdma: str | None, command: tuple[str, ...], **flags: Any
+) -> int:
+    """Print the pods of STACK for Kubernetes; each runs COMMAND (after `--`) once the master's port answers.
+
+    COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
+    """
+    from envbuild.container import pods as made
+    from envbuild.container.bases import load_containers
+    from envbuild.errors import EnvbuildError
+
+    recipe = _recipe(stack, flags)
+    known = load_containers().stacks.get(recipe.stack)
+    if known is None or known.pods is None:
+        with_pods = [each for each, about in load_containers().stacks.items() if about.pods is not None]
+        raise EnvbuildError(
+            "pods-unknown", f"the document of {recipe.stack} runs in no pods", hint=f"there are pods of {with_pods[0]}"
+        )
+    argv = command or ("sleep", "infinity")
+    documents = made.manifests(recipe, known.pods, image=reference, name=name or recipe.stack, command=argv, rdma=rdma)
+    text = made.render(documents, recipe)
+    ui.result({"ok": True, "documents": documents, "text": text}, lambda: text)
+    return ExitCode.OK
 
 
 @image.command("workflow")

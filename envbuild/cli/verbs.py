@@ -35,7 +35,7 @@ VERBS: dict[str, Verb] = {
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
-    "image": Verb("envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, workflow"),
+    "image": Verb("envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods"),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value"),

@@ -59,6 +59,25 @@ class SystemPackages(StrictModel):
     packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")], ...], Field(min_length=1)]
 
 
+Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
+
+
+class Pods(StrictModel):
+    """The pods that a stack's document runs in: how many, and what each has; `rdma` is a resource of a device plugin.
+
+    `shm` is the size of /dev/shm, `port` where the ranks meet.
+    """
+
+    replicas: Annotated[int, Field(ge=1, le=1000)]
+    gpus: Annotated[int, Field(ge=0, le=64)]
+    cpus: Annotated[int, Field(ge=1, le=4096)]
+    memory: Quantity
+    disk: Quantity
+    shm: Quantity
+    rdma: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] | None = None
+    port: Annotated[int, Field(ge=1024, le=65535)] = 6000
+
+
 class StackImage(StrictModel):
     """Which profile, variant and target a stack's image is of; `why` where the profile is not the stack's default.
 
@@ -71,6 +90,7 @@ class StackImage(StrictModel):
     why: Text | None = None
     compiles_at_start: Text | None = None
     system: SystemPackages | None = None
+    pods: Pods | None = None
 
 
 class Containers(StrictModel):

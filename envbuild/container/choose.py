@@ -53,7 +53,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:
     """What the catalog says of the stack; why a profile was chosen only where it was."""
-    return usual or (known.model_copy(update={"why": None, "system": None}) if known else None)
+    return usual or (known.model_copy(update={"why": None, "system": None, "pods": None}) if known else None)
 
 
 def _variant(lock: Lock, asked: str | None) -> Variant:

@@ -29,13 +29,15 @@ def texts(recipe: ImageRecipe) -> dict[str, str]:
     return files
 
 
-def write(recipe: ImageRecipe, folder: Path, *, program: bool = True) -> list[str]:
-    """Write the context into `folder` (made where missing); names of files that were not so before.
+def write(
+    recipe: ImageRecipe, folder: Path, *, program: bool = True, more: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the context into `folder` (made where missing), and `more` texts; names of files that were not so before.
 
     `program`: with the node program, without which nothing can be built. Raises EnvbuildError `context-unwritable`.
     """
     changed = []
-    contents = {name: text.encode() for name, text in texts(recipe).items()}
+    contents = {name: text.encode() for name, text in {**texts(recipe), **(more or {})}.items()}
     if program:
         from envbuild.provision.bundle import node_pyz
 
