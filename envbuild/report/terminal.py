@@ -14,6 +14,8 @@ _MAX_NODES = 3
 _MAX_CHECKS = 6
 _MAX_TRUSTED = 2
 _MAX_BUILT = 3
+_MAX_WHY = 4
+_MAX_HINT = 2
 _WIDEST_NAME = 38
 
 Line = tuple[str, str]
@@ -39,7 +41,7 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     lines.append(("", ""))
     lines += _what(evidence)
     lines += _trusted(evidence)
-    lines += _nodes(evidence)
+    lines += _nodes(evidence, width)
     lines += _checks(evidence)
     tail = [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
@@ -102,14 +104,25 @@ def _good(node: NodeEvidence) -> bool:
     return node.status in ("ok", "unchanged")
 
 
-def _nodes(evidence: Evidence) -> list[Line]:
+def _reason(node: NodeEvidence, width: int) -> list[Line]:
+    """Why a node failed and what to do next."""
+    error = node.error or {}
+    said = ((label, most, str(error.get(label) or "")) for label, most in (("why", _MAX_WHY), ("hint", _MAX_HINT)))
+    wrapped = [part for label, most, text in said if text for part in _wrap(f"{label}: {text}", most, width - 4)]
+    code = [f"error[{error['code']}]"] if error.get("code") and wrapped else []
+    return [(f"    {part}", "red" if part in code else "") for part in code + wrapped]
+
+
+def _nodes(evidence: Evidence, width: int) -> list[Line]:
     nodes = view.make_view(evidence).nodes_by_need
     lines: list[Line] = [("", "")]
-    for node in nodes[:_MAX_NODES]:
+    for index, node in enumerate(nodes[:_MAX_NODES]):
         good = _good(node)
         what = (node.environment or "") if good else str((node.error or {}).get("what") or f"exit {node.exit}")
         style = "" if good else "red"
         lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
+        # Those that failed stand first, most often all of them for one reason.
+        lines += _reason(node, width) if not good and not index else []
     rest = nodes[_MAX_NODES:]
     if rest:
         bad = sum(not _good(node) for node in rest)

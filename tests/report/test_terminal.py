@@ -51,3 +51,21 @@ def test_drifted_files_are_named_whole_and_the_rest_is_counted() -> None:
     assert texts == ["", "  25 drifted files on gpu1", f"    changed    {long}", "    and 24 more"]
     assert any(long in text for text, _ in summary_lines(drifted))
     assert drift_lines(evidence()) == []
+
+
+def test_why_the_first_node_failed_and_what_to_do_stand_below_it() -> None:
+    error = {
+        "code": "extension-broken",
+        "what": "source thing: the extension thing._fast was built and cannot be imported",
+        "why": "thing._fast: ImportError: undefined symbol: nowhere\n" + "and so on " * 100,
+        "hint": "it was built against other libraries than those of the environment",
+        "exit": 4,
+    }
+    failed = [node(f"n{index}", status="failed", exit=4, error=error, checks=[]) for index in range(3)]
+    lines = [line for line, _ in closing_lines(evidence(*failed, exit=4), "/runs/report.html")]
+    at = lines.index("    error[extension-broken]")
+    assert lines[at - 1].startswith("  ✗ n0 ")
+    assert lines[at + 1].startswith("    why: thing._fast: ImportError: undefined symbol: nowhere")
+    assert sum("hint: it was built against other libraries" in line for line in lines) == 1
+    assert lines[-1] == "  report  /runs/report.html" and len(lines) <= 23
+    assert all(len(line) <= 80 for line in lines)
