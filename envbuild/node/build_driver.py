@@ -47,7 +47,8 @@ class State:
         self.request = request
         self.gate = _load(request["gate"])
         # It starts once for every compile command: not to be compiled itself each time.
-        self.program = py_compile.compile(request["gate"], cfile=request["gate"] + "c", doraise=True)
+        self.program = str(request["gate"]) + "c"
+        py_compile.compile(request["gate"], cfile=self.program, doraise=True)
         self.extensions = []  # type: list[dict[str, Any]]
         self.unread = []  # type: list[str]
         self.gated = "commands"
