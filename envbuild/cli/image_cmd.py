@@ -79,6 +79,8 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
         row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
         if check:
             row["diff"] = context.compare(recipe, folder)
+            if not row["diff"]:
+                context.check(folder, program=False)
         elif output is not None or every:
             # What is committed has no node program; `image build` adds it.
             row["changed"] = context.write(recipe, folder, program=not every)

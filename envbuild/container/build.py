@@ -69,6 +69,8 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
         )
         found = builder.build(second, options.on_line)
         seconds["build"] = round(time.monotonic() - begun, 2)
+        if not options.cache:
+            builder.remove(fetched)
     return {"image": tag, "id": found, "builder": builder.name, "seconds": seconds}
 
 

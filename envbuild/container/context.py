@@ -77,8 +77,8 @@ def _diff(there: str, wanted: str, name: str) -> list[str]:
     return lines if left <= 0 else [*lines[:_DIFF_LINES], f"... {left} more lines of {name}\n"]
 
 
-def check(folder: Path) -> None:
-    """Refuse a context that cannot be built from.
+def check(folder: Path, *, program: bool = True) -> None:
+    """Refuse a context that cannot be built from; `program`: the node program has to be there too.
 
     Raises EnvbuildError: `context-too-large` (exit 7) over 100 MB, with its largest files; `context-hides` (exit 2)
     where `.dockerignore` hides what the Dockerfile copies; `context-incomplete` (exit 2) where that is not there.
@@ -108,7 +108,7 @@ def check(folder: Path) -> None:
                     f"{folder / '.dockerignore'} hides {name}, which the Dockerfile copies",
                     hint=f"add a last line `!{name}`, or write the context again with `envbuild image dockerfile -o`",
                 )
-            if not (folder / name).is_file():
+            if not (folder / name).is_file() and (program or name != NODE):
                 raise EnvbuildError(
                     "context-incomplete",
                     f"{folder / name} is missing",
