@@ -165,5 +165,6 @@ def test_nodes_that_cannot_be_reached_yet_are_refused_once_and_nothing_is_writte
     done, _ = run(tmp_path, *verb.split(), "--target", "slurm-pyxis")
     assert (done.returncode, done.stdout) == (7, "")
     assert done.stderr.count("error[not-yet-supported]") == done.stderr.count("error[") == 1
-    assert ("engine: container" if verb in ("provision", "plan", "verify") else "connection: job (a job of slurm)") in done.stderr
+    wanted = "engine: container" if verb in ("provision", "plan", "verify") else "connection: job (a job of slurm)"
+    assert wanted in done.stderr
     assert list((tmp_path / "home").rglob("*")) == []
