@@ -28,6 +28,8 @@ _OPTIONS = (
     click.option("--python", metavar="PATH", help="The interpreter in the base; else a standalone build goes in."),
     click.option("--glibc", metavar="VERSION", help="The glibc of the base, which decides between wheels."),
 )
+# Where the flag is not named as its value is.
+_FLAGS = {"fetch": "fetch-image"}
 _builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
 
 
@@ -257,11 +259,18 @@ def pods(
 @image.command("workflow")
 @click.argument("stack")
 @recipe_options
+@click.option(
+    "--install", default=".", show_default=True, metavar="WHAT",
+    help="What pip installs envbuild from there: a checkout, a wheel or a requirement.",
+)  # fmt: skip
 @common_options
-def workflow(ui: Ui, /, stack: str, **flags: Any) -> int:
+def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> int:
     """Print a GitHub workflow that builds, verifies and smoke-tests the image of STACK."""
     from envbuild.container.workflow import workflow as made
 
-    text = made(_recipe(stack, flags), stack)
+    words = [stack]
+    for name, value in flags.items():
+        words += [f"--{_FLAGS.get(name, name)}", value] if value is not None else []
+    text = made(_recipe(stack, flags), words, install)
     ui.result({"ok": True, "text": text}, lambda: text)
     return ExitCode.OK

@@ -57,7 +57,8 @@ class Builder:
         """The argument list of one build."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
         words += ["--layers" if build.cache else "--no-cache", "--pull=missing" if build.pull else "--pull=never"]
-        words += [] if build.network else ["--network=none"]
+        # The host's network needs no plugin and no bridge; only the fetch stage has it.
+        words += ["--network=host" if build.network else "--network=none"]
         return words + _shared(build)
 
     def _isolation(self) -> list[str]:

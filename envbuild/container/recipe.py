@@ -7,7 +7,9 @@ network; `runtime` is what runs.
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -281,20 +283,23 @@ class _Maker:
         return {**mine, **plain}
 
     def _user(self) -> str:
+        folders = " ".join(map(shlex.quote, [HOME, *self._written()]))
         words = [
             f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
             f"echo 'envbuild:x:{USER}:' >> /etc/group",
-            f"mkdir -p {HOME}",
+            f"mkdir -p {folders}",
+            f"chown {USER}:{USER} {folders}",
         ]
-        # What runs write into sources, which the stamp leaves out.
-        written = {
-            f"{self.requests.environment}/src/{source.name}/{path}".rpartition("/")[0]
-            for source in self.requests.variant.sources
-            if source.install != "wheel"
-            for path in source.generated
-        }
-        words.append(f"chown {USER}:{USER} {' '.join([HOME, *sorted(written)])}")
         return " && ".join(words)
+
+    def _written(self) -> list[str]:
+        """The folders of sources into which runs write; the stamp leaves out what they write there."""
+        found = set()
+        for source in self.requests.variant.sources:
+            for path in source.generated if source.install != "wheel" else ():
+                above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
+                found.add("/".join([self.requests.environment, "src", source.name, *above]))
+        return sorted(found)
 
     def _labels(self, variant: Variant) -> Labels:
         runtime = self._stage("runtime", self.place.runtime, ())

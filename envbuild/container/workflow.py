@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from envbuild import __version__
+import json
+import shlex
+from collections.abc import Sequence
+
 from envbuild.container.recipe import ImageRecipe
 
 _TEXT = """\
-# Written by `envbuild image workflow {stack}`. Actions are named by their major version; pin them as your rules say.
-name: {stack} image
+# Written by `envbuild image workflow`. Actions are named by their major version; pin them as your rules say.
+name: {name}
 on:
   push:
   workflow_dispatch:
@@ -18,8 +21,6 @@ jobs:
     runs-on: ubuntu-24.04
     timeout-minutes: 350
     env:
-      STACK: {argument}
-      PROFILE: {profile}
       IMAGE: {tag}
     steps:
       - uses: actions/checkout@v4
@@ -28,16 +29,19 @@ jobs:
           python-version: "3.12"
       - name: envbuild and a builder
         run: |
-          python -m pip install "envbuild=={version}"
+          python -m pip install {install}
           sudo apt-get update
           sudo apt-get install -y buildah
       - name: The committed Dockerfile is what the lock gives
-        if: hashFiles('containers/{stack}/Dockerfile') != ''
-        run: envbuild image dockerfile "$STACK" --profile "$PROFILE" -o "containers/{stack}" --check
+        if: hashFiles('{folder}/Dockerfile') != ''
+        run: |
+          envbuild image dockerfile {words} -o {folder} --check
       - name: Build
-        run: sudo -E env "PATH=$PATH" envbuild image build "$STACK" --profile "$PROFILE" --tag "$IMAGE"
+        run: |
+          sudo -E env "PATH=$PATH" envbuild image build {words} --tag "$IMAGE"
       - name: Verify and smoke-test
-        run: sudo -E env "PATH=$PATH" envbuild image verify "$IMAGE" --smoke --json > report.json
+        run: |
+          sudo -E env "PATH=$PATH" envbuild image verify "$IMAGE" --smoke --json > report.json
       - name: Keep the report
         if: always()
         uses: actions/upload-artifact@v4
@@ -47,11 +51,13 @@ jobs:
 """
 
 
-def workflow(recipe: ImageRecipe, argument: str) -> str:
-    """The text of the workflow; `argument` is what names the stack on a command line."""
-    import json
-
-    quoted = json.dumps(argument, ensure_ascii=False)
+def workflow(recipe: ImageRecipe, words: Sequence[str], install: str) -> str:
+    """The text; `words` name the stack and what was chosen of it, `install` is what pip installs envbuild from."""
     return _TEXT.format(
-        stack=recipe.stack, argument=quoted, profile=recipe.profile, tag=recipe.tag, version=__version__
+        name=json.dumps(f"{recipe.stack} image"),
+        stack=recipe.stack,
+        folder=f"containers/{recipe.stack}",
+        words=shlex.join(words),
+        install=shlex.quote(install),
+        tag=json.dumps(recipe.tag),
     )

@@ -193,3 +193,29 @@ def test_a_build_that_fails_says_what_the_node_program_says(site: World, storage
     wrong = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--no-cache", timeout=LONG)
     assert wrong.rc in (4, 75)  # there may be an index, and it has another file or none
     assert "alpha-1.0-py3-none-any.whl" in wrong.err
+
+
+def test_podman_builds_and_runs_the_same_environment(site: World, storage: Storage) -> None:
+    missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)")
+    config = site.top / "containers.conf"
+    config.write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    site.env["CONTAINERS_CONF"] = str(config)
+    house = _house(site, storage)
+    made = site.run(
+        "image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--no-cache", "--json",
+        "--builder", "podman", "--tag", "localhost/tiny/podman:1", timeout=LONG,
+    )  # fmt: skip
+    if made.rc and any(word in made.err for word in ("runc", "cgroup", "namespace", "mount")):
+        pytest.skip(f"podman runs no container here: {made.err[-300:]}")
+    assert made.rc == 0, made.err[-2000:]
+    roots = []
+    _build(site, house, "--no-cache", "--tag", "localhost/tiny/buildah:1")
+    for name in ("podman", "buildah"):
+        found = site.good("image", "verify", f"localhost/tiny/{name}:1", "--builder", name, "--json", timeout=LONG).json
+        roots.append(found["root"])
+    assert roots[0] == roots[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from envbuild.model.lock import Lock, LockedImage
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"
 DIGEST = "7" * 64
+DAY = date(2026, 11, 21)
 
 
 def asked(*names: str) -> dict[str, AskedDigest]:
@@ -80,7 +83,7 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
             raise EnvbuildError("image-unknown", f"the registry has no {reference}", why="it answers 404")
         return DIGEST
 
-    monkeypatch.setattr(registry.ask_all, "__kwdefaults__", {**registry.ask_all.__kwdefaults__, "ask": ask})
+    monkeypatch.setattr(registry, "ask_all", functools.partial(registry.ask_all, ask=ask, today=DAY))
     done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--images", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["changed"] is True
@@ -88,7 +91,7 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
         f"warning: the registry has no docker.io/library/python:{python}-slim-bookworm (it answers 404)" in done.stderr
     )
     assert read_digests(tmp_path / "images.toml") == {
-        load_containers().fetch: AskedDigest(digest=DIGEST, asked=registry.date.today().isoformat())
+        load_containers().fetch: AskedDigest(digest=DIGEST, asked=DAY.isoformat())
     }
     text = render(recipe_for(Choice(str(stack))))
     assert f"FROM {load_containers().fetch}@sha256:{DIGEST} AS fetch" in text
