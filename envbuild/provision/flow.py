@@ -284,7 +284,7 @@ def write_evidence(
         exit=collect.run_exit(nodes),
         command=work.settings.command,
         nodes=tuple(nodes),
-        deviations=collect.deviations(nodes),
+        deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
         warnings=warnings,
         tools=_tool_versions(),
         ansible_tasks=work.tasks,

@@ -103,6 +103,15 @@ def test_a_comparison_of_builds_that_built_nothing_says_so(built: World) -> None
     assert "compared nothing" not in built.good("provision", "--stack", "./tiny.yaml").err
 
 
+def test_the_deviations_of_a_profile_are_in_evidence_and_report(world: World) -> None:
+    world.tiny(deviations=["alpha 1.0 instead of 0.9, which is gone"])
+    done = world.provision()
+    assert (done.rc, done.json["deviations"]) == (0, ["alpha 1.0 instead of 0.9, which is gone"])
+    page = (world.runs / done.json["run"] / "report.html").read_text()
+    assert "alpha 1.0 instead of 0.9, which is gone" in page and "1 deviation" in page
+    assert world.run("verify", "--target", "local", "--stack", "./tiny.yaml", "--json").json["deviations"]
+
+
 def test_going_back_is_switching_a_link(world: World) -> None:
     world.tiny()
     old = world.built()["environment"]
