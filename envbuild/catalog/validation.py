@@ -42,12 +42,13 @@ def manifest_error(
     """The `manifest-invalid` error for plain `data` that `model` refused.
 
     `documents` are the files the data came from, the most specific first; what none of them holds was given on the
-    command line.
+    command line. The first mistake is the sentence, so of it the cause names only place and value.
     """
     problems = [_problem(item, model, data, documents) for item in _distinct(error, data)]
     first = problems[0]
     more = len(problems) - SHOWN
-    lines = [problem["line"] for problem in problems[:SHOWN]] + ([f"and {more} more"] if more > 0 else [])
+    lines = [first["at"], *(problem["line"] for problem in problems[1:SHOWN])]
+    lines += [f"and {more} more"] if more > 0 else []
     return EnvbuildError(
         "manifest-invalid",
         first["told"],
@@ -122,6 +123,7 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         "line_number": place[1] if place else None,
         "column": place[2] if place else None,
         "hint": hint,
+        "at": where + shown,
         "line": f"{where}: {told}{shown}",
     }
 

@@ -198,6 +198,8 @@ def _pruned(result: dict[str, Any]) -> str:
     would = "would remove" if result["dry_run"] else "removed"
     lines = [f"{would} {item.get('source') or ''} {item['name'][:24]}" for item in result["removed"]]
     lines += [f"kept {item['name'][:24]}: {item['why']}" for item in result["kept"] if item["why"] != "used since"]
+    if not result["removed"]:
+        return "\n".join([*lines, "nothing to remove"])
     return "\n".join([*lines, f"{would} {len(result['removed'])}, {_bytes(result['bytes'])}"])
 
 

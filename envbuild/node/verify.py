@@ -1,6 +1,7 @@
 """The verb `verify`: is an environment still what its stamp says? It writes nothing at all and takes no lease."""
 
 import os
+import re
 import time
 
 from envbuild.node import activate, merkle, paths, pyc, stamp
@@ -85,6 +86,21 @@ def _check_stamp(
     elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
         problems.append("its interpreter is gone")
     _add(checks, "stamp", problems, "stamp is there, variant %.12s" % (found or {}).get("variant_digest", ""), begun)
+    version = _python(environment)
+    if version:
+        checks[-1]["details"] = {"python": version}
+
+
+def _python(environment: "str") -> "str":
+    """The interpreter's full version, of `pyvenv.cfg`: uv writes `version_info`, venv `version`; empty without."""
+    try:
+        with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            rows = [line.partition("=") for line in stream.read(65536).splitlines()]
+    except OSError:
+        return ""
+    said = {name.strip(): value.strip() for name, _, value in rows}
+    found = re.match(r"\d+\.\d+\.\d+", said.get("version_info") or said.get("version") or "")
+    return found.group() if found else ""
 
 
 def _check_packages(

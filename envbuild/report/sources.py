@@ -76,12 +76,27 @@ def summary(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 _Holders = list[tuple[str, Mapping[str, Any]]]
+# How a node came to a wheel: built in this run, built in an earlier one, or not built there at all.
+_ORDER = ("built", "earlier")
 
 
 def _holders(nodes: Sequence[NodeEvidence], name: str) -> _Holders:
     """(node, source) wherever it is, a node that built it first."""
-    found = [(node.node, source) for node in nodes for source in node.sources if _text(source.get("name")) == name]
-    return sorted(found, key=lambda each: _mapping(each[1].get("build")).get("from") != "built")
+    found = [(node.node, _dated(node, source)) for node in nodes for source in node.sources
+             if _text(source.get("name")) == name]  # fmt: skip
+    how = [*_ORDER, None]
+    return sorted(found, key=lambda each: how.index(came if (came := _came(each[1])) in how else None))
+
+
+def _dated(node: NodeEvidence, source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The source; what an unchanged node tells from its stamp was built `earlier`, however long that took then."""
+    if node.status != "unchanged" or _came(source) != "built":
+        return source
+    return {**source, "build": {**_mapping(source.get("build")), "from": "earlier"}}
+
+
+def _came(source: Mapping[str, Any]) -> object:
+    return _mapping(source.get("build")).get("from")
 
 
 def _view(name: str, holders: _Holders) -> SourceView:
@@ -101,26 +116,39 @@ def _view(name: str, holders: _Holders) -> SourceView:
 
 
 def _made(holders: _Holders) -> str:
-    """`built in 83 s with 16 jobs, 12 extensions, sm_90`, `from the wheel store`, or nothing without a build."""
+    """`built in 83 s with 16 jobs, 12 extensions, sm_90`, `built earlier, …`, `from the wheel store`, or nothing."""
     builds = [(node, _mapping(source.get("build"))) for node, source in holders]
     builds = [(node, build) for node, build in builds if build]
     if not builds:
         return ""
-    built = [(node, build) for node, build in builds if build.get("from") == "built"]
+    groups = [[pair for pair in builds if pair[1].get("from") == how] for how in _ORDER]
     what = _contents(builds[0][1])
-    if not built:
+    made = next((group for group in groups if group), None)
+    if made is None:
         return "from the wheel store" + (f": {what}" if what else "")
-    node, build = built[0]
     words = "built"
     if len(builds) > 1:
-        words += f" on {node}" if len(built) == 1 else f" on {_plural(len(built), 'node')}"
+        words += f" on {_those(made)}"
+    words += _effort(made[0][1]) if made is groups[0] else " earlier"
+    words += f", {what}" if what else ""
+    if groups[0] and groups[1]:
+        words += f"; built earlier on {_those(groups[1])}"
+    if rest := len(builds) - sum(map(len, groups)):
+        words += f"; from the wheel store on {_plural(rest, 'node')}"
+    return words
+
+
+def _those(group: _Holders) -> str:
+    return group[0][0] if len(group) == 1 else _plural(len(group), "node")
+
+
+def _effort(build: Mapping[str, Any]) -> str:
+    """` in 83 s with 16 jobs`, as far as it is known."""
+    words = ""
     if (took := _seconds(build.get("seconds"))) is not None:
         words += f" in {took}"
     if jobs := _count(build.get("jobs")):
         words += f" with {_plural(jobs, 'job')}"
-    words += f", {what}" if what else ""
-    if len(builds) > len(built):
-        words += f"; from the wheel store on {_plural(len(builds) - len(built), 'node')}"
     return words
 
 

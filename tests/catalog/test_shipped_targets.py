@@ -184,4 +184,4 @@ def test_a_target_that_contradicts_itself_is_refused(text: str, says: str, tmp_p
     with pytest.raises(EnvbuildError) as caught:
         own(tmp_path, text + "\n")
     assert caught.value.code == "manifest-invalid"
-    assert says in caught.value.why, caught.value.why
+    assert says in f"{caught.value.what}\n{caught.value.why}"

@@ -38,7 +38,7 @@ def test_a_list_has_a_line_for_each_wheel_whatever_the_width(stored: tuple[World
 def test_a_prefix_without_a_store_has_no_wheels_and_gets_none_by_looking(world: World) -> None:
     assert world.good("wheels", "list").out == "no wheels\n"
     assert world.good("wheels", "verify").out == "0 of 0 wheels are what their records say\n"
-    assert "removed 0" in world.good("wheels", "prune").out
+    assert world.good("wheels", "prune").out == "nothing to remove\n"
     assert not world.prefix.exists()
 
 
@@ -60,7 +60,7 @@ def test_prune_says_first_and_then_does(stored: tuple[World, Path, str]) -> None
     os.utime(store / key / "build.json", (then, then))
     assert "100 days ago" in world.good("wheels", "list").out
     assert "would remove 1, 0.8 kB" in world.good("wheels", "prune", "--dry-run").out
-    assert "removed 0" in world.good("wheels", "prune", "--keep-days", "101").out
+    assert world.good("wheels", "prune", "--keep-days", "101").out == "nothing to remove\n"
     assert f"removed apex {key[:24]}\nremoved 1, 0.8 kB" in world.good("wheels", "prune").out
     assert Store(str(store)).folders() == []
 

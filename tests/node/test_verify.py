@@ -41,6 +41,9 @@ def test_an_untouched_environment_passes_and_nothing_is_written(node: Node, buil
     result = node.verify(deep=True)
     assert result["ok"]
     assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
+    told = [str(built / "bin" / "python"), "-c", "import platform; print(platform.python_version())"]
+    version = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    assert result["checks"][0]["details"] == {"python": version}
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
 
 

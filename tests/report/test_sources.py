@@ -47,6 +47,21 @@ def test_a_wheel_from_the_store_and_an_unpatched_tree_are_told_apart() -> None:
     assert render_html(evidence).count('<section class="source">') == 1
 
 
+def test_what_a_past_run_built_is_not_told_as_work_of_this_one() -> None:
+    source, stored = samples.built_source(), samples.built_source(**{"from": "store"})
+    kept = samples.node("n01", status="unchanged", sources=[source])
+    assert summary(samples.evidence(kept)) == [("apex", "built earlier, 6 extensions, sm_90")]
+    assert "built in" not in render_markdown(samples.evidence(kept))
+    others = [samples.node("n02", sources=[source]), samples.node("n03", status="unchanged", sources=[stored])]
+    assert summary(samples.evidence(kept, *others)) == [
+        (
+            "apex",
+            "built on n02 in 83 s with 16 jobs, 6 extensions, sm_90; built earlier on n01; "
+            "from the wheel store on 1 node",
+        )
+    ]
+
+
 def test_one_builder_and_its_fleet_are_one_group() -> None:
     stored = samples.built_source(**{"from": "store", "seconds": 80.0, "network": "on: no unshare"})
     stored["patches"] = [{key: value for key, value in stored["patches"][0].items() if key != "diff"}]
