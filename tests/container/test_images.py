@@ -7,8 +7,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -49,8 +53,10 @@ def site(world: World, storage: Storage) -> World:
 def _stack(world: World, files: dict[str, str]) -> None:
     pin = world.repository("quick", files)
     source = {**pin, "ref": "main", "patches": [PATCH], "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
+    tree = world.repository("tree", {"tree.py": "", "data/made.txt": "made", "README": str(time.monotonic_ns())})
+    path = {**tree, "ref": "main", "install": "path", "generated": ["data/*.so", "out/*/x"]}
     stack = world.stack(
-        python=[PYTHON], sources=[source], imports=["quick._fast"], environment={"TINY": 'a "b" $HOME \\'}
+        python=[PYTHON], sources=[source, path], imports=["quick._fast"], environment={"TINY": 'a "b" $HOME \\'}
     )
     world.lock(stack)
 
@@ -72,16 +78,36 @@ def _house(world: World, storage: Storage) -> Path:
 
 
 def bundle(world: World, house: Path) -> None:
-    """The source as a git bundle, as an air-gapped user brings it."""
-    for old in house.glob("quick-*.bundle"):
+    """The sources as git bundles, as an air-gapped user brings them."""
+    for old in house.glob("*.bundle"):
         old.unlink()
-    ask = ["git", "-C", str(world.hub / "quick")]
-    commit, tree = (
-        subprocess.run([*ask, "rev-parse", name], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("HEAD", "HEAD^{tree}")
-    )
-    path = house / f"quick-{commit}-{tree[:12]}.bundle"
-    subprocess.run([*ask, "bundle", "create", "-q", str(path), "main"], check=True, capture_output=True)
+    for name in ("quick", "tree"):
+        ask = ["git", "-C", str(world.hub / name)]
+        commit, tree = (
+            subprocess.run([*ask, "rev-parse", what], capture_output=True, text=True, check=True).stdout.strip()
+            for what in ("HEAD", "HEAD^{tree}")
+        )
+        path = house / f"{name}-{commit}-{tree[:12]}.bundle"
+        subprocess.run([*ask, "bundle", "create", "-q", str(path), "main"], check=True, capture_output=True)
+
+
+@contextmanager
+def mirror(world: World) -> Iterator[Path]:
+    """The repositories behind a web server of this machine; a git configuration that leads there."""
+    for name in ("quick", "tree"):
+        to = world.top / "www" / name
+        subprocess.run(
+            ["git", "clone", "-q", "--bare", str(world.hub / name), str(to)], check=True, capture_output=True
+        )
+        subprocess.run(["git", "-C", str(to), "update-server-info"], check=True)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(world.top / "www"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = world.top / "mirror.gitconfig"
+        address = f"http://127.0.0.1:{server.server_port}/"
+        config.write_text(f'[url "{address}"]\n\tinsteadOf = https://git.example.org/\n[http]\n\tproxy =\n')
+        yield config
+        server.shutdown()
 
 
 def _build(world: World, house: Path, *more: str) -> dict[str, object]:
@@ -94,7 +120,11 @@ def _build(world: World, house: Path, *more: str) -> dict[str, object]:
 def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(site: World, storage: Storage) -> None:
     house = _house(site, storage)
     first = _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:1")
-    second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1")
+    # The second time git fetches them from a mirror, by insteadOf in the fetch stage.
+    for old in house.glob("*.bundle"):
+        old.unlink()
+    with mirror(site) as config:
+        second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
     assert first["id"] == second["id"]
     same = site.good("image", "diff", "localhost/tiny/one:1", "localhost/tiny/two:1")
     assert same.out == f"one image, id {first['id']}\n"
@@ -109,6 +139,7 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     assert inside.startswith('42 10001 a "b" $HOME \\ /opt/envbuild/envs/tiny-exact-')
     assert inside.split()[-1] in environment
     assert "KIND = float" in _run(storage, "cat", f"{inside.split()[-1]}/lib/python{PYTHON}/site-packages/quick/old.py")
+    _run(storage, "touch", f"{inside.split()[-1]}/src/tree/data/own.so", f"{inside.split()[-1]}/src/tree/out/own")
     stamp = json.loads(_run(storage, "cat", f"{inside.split()[-1]}/.envbuild/stamp.json"))
     assert stamp["evidence"]["network"] == "off"
     assert [patch["name"] for patch in stamp["sources"][0]["patches"]] == [PATCH]
