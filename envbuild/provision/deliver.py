@@ -12,8 +12,9 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 
 _PIP_TIMEOUT_S = 3600
+# Halves of files, as a controller that was killed leaves them: of a first use, of packages and of bundles. Younger ones
+# may belong to another run of this machine.
+_HALVES = ("packages/.part-*", "packages/*/.*.tmp", "sources/.*.tmp")
+_HALF_AGE_S = 86400.0
 # Settings that would contradict what is asked of pip here.
 _PIP_DROPPED = (
     "PIP_ONLY_BINARY",
@@ -83,6 +88,15 @@ def artifact_cache() -> Path:
     return platformdirs.user_cache_path("envbuild") / "artifacts"
 
 
+def sweep(cache: Path, now: float | None = None) -> None:
+    """Remove halves of files that are older than a day; what cannot be removed is left."""
+    before = (time.time() if now is None else now) - _HALF_AGE_S
+    for path in [path for pattern in _HALVES for path in cache.glob(pattern)]:
+        with suppress(OSError):
+            if path.lstat().st_mtime < before:
+                path.unlink()
+
+
 def store_folder(prefix: str, variant: Variant) -> str:
     """Where a variant's delivery goes on the node."""
     return f"{prefix}/store/{variant.digest[:12]}"
@@ -103,6 +117,7 @@ def fetch_delivery(
     Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
     `package-not-found` (4), `delivery-unfit` (7), `source-unreachable`, `network-unreachable` (75).
     """
+    sweep(cache)
     chosen = [(package, _pick(package, variant, glibc)) for package in variant.packages]
     packages = {file.file: _cached(file, cache) for _, file in chosen}
     missing = [(package, file) for package, file in chosen if packages[file.file] is None]

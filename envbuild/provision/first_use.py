@@ -100,8 +100,9 @@ def _fetch_on_nodes(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
 def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
     """Fetch into the cache that deliveries are made from; every node gets this one file."""
     from envbuild.catalog.indexes import index_addresses
-    from envbuild.provision.deliver import artifact_cache
+    from envbuild.provision.deliver import artifact_cache, sweep
 
+    sweep(artifact_cache())
     folder = artifact_cache() / "packages"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _publish(links: Path) -> None:
     anchors = "".join(f'<a href="{path.as_uri()}">{path.name}</a>\n' for path in sorted(links.iterdir()))
     (links.parent / "page.html").write_text(f"<!DOCTYPE html><html><body>{anchors}</body></html>")
+
+
+def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Path) -> None:
+    kept = tmp_path / "packages" / ("a" * 64) / "alpha-1.0-py3-none-any.whl"
+    halves = ["packages/.part-x1", f"packages/{'a' * 64}/.alpha.whl.17.tmp", "sources/.lib.bundle.17.tmp"]
+    old = [tmp_path / name for name in halves]
+    young = [path.with_name(path.name.replace("1", "2")) for path in old]
+    for path in (kept, *old, *young):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    for path in (kept, *old):
+        os.utime(path, (time.time() - 90000,) * 2)
+    assert fetch_delivery(_variant(), cache=tmp_path).packages == ()
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {kept, *young}
 
 
 def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tmp_path: Path, links: Path) -> None:
