@@ -46,6 +46,9 @@ CHECKS = (
 
 # The package of kernels that were built ahead of time.
 KERNELS = "envbuild_kernels."
+# What Apex has under the same names, at the top level: a check of its own where both are there.
+TWINS = frozenset(module for name, module, _, _ in CHECKS if name.endswith("softmax"))
+TWIN = "apex-"
 
 
 def installed(name: str) -> bool:
@@ -64,13 +67,24 @@ def place(name: str) -> str:
     return ahead if "." not in name and installed(ahead) else name
 
 
+def checks() -> List[Tuple[str, str, str, bool, Any]]:
+    """(name, module as the function knows it, module that is checked, needs a GPU, function) of all that is known."""
+    found = []  # type: List[Tuple[str, str, str, bool, Any]]
+    for name, module, gpu, function in CHECKS:
+        where = place(module)
+        found.append((name, module, where, gpu, function))
+        if where != module and module in TWINS and installed(module):
+            found.append((TWIN + name, module, module, gpu, function))
+    return found
+
+
 def steps(expected: List[str]) -> Tuple[List[str], List[str]]:
     """(steps, extensions that are known here and not installed); a step is `import NAME` or the name of a check."""
     known = [module for _, module, _, _ in CHECKS]
     plan = ["import %s" % name for name in expected if name not in known]
     there = {module: installed(place(module)) for module in dict.fromkeys(known)}
     plan += ["import %s" % name for name in dict.fromkeys(known) if name in expected and not there[name]]
-    plan += [name for name, module, _, _ in CHECKS if there[module]]
+    plan += [name for name, module, _, _, _ in checks() if there[module]]
     return plan, [name for name in there if not there[name]]
 
 
@@ -89,13 +103,24 @@ def _no_driver(problem: str) -> bool:
     return "libcuda.so" in problem or "NVIDIA driver" in problem
 
 
-def _run(case: Case, function: Any, module: str, gpu: bool, cuda: bool) -> bool:
-    """One check; False when the process cannot go on."""
-    where = place(module)
+def _run(case: Case, function: Any, module: str, where: str, gpu: bool, cuda: bool) -> bool:
+    """One check of the module `where`, which `function` knows as `module`; False when the process cannot go on."""
+    own = sys.modules.get(module)
     problem = _import(where)
-    if where != module and not problem:
-        # The checks know it by its own name, as the source does once it is patched.
-        sys.modules[module] = sys.modules[where]
+    if where == module or problem:
+        return _compare(case, function, where, problem, gpu, cuda)
+    # The checks know it by its own name, as the source does once it is patched; behind them that is free again.
+    sys.modules[module] = sys.modules[where]
+    try:
+        return _compare(case, function, where, problem, gpu, cuda)
+    finally:
+        del sys.modules[module]
+        if own is not None:
+            sys.modules[module] = own
+
+
+def _compare(case: Case, function: Any, module: str, problem: str, gpu: bool, cuda: bool) -> bool:
+    """As `_run`; `problem`: why the module cannot be imported."""
     if problem and not (gpu and not cuda and _no_driver(problem)):
         case.failures.append(problem)
         return True
@@ -132,11 +157,11 @@ def _step(channel: Channel, step: str, cuda: bool) -> bool:
         if problem and not cuda and _no_driver(problem):
             data.update(failures=[], skipped="%s needs the NVIDIA driver" % name)
     else:
-        _, module, gpu, function = next(check for check in CHECKS if check[0] == step)
+        _, module, where, gpu, function = next(check for check in checks() if check[0] == step)
         case = Case(channel.stage)
-        going = _run(case, function, module, gpu, cuda)
+        going = _run(case, function, module, where, gpu, cuda)
         data.update(
-            module=module,
+            module=where,
             failures=case.failures[:20],
             failure_count=len(case.failures),
             skipped=case.skipped,

@@ -301,17 +301,41 @@ def test_names_come_from_extensions_and_kernels() -> None:
     ]
 
 
-def test_kernels_that_were_built_ahead_are_the_ones_that_are_checked(environment: Path) -> None:
+@pytest.mark.parametrize("damaged", ["ahead", "apex"])
+def test_kernels_built_ahead_and_those_of_apex_are_told_apart(environment: Path, damaged: str) -> None:
+    triangular, masked = "scaled_upper_triang_masked_softmax_cuda", "scaled_masked_softmax_cuda"
+    add(environment, triangular, masked)
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    ahead = site / "envbuild_kernels"
+    ahead.mkdir()
+    for name in (triangular, masked):
+        shutil.copy(site / f"{name}.py", ahead)
+    wrong = (ahead if damaged == "ahead" else site) / f"{triangular}.py"
+    assert "diagonal=1" in wrong.read_text()
+    wrong.write_text(wrong.read_text().replace("diagonal=1", "diagonal=2"))
+    modules = [{"name": triangular, "sources": ["a.cu"]}]
+    found = checks(environment, sources=[{"name": "megatron", "build": {"kind": "kernels", "modules": modules}}])
+    assert {each: check.status for each, check in found.items()} == {
+        "imports": "passed",
+        "triangular-softmax": "failed" if damaged == "ahead" else "passed",
+        "apex-triangular-softmax": "failed" if damaged == "apex" else "passed",
+        "masked-softmax": "passed",
+        "apex-masked-softmax": "passed",
+    }
+    assert found["triangular-softmax"].details["module"] == f"envbuild_kernels.{triangular}"
+    assert found["apex-triangular-softmax"].details["module"] == triangular
+    assert found["imports"].says.startswith("4 compiled extensions imported")
+    assert "1 of 1 that the lock names" in found["imports"].says
+
+
+def test_without_apex_only_the_kernels_that_were_built_ahead_are_checked(environment: Path) -> None:
     name = "scaled_upper_triang_masked_softmax_cuda"
     add(environment, name)
     site = next(environment.glob("lib/python3.*/site-packages"))
     (site / "envbuild_kernels").mkdir()
     (site / f"{name}.py").rename(site / "envbuild_kernels" / f"{name}.py")
-    (site / f"{name}.py").write_text("raise ImportError('that of another package')\n")
-    modules = [{"name": name, "sources": ["a.cu"]}]
-    found = checks(environment, sources=[{"name": "megatron", "build": {"kind": "kernels", "modules": modules}}])
-    assert {each: check.status for each, check in found.items()} == {
-        "imports": "passed",
-        "triangular-softmax": "passed",
-    }
-    assert "1 of 1 that the lock names" in found["imports"].says
+    found = checks(environment)
+    assert [(each, check.status) for each, check in found.items()] == [
+        ("imports", "passed"),
+        ("triangular-softmax", "passed"),
+    ]
