@@ -238,7 +238,7 @@ def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hu
 
 COMPILED = """
 import os, subprocess
-command = ["cc", "-g", "-c", "c.c", "-o", "c.so", *os.environ["CFLAGS"].split()]
+command = ["cc", "-g", "-c", "c.c", "-o", "c.so", *os.environ["CPPFLAGS"].split()]
 subprocess.check_call(command)
 """
 
