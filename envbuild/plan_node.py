@@ -16,6 +16,7 @@ from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
+from envbuild.plan_store import delivered, store_folder
 from envbuild.resolve.candidate import platform_of, unrecorded_files
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate, estimate
@@ -209,9 +210,10 @@ class NodeSteps:
         if self.target.delivery != "controller":
             return ()
         packages, sources = len(self.variant.packages), len(self.variant.sources)
+        store = store_folder(self.prefix, self.variant)
         step = Step(
             kind="deliver",
-            what=f"bring {_count(packages, 'file')} and {_count(sources, 'source')} to {self.prefix}/store",
+            what=f"bring {_count(packages, 'file')} and {_count(sources, 'source')} to {store}",
             why="the target says that nodes fetch nothing themselves",
             fetch_bytes=cost.fetch_bytes,
             disk_bytes=cost.fetch_bytes,
@@ -225,9 +227,7 @@ class NodeSteps:
         if given is not None:
             return dict(given)
         if self.target.delivery == "controller":
-            store = posixpath.join(self.prefix, "store")
-            bundles = {s.name: posixpath.join(store, f"{s.name}-{s.commit[:12]}.bundle") for s in self.variant.sources}
-            return {"find_links": [store], "indexes": {}, "offline": True, "sources": bundles}
+            return delivered(self.prefix, self.variant)
         named = {package.index for package in self.variant.packages}
         indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
         return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}

@@ -128,13 +128,26 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
         args = requests["install"]["args"]
         named = {**indexes, **(args["artifacts"].get("indexes") or {})}
         found = ",".join(args["artifacts"].get("find_links") or [])
+        if args["artifacts"].get("offline"):
+            lines += _delivered(args["artifacts"].get("find_links") or [])
         if found:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, named)
-        lines += sources(variant, args.get("build") or {})
+        lines += sources(variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])
+
+
+def _delivered(folders: Sequence[str]) -> list[str]:
+    """What the script says of packages and sources that a controller brings: it does not bring them itself."""
+    lacking = "packages and sources are not there: this script brings none; `envbuild provision` stages them"
+    return [
+        "  # Packages and sources come from the store below the prefix, where a run of envbuild has staged them",
+        "  # (`--fetch-only` for nodes that jobs reach); this script fetches nothing over a network.",
+        "  export UV_OFFLINE=1",
+        *(f"  [ -d {quote(folder)} ] || fail {quote(f'{folder}: {lacking}')} 7" for folder in folders),
+    ]
 
 
 def _first_use(step: Step) -> EnvbuildError:

@@ -62,8 +62,11 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     return needs, _CHECK if patched else "", [_WHEEL] if compiled else []
 
 
-def sources(variant: Variant, build: Mapping[str, Any]) -> list[str]:
-    """The lines that bring the sources of a variant; `build` is that of the install request."""
+def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, str] | None = None) -> list[str]:
+    """The lines that bring the sources of a variant; `build` is that of the install request.
+
+    `bundles`: paths on the node of repositories that were delivered, by name, as in the request's `artifacts`.
+    """
     if not variant.sources:
         return []
     lines = [
@@ -81,22 +84,23 @@ def sources(variant: Variant, build: Mapping[str, Any]) -> list[str]:
         lines.append(f"  export MAX_JOBS={int(build['jobs'])}")
     lines += (f"  export {k}={quote(v)}" for k, v in sorted(variant.environment.items()) if isinstance(v, str))
     for source in variant.sources:
-        lines += _source(source)
+        lines += _source(source, bundles or {})
     return lines
 
 
-def _source(source: LockedSource) -> list[str]:
+def _source(source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
     above = '"$work"' if source.install == "wheel" else '"$environment"/src'
     folder = f"{above}/{quote(source.name)}"
     lines = [
         "",
         f"  # {source.name} at {source.commit[:12]}" + (f" ({comment(source.ref)})" if source.ref else ""),
         f"  local folder={folder}",
-        f'  checkout {quote(source.git)} {source.commit} {source.tree} "$folder"',
+        f'  checkout {quote(bundles.get(source.name, source.git))} {source.commit} {source.tree} "$folder"',
     ]
     for part in sorted(source.submodules, key=lambda each: each.path.count("/")):
         where = f'"$folder"/{quote(part.path)}'
-        lines.append(f"  checkout {quote(part.git)} {part.commit} {part.tree} {where}")
+        url = bundles.get(f"{source.name}/{part.path}", part.git)
+        lines.append(f"  checkout {quote(url)} {part.commit} {part.tree} {where}")
     lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
     lines += _patches(source)
     project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'

@@ -173,8 +173,10 @@ def test_delivery_by_the_controller_makes_the_install_offline() -> None:
     plan = planned(node_facts("cpu-laptop"), lock, where=target(delivery="controller"))
     assert kinds(plan) == ["toolchain", "deliver", "install", "smoke", "activate"]
     artifacts = request(plan, "install")["args"]["artifacts"]
-    assert artifacts["offline"] is True and artifacts["find_links"] == ["/data/envbuild/store"]
-    assert list(artifacts["sources"]) == ["lib"]
+    store = f"/data/envbuild/store/{only(plan).variant_digest[:12]}"
+    assert artifacts["offline"] is True and artifacts["find_links"] == [f"{store}/wheels"]
+    assert artifacts["sources"] == {"lib": f"{store}/sources/lib-{'1' * 40}-{'2' * 12}.bundle"}
+    assert only(plan).steps[1].what == f"bring 1 file and 1 source to {store}"
     deliver, install = only(plan).steps[1:3]
     assert (deliver.fetch_bytes, install.fetch_bytes) == (5, 0)
 

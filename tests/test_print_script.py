@@ -16,13 +16,14 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.plan import make_plan
+from envbuild.plan_store import bundle_name, store_folder
 from envbuild.print_script import render_script
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
 from tests.node.forge import FILES, PATCH, need_compiler
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
-from tests.support.repositories import make_repository
+from tests.support.repositories import git, make_repository
 from tests.test_plan import CONTROLLER, FakeTools
 
 HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
@@ -39,9 +40,10 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     )
     facts = options.pop("change", lambda value: value)(facts)
     fleet = {facts.node: facts}
+    where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "node"))
     resolutions = resolve_fleet(fleet, lock, target(), compat())
     return make_plan(
-        lock.stack, lock.profile, target(environment=options.pop("environment", {})), lock, fleet, resolutions,
+        lock.stack, lock.profile, where, lock, fleet, resolutions,
         run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools={facts.node: FakeTools()}, **options,
     )  # fmt: skip
 
@@ -129,6 +131,26 @@ def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, h
     found = {file.name: str(file) for file in wheels.iterdir()}
     plan = planned(lock, str(tmp_path / "p"), more={"files_found": found})
     done = run(render_script(plan, lock, INDEX), tmp_path, UV_FIND_LINKS="", UV_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "p/current/demo/bin/python").exists()
+
+
+def test_what_the_controller_delivered_is_taken_from_where_it_was_staged(tmp_path: Path, home: Path) -> None:
+    lock, wheels = real_lock(tmp_path, home)
+    plan = planned(lock, str(tmp_path / "p"), delivery="controller")
+    script = render_script(plan, lock, INDEX)
+    alone = run(script, tmp_path)
+    assert (alone.returncode, "this script brings none" in alone.stderr) == (7, True)
+    assert not (tmp_path / "p/envs").exists()
+    variant = lock.variants[0]
+    store, upstream = Path(store_folder(str(tmp_path / "p"), variant)), tmp_path / "upstream"
+    (store / "sources").mkdir(parents=True)
+    wheels.rename(store / "wheels")
+    bundle = store / "sources" / bundle_name("lib", variant.sources[0])
+    git(upstream, "update-ref", "refs/heads/envbuild", "HEAD")
+    git(upstream, "bundle", "create", "--quiet", str(bundle), "refs/heads/envbuild")
+    shutil.rmtree(upstream)
+    done = run(script, tmp_path, UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p/current/demo/bin/python").exists()
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import pipconf, proc
+from envbuild.plan_store import bundle_name, bundles
 from envbuild.provision.payload import sha256_of
 
 if TYPE_CHECKING:
@@ -97,11 +98,6 @@ def sweep(cache: Path, now: float | None = None) -> None:
                 path.unlink()
 
 
-def store_folder(prefix: str, variant: Variant) -> str:
-    """Where a variant's delivery goes on the node."""
-    return f"{prefix}/store/{variant.digest[:12]}"
-
-
 def fetch_delivery(
     variant: Variant,
     *,
@@ -132,13 +128,7 @@ def fetch_delivery(
                         on_fetch(f"{package.name} {package.version}")
                 _download(part, index, variant, cache)
     paths = tuple(_place(file, cache) for _, file in chosen)
-    bundles = {}
-    for source in variant.sources:
-        bundles[source.name] = _bundle(source.name, source, cache, on_fetch)
-        for submodule in source.submodules:
-            name = f"{source.name}/{submodule.path}"
-            bundles[name] = _bundle(name, submodule, cache, on_fetch)
-    return Delivery(paths, bundles)
+    return Delivery(paths, {name: _bundle(name, each, cache, on_fetch) for name, each in bundles(variant).items()})
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
@@ -301,8 +291,7 @@ def _bundle(
     """
     from envbuild.lock.git import fetched
 
-    plain = name.replace("/", "-")
-    path = cache / "sources" / f"{plain}-{source.commit}-{source.tree[:12]}.bundle"
+    path = cache / "sources" / bundle_name(name, source)
     if path.exists():
         return path
     if on_fetch is not None:

@@ -18,8 +18,9 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.model.target import Connection
 from envbuild.node import sources
+from envbuild.plan_store import delivered, store_folder
 from envbuild.provision.ansible import run_playbook
-from envbuild.provision.deliver import Delivery, fetch_delivery, store_folder
+from envbuild.provision.deliver import Delivery, fetch_delivery
 from envbuild.provision.inventory import Inventory, NodeHost
 from tests.node.env_support import redirect_git
 from tests.support.repositories import git, make_repository
@@ -260,6 +261,10 @@ def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkey
     assert list(delivery.sources) == ["outer", "outer/third/inner"]
     bundles = {name: str(path) for name, path in delivery.sources.items()}
     assert delivery.request("/store")["sources"]["outer/third/inner"].startswith("/store/sources/outer-third-inner-")
+    variant = _variant(sources=(source,))
+    assert delivery.request(store_folder("/p", variant)) == delivered("/p", variant), (
+        "a plan says where staging puts it"
+    )
     shutil.rmtree(hub / "inner")
     shutil.rmtree(hub / "outer")
     parts = {"third/inner": bundles["outer/third/inner"]}
