@@ -9,18 +9,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from envbuild.cli.output import Ui
     from envbuild.config import Config
+    from envbuild.model.target import Target
+    from envbuild.provision.hosts import Narrowing
     from envbuild.provision.prepare import Choice
     from envbuild.provision.work import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NODE_OPTIONS = (
+    click.option(
+        "--host", "hosts", multiple=True, metavar="HOSTS", help="These hosts instead of the target's: gpu[01-04]."
+    ),
+    click.option("--limit", multiple=True, metavar="HOSTS", help="Of the target's hosts only these; repeatable."),
+    click.option("--exclude", multiple=True, metavar="HOSTS", help="Without these hosts; repeatable."),
+)
 _OPTIONS = (
     click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
     click.option("-s", "--stack", metavar="STACK", help="What: a shipped stack, or a file (./my.yaml)."),
     click.option("--profile", metavar="NAME", help="Profile of the stack."),
     click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
-    click.option("--host", "hosts", multiple=True, metavar="HOSTS", help="Only these hosts: gpu[01-04], repeatable."),
+    *NODE_OPTIONS,
 )
 _BUILD_OPTIONS = (
     click.option("--variant", metavar="ID", help="Build this variant of the lock."),
@@ -45,7 +55,7 @@ _BUILD_OPTIONS = (
 
 
 def place_options(function: F) -> F:
-    """`--target`, `--stack`, `--profile`, `--prefix`, `--host`."""
+    """`--target`, `--stack`, `--profile`, `--prefix`, `--host`, `--limit`, `--exclude`."""
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
 
 
@@ -78,7 +88,34 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
         cache=config.cache,
         hosts=tuple(flags.get("hosts") or ()),
         trust_first_use=bool(flags.get("trust_first_use")),
+        narrowing=narrowing_of(flags),
     )
+
+
+def narrowing_of(flags: dict[str, Any]) -> Narrowing:
+    """What `--limit` and `--exclude` say."""
+    from envbuild.provision.hosts import Narrowing
+
+    return Narrowing(tuple(flags.get("limit") or ()), tuple(flags.get("exclude") or ()))
+
+
+def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], bool] = False) -> Target:
+    """The target of a verb that asks its nodes and needs no stack, its hosts listed and narrowed.
+
+    `jobs` as for `hosts.reach`. What `--limit` and `--exclude` left is told on stderr.
+    """
+    from envbuild.provision.hosts import reach
+
+    config = configured(flags)
+    overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
+    if flags.get("hosts"):
+        overrides["hosts"] = list(flags["hosts"])
+    target, selection = reach(
+        flags.get("target") or config.target, overrides, narrowing_of(flags), only_ask=True, jobs=jobs
+    )
+    if selection is not None:
+        ui.note(str(selection))
+    return target
 
 
 def settings_of(

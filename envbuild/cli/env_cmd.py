@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import choice_of, configured, place_options
+from envbuild.cli.choose import configured, place_options, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
+
+
+_TARGET = "envbuild.target"
 
 
 @click.group("env")
@@ -26,7 +29,7 @@ def list_(ui: Ui, /, **flags: Any) -> int:
     """List the environments on every node of a target."""
     from envbuild.errors import gravest
 
-    found = _environments(flags)
+    found = _environments(ui, flags)
     rows = [(node, item) for node, items in found.items() if not isinstance(items, EnvbuildError) for item in items]
     errors = {node: item for node, item in found.items() if isinstance(item, EnvbuildError)}
 
@@ -56,7 +59,7 @@ def _line(node: str, item: dict[str, Any], *, many: bool) -> str:
 @common_options
 def path(ui: Ui, /, **flags: Any) -> int:
     """Print the folder of the environment in use for STACK on this machine."""
-    item = _current(flags)
+    item = _current(ui, flags)
     ui.result({"path": item["path"], "environment": item}, lambda: str(item["path"]))
     return ExitCode.OK
 
@@ -69,7 +72,7 @@ def activate(ui: Ui, /, **flags: Any) -> int:
     """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)"."""
     import shlex
 
-    item = _current(flags)
+    item = _current(ui, flags)
     code = f". {shlex.quote(item['path'] + '/.envbuild/activate.sh')}\n"
     ui.result({"path": item["path"], "shell": code}, lambda: code)
     return ExitCode.OK
@@ -81,8 +84,8 @@ def activate(ui: Ui, /, **flags: Any) -> int:
 @common_options
 def use(ui: Ui, /, environment: str, **flags: Any) -> int:
     """Make ENVIRONMENT (a path, a folder name or its beginning) the one in use."""
-    item = _named(flags, environment)
-    result = _change("use", flags, {"environment": item["path"], "stack": item["stack"]})
+    item = _named(ui, flags, environment)
+    result = _change(ui, "use", flags, {"environment": item["path"], "stack": item["stack"]})
     ui.result(result, lambda: f"{result['current']} -> {item['path']}")
     return ExitCode.OK
 
@@ -94,40 +97,37 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> int:
 @common_options
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> int:
     """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine."""
-    item = _named(flags, environment)
-    result = _change("remove", flags, {"environment": item["path"], "force": force})
+    item = _named(ui, flags, environment)
+    result = _change(ui, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: f"removed {result['removed']}")
     return ExitCode.OK
 
 
-def _target(flags: dict[str, Any]) -> Target:
-    from envbuild.catalog.loader import load_target, refuse_template
-    from envbuild.provision.supported import refuse_unsupported
+def _target(ui: Ui, flags: dict[str, Any]) -> Target:
     from envbuild.schedule.run import as_login
 
-    choice = choice_of(flags, configured(flags))
-    overrides: dict[str, Any] = {"prefix": choice.prefix} if choice.prefix else {}
-    if choice.hosts:
-        overrides["hosts"] = list(choice.hosts)
-    loaded = load_target(choice.target, overrides, template=True)
-    refuse_unsupported(loaded.target, only_ask=True, jobs=loaded.target.placement == "shared")
-    refuse_template(loaded)
-    # What lies under a shared prefix can be seen without a job.
-    return as_login(loaded.target)
+    # Once a command: a program that lists hosts may list others the next time.
+    kept = click.get_current_context().meta
+    if _TARGET not in kept:
+        target = target_of(ui, flags, jobs=lambda target: target.placement == "shared")
+        # What lies under a shared prefix can be seen without a job.
+        kept[_TARGET] = as_login(target)
+    found: Target = kept[_TARGET]
+    return found
 
 
-def _environments(flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+def _environments(ui: Ui, flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     from envbuild.provision.inspect import environments
 
-    return environments(_target(flags))
+    return environments(_target(ui, flags))
 
 
-def _one_node(flags: dict[str, Any]) -> list[dict[str, Any]]:
+def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
     """The environments of a target with one node; paths of several would not be one answer."""
-    found = _environments(flags)
+    found = _environments(ui, flags)
     if len(found) != 1:
         raise EnvbuildError(
-            "several-nodes", f"the target has {len(found)} nodes", hint="name one of them with `--host NODE`"
+            "several-nodes", f"the target has {len(found)} nodes", hint="name one of them with `--limit NODE`"
         )
     items = next(iter(found.values()))
     if isinstance(items, EnvbuildError):
@@ -135,10 +135,10 @@ def _one_node(flags: dict[str, Any]) -> list[dict[str, Any]]:
     return items
 
 
-def _current(flags: dict[str, Any]) -> dict[str, Any]:
-    stack = flags.get("name") or flags.get("stack") or _target(flags).stack
+def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
+    stack = flags.get("name") or flags.get("stack") or _target(ui, flags).stack
     name = _stack_name(stack) if stack else None
-    for item in _one_node(flags):
+    for item in _one_node(ui, flags):
         if item.get("current") and item.get("stack") == name:
             return item
     raise EnvbuildError(
@@ -156,11 +156,11 @@ def _stack_name(reference: str) -> str:
     return load_stack(reference).stack.name if is_path(reference) else reference
 
 
-def _named(flags: dict[str, Any], name: str) -> dict[str, Any]:
+def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
     import difflib
     from pathlib import PurePosixPath
 
-    items = _one_node(flags)
+    items = _one_node(ui, flags)
     folder = PurePosixPath(name).name if "/" in name else name
     exact = [item for item in items if name == item["path"]]
     matches = exact or [item for item in items if PurePosixPath(item["path"]).name.startswith(folder)]
@@ -175,11 +175,11 @@ def _named(flags: dict[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _change(verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     from envbuild.provision.contact import node_request, run_node
     from envbuild.provision.inventory import expand_hosts
 
-    target = _target(flags)
+    target = _target(ui, flags)
     node = expand_hosts(target.hosts)[0]
     wait = configured(flags).wait
     sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}")

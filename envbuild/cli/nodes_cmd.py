@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import choice_of, configured, place_options, settings_of
+from envbuild.cli.choose import choice_of, configured, place_options, settings_of, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, gravest
 
@@ -22,19 +22,10 @@ if TYPE_CHECKING:
 @common_options
 def probe(ui: Ui, /, **flags: Any) -> int:
     """Read the facts of every node of a target."""
-    from envbuild.catalog.loader import load_target, refuse_template
-    from envbuild.provision.supported import refuse_unsupported
     from envbuild.provision.survey import probe_nodes
     from envbuild.resolve.classes import group
 
-    config = configured(flags)
-    overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
-    if flags["hosts"]:
-        overrides["hosts"] = list(flags["hosts"])
-    loaded = load_target(flags["target"] or config.target, overrides, template=True)
-    refuse_unsupported(loaded.target, only_ask=True)
-    refuse_template(loaded)
-    facts, errors = probe_nodes(loaded.target)
+    facts, errors = probe_nodes(target_of(ui, flags))
     data = {
         "facts": {node: item.to_json_dict() for node, item in facts.items()},
         "errors": {node: error.as_dict() for node, error in errors.items()},
@@ -86,6 +77,8 @@ def verify(ui: Ui, /, deep: bool, **flags: Any) -> int:
     # The files of a shared prefix can be read on the login host, without a job.
     prepared = replace(prepared, target=as_login(prepared.target))
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
+    if prepared.selection is not None:
+        ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
         return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep))
 
@@ -102,6 +95,8 @@ def smoke(ui: Ui, /, **flags: Any) -> int:
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=False)
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
+    if prepared.selection is not None:
+        ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
         return _show(ui, *inspect.smoke(prepared, settings, progress))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from envbuild.model.plan import Plan
+    from envbuild.provision.hosts import Selection
     from envbuild.provision.prepare import Prepared
     from envbuild.provision.survey import Survey
     from envbuild.provision.work import Settings
@@ -96,6 +97,8 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
         made, survey = dry_run(prepared, settings, progress)
     errors = {node: error.as_dict() for node, error in survey.errors.items()}
     data = {"plan": made.to_json_dict(), "errors": errors}
+    if prepared.selection is not None:
+        data["selection"] = prepared.selection.as_dict()
     if script:
         from envbuild.print_script import render_script
 
@@ -106,7 +109,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
             text = job_script(made, prepared.target, text)
         ui.result({**data, "script": text}, lambda: text)
     else:
-        ui.result(data, lambda: plan_text(made, survey))
+        ui.result(data, lambda: plan_text(made, survey, prepared.selection))
     return gravest(int(error.exit_code) for error in survey.errors.values())
 
 
@@ -127,7 +130,7 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     def show(made: Plan, survey: Survey) -> None:
         if not ui.quiet:
-            progress.pause(lambda: sys.stderr.write(plan_text(made, survey)))
+            progress.pause(lambda: sys.stderr.write(plan_text(made, survey, prepared.selection)))
 
     with RunProgress(ui) as progress:
         evidence, run = run_provision(prepared, settings, progress, show_plan=show)
@@ -145,11 +148,11 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     return evidence.exit
 
 
-def plan_text(plan: Plan, survey: Survey) -> str:
+def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) -> str:
     """The plan for people: per class of equal plans what, where, why and what it costs."""
     from envbuild.resolve.estimate import size
 
-    lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}"]
+    lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
     groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     by_name = {node.node: node for node in plan.nodes}
     for node in plan.nodes:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from envbuild.cli.choose import NODE_OPTIONS, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
@@ -19,7 +20,7 @@ Answers = dict[str, dict[str, Any] | EnvbuildError]
 _OPTIONS = (
     click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
     click.option("--prefix", metavar="DIR", help="Prefix whose store is meant; instead of the target's."),
-    click.option("--host", "hosts", multiple=True, metavar="HOSTS", help="Only these hosts: gpu[01-04], repeatable."),
+    *NODE_OPTIONS,
     click.option("--store", metavar="DIR", help="Instead of the target's store; may hold {user} and {home}."),
 )
 
@@ -38,7 +39,7 @@ def wheels() -> None:
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
     """Say what is in the wheel store of every node of a target."""
-    answers = _ask(flags, action="list")
+    answers = _ask(ui, flags, action="list")
     return _show(ui, answers, _table)
 
 
@@ -47,7 +48,7 @@ def list_(ui: Ui, /, **flags: Any) -> int:
 @common_options
 def verify(ui: Ui, /, **flags: Any) -> int:
     """Check every byte of every stored wheel; exit 1 when one is damaged. Changes nothing."""
-    answers = _ask(flags, action="verify")
+    answers = _ask(ui, flags, action="verify")
     return _show(ui, answers, _verified)
 
 
@@ -61,7 +62,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 @common_options
 def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
     """Remove wheels that nobody used for long, the quarantine, and what killed builders left."""
-    answers = _ask(flags, action="prune", keep_days=keep_days, dry_run=dry_run)
+    answers = _ask(ui, flags, action="prune", keep_days=keep_days, dry_run=dry_run)
     return _show(ui, answers, _pruned)
 
 
@@ -72,7 +73,7 @@ def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
 @common_options
 def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
     """Write wheels to the tar file FILE (a path on the node), for nodes that do not share the store."""
-    answers = _ask(flags, action="pack", file=file, keys=list(keys) or None)
+    answers = _ask(ui, flags, action="pack", file=file, keys=list(keys) or None)
     return _show(ui, answers, _packed)
 
 
@@ -83,29 +84,20 @@ def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
 @common_options
 def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
     """Take the wheels of FILE (a path on the node) into the store, each byte checked; all or none."""
-    answers = _ask(flags, action="unpack", file=file, sha256=sha256)
+    answers = _ask(ui, flags, action="unpack", file=file, sha256=sha256)
     return _show(ui, answers, _unpacked)
 
 
-def _ask(flags: dict[str, Any], **args: Any) -> Answers:
+def _ask(ui: Ui, flags: dict[str, Any], **args: Any) -> Answers:
     from pathlib import Path
 
-    from envbuild.catalog.loader import load_target, refuse_template
-    from envbuild.cli.choose import configured
-    from envbuild.provision.supported import refuse_unsupported
     from envbuild.provision.wheels import ask_stores
 
-    config = configured(flags)
-    overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
-    if flags["hosts"]:
-        overrides["hosts"] = list(flags["hosts"])
-    loaded = load_target(config.target, overrides, template=True)
-    refuse_unsupported(loaded.target, only_ask=True)
-    refuse_template(loaded)
-    store = flags["store"] or loaded.target.store
-    if "file" in args and loaded.target.connection.kind == "local":
+    target = target_of(ui, flags)
+    store = flags["store"] or target.store
+    if "file" in args and target.connection.kind == "local":
         args["file"] = str(Path(args["file"]).resolve())
-    return ask_stores(loaded.target, {**args, **({"store": store} if store else {})})
+    return ask_stores(target, {**args, **({"store": store} if store else {})})
 
 
 def _show(ui: Ui, answers: Answers, human: Callable[[dict[str, Any]], str]) -> int:

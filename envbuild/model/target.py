@@ -89,12 +89,20 @@ class Login(StrictModel):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
+class HostAddress(StrictModel):
+    """How one host is reached, where that is not by its name and as the connection says."""
+
+    address: Host | None = None
+    user: Name | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+
 class Connection(StrictModel):
     """How nodes are reached.
 
     `local`: this machine. `ssh`: OpenSSH for work and Fabric for questions, host keys always verified against the
     user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs the node
-    program on every node, submitted from `login`.
+    program on every node, submitted from `login`. `hosts`: by host name, what is other for that one.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"
@@ -105,6 +113,12 @@ class Connection(StrictModel):
     known_hosts: FileText | None = None
     config: FileText | None = None
     connect_timeout: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    hosts: dict[Host, HostAddress] = {}
+
+    def reaches(self, host: str) -> tuple[str, str | None, int | None]:
+        """Address, user and port for one host."""
+        own = self.hosts.get(host, HostAddress())
+        return own.address or host, own.user or self.user, own.port or self.port
 
 
 class Scheduler(StrictModel):

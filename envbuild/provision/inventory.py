@@ -109,11 +109,12 @@ def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
     """The `ansible_*` variables that say how one node is reached; host keys are always checked."""
     if connection.kind == "local":
         return {"ansible_connection": "ansible.builtin.local"}
-    out: dict[str, Any] = {"ansible_connection": "ansible.builtin.ssh", "ansible_host": host}
-    if connection.user is not None:
-        out["ansible_user"] = connection.user
-    if connection.port is not None:
-        out["ansible_port"] = connection.port
+    address, user, port = connection.reaches(host)
+    out: dict[str, Any] = {"ansible_connection": "ansible.builtin.ssh", "ansible_host": check_host(address)}
+    if user is not None:
+        out["ansible_user"] = user
+    if port is not None:
+        out["ansible_port"] = port
     if connection.identity is not None:
         out["ansible_ssh_private_key_file"] = str(Path(connection.identity).expanduser())
     out["ansible_ssh_common_args"] = shlex.join(ssh_options(connection))
@@ -173,19 +174,22 @@ def check_host(name: str) -> str:
 def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     """Host names from host lists as clusters write them (`nid[001-064]`, `gpu1,gpu2`), each once, in order.
 
-    Groups (`@name`) are refused: resolving them runs programs of the site's ClusterShell configuration.
+    Groups (`@name`) are refused: resolving them runs programs of the site's ClusterShell configuration. Hosts that
+    somebody else names are listed by `hosts.settle_hosts`.
 
     Raises EnvbuildError `hosts-invalid`, `hosts-too-many` or `host-invalid` (exit 2), `not-yet-supported` (exit 7).
     """
     if isinstance(hosts, HostSource):
         named = ", ".join(f"{key}: {value}" for key, value in hosts.given.items())
         raise EnvbuildError(
-            "not-yet-supported", f"hosts named by {named} cannot be listed yet", hint="list them: `hosts: [...]`",
+            "not-yet-supported", f"hosts named by {named} cannot be listed here", hint="list them: `hosts: [...]`",
             exit_code=ExitCode.REFUSED,
         )  # fmt: skip
     texts = list(hosts)
     if all(_HOST.match(text) for text in texts):
         # Plain names need no parser, and importing it costs more than the rest of a short command.
+        if len(texts) > MAX_HOSTS:
+            raise _too_many(f"{texts[0]}, ...")
         return list(dict.fromkeys(texts))
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
     from ClusterShell.RangeSet import RangeSetException
@@ -220,6 +224,7 @@ def _expands_to(text: str) -> int:
 
 
 def _bad_hosts(text: str, why: str) -> EnvbuildError:
+    why = "".join(char if char.isprintable() else "\ufffd" for char in why)
     return EnvbuildError(
         "hosts-invalid", f"cannot read the host list {text!r}", why=why, hint="an example: nid[001-064]"
     )

@@ -37,7 +37,8 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
         bring_python = False
     else:
         nodes = expand_hosts(work.prepared.target.hosts)
-        with work.phase("probe", f"asking {len(nodes)} node{'s' * (len(nodes) != 1)}"):
+        meant = work.prepared.selection or f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+        with work.phase("probe", f"asking {meant}"):
             work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):

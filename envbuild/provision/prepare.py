@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
+from envbuild.provision.hosts import Narrowing, Selection, settle_hosts
 from envbuild.provision.supported import refuse_unsupported
 
 
@@ -31,13 +32,14 @@ class Choice:
     cache: str | None = None
     hosts: tuple[str, ...] = ()
     trust_first_use: bool = False
+    narrowing: Narrowing = field(default_factory=Narrowing)
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
 
-    `lock_digest` is sha256 (hex) of the lock file as it is.
+    `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.
     """
 
     stack: Stack
@@ -47,16 +49,17 @@ class Prepared:
     lock_file: Path
     lock_digest: str
     choice: Choice
+    selection: Selection | None = None
 
 
 def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False) -> Prepared:
     """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
     through jobs of a scheduler.
 
-    Raises EnvbuildError: the loaders' own, `target-without-stack` (exit 2), `lock-missing` (exit 2), `lock-stale` (exit
-    2) when the stack file has changed since the lock was made and `locked` is true, and `not-yet-supported` (exit 7)
-    for a target whose nodes cannot be reached yet, unless `recorded`. `hash-mismatch` (exit 5): the lock has another
-    hash than the file that this user first used.
+    Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
+    (exit 2), `lock-stale` (exit 2) when the stack file has changed since the lock was made and `locked` is true, and
+    `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`. `hash-mismatch`
+    (exit 5): the lock has another hash than the file that this user first used.
     """
     found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
@@ -89,7 +92,9 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs
             hint=f"`envbuild lock check {reference}` says where; `envbuild lock create {reference}` makes a new lock",
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Prepared(loaded.stack, profile, target, fill(lock, read_first_uses()), path, digest, choice)
+    # Last: who names the hosts may be a program or a network away.
+    target, selection = (target, None) if recorded else settle_hosts(found, choice.narrowing)
+    return Prepared(loaded.stack, profile, target, fill(lock, read_first_uses()), path, digest, choice, selection)
 
 
 def _beside(target_file: Path, reference: str | None) -> str | None:

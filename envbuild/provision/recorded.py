@@ -14,6 +14,7 @@ from envbuild.node import identity
 from envbuild.plan import make_plan
 from envbuild.plan_once import share_builds
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
+from envbuild.provision.hosts import narrow
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.look import refusal
 from envbuild.provision.payload import Tool
@@ -33,7 +34,8 @@ def plan_recorded(
     The prefix is the target's, whatever the facts were recorded for. Raises EnvbuildError `facts-unknown` (exit 2) when
     a host was asked for that has no facts.
     """
-    wanted = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
+    named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
+    wanted, _ = narrow(named, prepared.choice.narrowing, "the recorded facts")
     missing = [node for node in wanted if node not in facts]
     if missing:
         raise EnvbuildError(

@@ -82,14 +82,15 @@ def open_connection(node: str, options: Connection) -> fabric.Connection:
     kwargs: dict[str, Any] = {"banner_timeout": options.connect_timeout, "auth_timeout": options.connect_timeout}
     if options.identity:
         kwargs["key_filename"] = str(Path(options.identity).expanduser())
-    host = fabric.connection.derive_shorthand(node)["host"]
+    reached, user, port = options.reaches(node)
+    host = fabric.connection.derive_shorthand(reached)["host"]
     # Fabric would take `ProxyJump none` for a host of that name.
     direct = config.base_ssh_config.lookup(host).get("proxyjump", "").lower() == "none"
     connection = fabric.Connection(
-        node,
+        reached,
         gateway=False if direct else None,
-        user=None if "@" in node else options.user,
-        port=options.port,
+        user=None if "@" in reached else user,
+        port=port,
         config=config,
         connect_timeout=options.connect_timeout,
         connect_kwargs=kwargs,

@@ -20,7 +20,7 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
         missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
     if through_slurm:
         missing.update(_jobs(target))
-    elif isinstance(target.hosts, HostSource):
+    elif isinstance(target.hosts, HostSource) and (target.hosts.slurm or target.hosts.pbs):
         named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:

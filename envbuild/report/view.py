@@ -288,7 +288,7 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
 
 
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
-    word: word for word in ("--stack", "--target", "--profile", "--prefix", "--host")
+    word: word for word in ("--stack", "--target", "--profile", "--prefix", "--host", "--limit", "--exclude")
 }
 
 

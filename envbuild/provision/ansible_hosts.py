@@ -1,0 +1,136 @@
+"""The hosts of an Ansible inventory, as Ansible's own parser reads them: names, addresses, users, ports; nothing else.
+
+Static inventories (YAML, INI, TOML; a file or a folder) with their `group_vars` and `host_vars`. A program is not run:
+the target file says so openly with `hosts: {command: [...]}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import HostAddress
+from envbuild.node import proc
+from envbuild.provision.ansible_config import variables, without_user_settings
+from envbuild.provision.hosts import last_lines
+from envbuild.provision.inventory import MAX_HOSTS, check_host
+
+DEADLINE = 120.0
+LIMIT = 64 * 1024 * 1024
+# Newest name first; the older ones are still read by Ansible.
+_ADDRESS, _USER, _PORT = (("ansible_" + word, "ansible_ssh_" + word) for word in ("host", "user", "port"))
+_CONFIGURATION = """[defaults]
+nocolor = True
+deprecation_warnings = False
+
+[inventory]
+enable_plugins = ansible.builtin.yaml, ansible.builtin.ini, ansible.builtin.toml
+any_unparsed_is_failed = True
+unparsed_is_failed = True
+"""
+
+
+def read_inventory(path: Path) -> dict[str, HostAddress]:
+    """Hosts of an inventory by name, in its order, each with what the inventory says of reaching it.
+
+    Raises EnvbuildError `hosts-file-missing`, `hosts-inventory-invalid`, `hosts-too-many` and `host-invalid` (exit 2),
+    `ansible-missing` (exit 70).
+    """
+    if not path.exists():
+        raise EnvbuildError(
+            "hosts-file-missing", f"the inventory {path} is not there", why="`hosts: {inventory: ...}` names it",
+            hint="a relative path is meant from the folder of the target file",
+        )  # fmt: skip
+    return hosts_of(_listed(path), path)
+
+
+def _listed(path: Path) -> Any:
+    """What `ansible-inventory --list` prints for a file."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-inventory-") as folder:
+        private = Path(folder)
+        (private / "ansible.cfg").write_text(_CONFIGURATION, encoding="utf-8")
+        env = {**without_user_settings(os.environ), **variables(private, "ENVBUILD_INVENTORY", "1")}
+        env["ANSIBLE_HOME"] = str(private / "home")
+        argv = [str(_program()), "--list", "-i", str(path.absolute())]
+        done = proc.run(argv, timeout=DEADLINE, env=env, cwd=folder, limit=LIMIT)
+    if done.truncated or done.timed_out:
+        raise _invalid(path, "it is too large" if done.truncated else f"it was not read within {DEADLINE:g} s")
+    if not done.ok:
+        raise _invalid(path, last_lines(done.err) or f"ansible-inventory ended with {done.rc}")
+    try:
+        return json.loads(done.out)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, f"ansible-inventory printed no JSON: {str(error)[:200]}") from None
+
+
+def _program() -> Path:
+    """`ansible-inventory`, which lies beside `ansible-playbook`."""
+    from envbuild.provision.ansible import find_ansible_playbook
+
+    program = find_ansible_playbook().with_name("ansible-inventory")
+    if not os.access(program, os.X_OK):
+        raise EnvbuildError(
+            "ansible-missing", "ansible-inventory was not found", why=f"it is not {program}",
+            hint="install envbuild with its dependencies again", exit_code=ExitCode.INTERNAL,
+        )  # fmt: skip
+    return program
+
+
+def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
+    """The hosts in what `ansible-inventory --list` printed for `path`."""
+    if not isinstance(listed, dict):
+        raise _invalid(path, "ansible-inventory printed something else than groups")
+    meta = listed.get("_meta")
+    told = meta.get("hostvars") if isinstance(meta, dict) else None
+    found: dict[str, HostAddress] = {}
+    for group, content in listed.items():
+        names = content.get("hosts", []) if isinstance(content, dict) and group != "_meta" else []
+        for name in names if isinstance(names, list) else []:
+            if not isinstance(name, str):
+                raise _invalid(path, f"{name!r} is no host name")
+            if name not in found:
+                given = told.get(name) if isinstance(told, dict) else None
+                found[check_host(name)] = _address(path, name, given if isinstance(given, dict) else {})
+        if len(found) > MAX_HOSTS:
+            raise EnvbuildError(
+                "hosts-too-many", f"{path} names more than {MAX_HOSTS} hosts", hint="split the inventory"
+            )
+    return found
+
+
+def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:
+    """What is said of one host. What cannot be used is an error: without it another machine would be reached."""
+    from pydantic import ValidationError
+
+    values: dict[str, Any] = {}
+    for field, keys in (("address", _ADDRESS), ("user", _USER), ("port", _PORT)):
+        key = next((key for key in keys if given.get(key) not in (None, "")), None)
+        if key is None:
+            continue
+        value = given[key]
+        if field == "port" and isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value[:6])
+        try:
+            HostAddress.from_plain({field: value})
+            values[field] = check_host(value) if field == "address" else value
+        except (ValidationError, EnvbuildError):
+            why = "templates are not filled in" if "{{" in str(value) else "it is not a plain value"
+            raise _invalid(path, f"{name}: {key} is {str(value)[:100]!r}; {why}") from None
+    if values.get("address") == name:
+        del values["address"]
+    return HostAddress.from_plain(values)
+
+
+def _invalid(path: Path, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "hosts-inventory-invalid",
+        f"the hosts of {path} cannot be read",
+        why=why,
+        hint=f"`ansible-inventory --list -i {path}` shows what Ansible reads; programs that list hosts belong in "
+        "`hosts: {command: [...]}`",
+    )

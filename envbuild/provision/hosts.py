@@ -1,0 +1,214 @@
+"""The nodes of a target: listed by whoever its file names, and narrowed by `--limit` and `--exclude`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envbuild.catalog.loader import LoadedTarget, load_target, refuse_template
+from envbuild.catalog.nearest import nearest
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import HostAddress, HostSource, Target
+from envbuild.node import proc
+from envbuild.provision.inventory import MAX_HOSTS, expand_hosts
+from envbuild.provision.supported import refuse_unsupported
+
+# Cloud tools page through an interface; longer than this is one that waits for an answer.
+COMMAND_DEADLINE = 60.0
+# 20,000 names of 63 letters and their domains; more is no list of hosts.
+COMMAND_LIMIT = 4 * 1024 * 1024
+SHOWN = 500
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a target's hosts are meant: `chosen` of `total`, by these options (`--limit`, `--exclude`)."""
+
+    chosen: int
+    total: int
+    by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """`3 of 8 nodes, by --limit`."""
+        return f"{self.chosen} of {self.total} node{'s' * (self.total != 1)}, by {' and '.join(self.by)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for `--json`."""
+        return {"nodes": self.chosen, "of": self.total, "by": list(self.by)}
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """What `--limit` and `--exclude` say: host lists as clusters write them."""
+
+    limit: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that were given."""
+        return ("--limit",) * bool(self.limit) + ("--exclude",) * bool(self.exclude)
+
+
+def reach(
+    ref: str,
+    overrides: Mapping[str, Any],
+    narrowing: Narrowing,
+    *,
+    only_ask: bool,
+    jobs: bool | Callable[[Target], bool],
+) -> tuple[Target, Selection | None]:
+    """Load a target whose nodes a verb will reach, and list them.
+
+    `only_ask` and `jobs` as for `refuse_unsupported`. Raises EnvbuildError as `load_target`, `refuse_unsupported` and
+    `settle_hosts` do.
+    """
+    loaded = load_target(ref, overrides, template=True)
+    through_jobs = jobs(loaded.target) if callable(jobs) else jobs
+    refuse_unsupported(loaded.target, only_ask=only_ask, jobs=through_jobs)
+    refuse_template(loaded)
+    return settle_hosts(loaded, narrowing)
+
+
+def settle_hosts(loaded: LoadedTarget, narrowing: Narrowing) -> tuple[Target, Selection | None]:
+    """The target with its hosts as plain names, and what `--limit` and `--exclude` made of them (None: all are meant).
+
+    A target whose scheduler gives the nodes stays as it is. Raises EnvbuildError, exit 2: `hosts-file-missing`,
+    `hosts-inventory-invalid`, `hosts-command-failed`, `hosts-none`, `hosts-invalid`, `hosts-too-many`, `host-invalid`,
+    `host-unknown`, `limit-of-jobs`.
+    """
+    target = loaded.target
+    if target.connection.kind == "job":
+        if narrowing.options:
+            raise EnvbuildError(
+                "limit-of-jobs",
+                f"{' and '.join(narrowing.options)} cannot choose among the nodes of {target.name}",
+                why="the scheduler gives its jobs their nodes",
+                hint="`scheduler: {nodes: N, constraints: FEATURE}` in the target file says how many and which",
+            )
+        return target, None
+    names, addresses = list_hosts(target.hosts, _folder(loaded))
+    chosen, selection = narrow(names, narrowing, f"the target {target.name}")
+    hosts = {**addresses, **target.connection.hosts}
+    connection = target.connection.model_copy(update={"hosts": {name: hosts[name] for name in chosen if name in hosts}})
+    return target.model_copy(update={"hosts": tuple(chosen), "connection": connection}), selection
+
+
+def _folder(loaded: LoadedTarget) -> Path:
+    """The folder of the file that names the hosts: relative paths in it are meant from there."""
+    named = [Path(document.name) for document in loaded.documents if "hosts" in document.data]
+    return (named[0] if named else loaded.path).absolute().parent
+
+
+def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[str], dict[str, HostAddress]]:
+    """Names, each once and in order, and how those are reached that are not reached by their name.
+
+    `folder` is what relative paths are relative to. Raises EnvbuildError as `settle_hosts` does.
+    """
+    addresses: dict[str, HostAddress] = {}
+    if not isinstance(hosts, HostSource):
+        names = expand_hosts(hosts)
+    elif hosts.command is not None:
+        names = _by_command(hosts.command, folder)
+    elif hosts.inventory is not None:
+        from envbuild.provision.ansible_hosts import read_inventory
+
+        addresses = read_inventory(folder / Path(hosts.inventory).expanduser())
+        names = list(addresses)
+    else:
+        names = expand_hosts(hosts)  # who else can name hosts is refused there
+    if not names:
+        named = (
+            ", ".join(f"{key}: {value}" for key, value in hosts.given.items()) if isinstance(hosts, HostSource) else ""
+        )
+        raise EnvbuildError(
+            "hosts-none",
+            "the target has no hosts",
+            why=f"{named} names none" if named else "",
+            hint="run or read it by hand: nothing can be done on no host",
+        )
+    if len(names) > MAX_HOSTS:
+        raise EnvbuildError(
+            "hosts-too-many", f"the target has {len(names)} hosts", why=f"at most {MAX_HOSTS} can be reached at once",
+            hint="split the target",
+        )  # fmt: skip
+    return names, {name: address for name, address in addresses.items() if address != HostAddress()}
+
+
+def _by_command(command: Sequence[str], folder: Path) -> list[str]:
+    """The hosts that a program prints: host lists, one or several a line, separated by spaces."""
+    import shlex
+
+    from envbuild.node.proc import clean_env
+
+    # A program of the target's own folder is found from there: `./my-hosts`.
+    first = str(folder / command[0]) if "/" in command[0] else command[0]
+    done = proc.run(
+        [first, *command[1:]], timeout=COMMAND_DEADLINE, env=clean_env(), cwd=str(folder), limit=COMMAND_LIMIT
+    )
+    shown = shlex.join(command)
+    why = ""
+    if done.missing:
+        why = "there is no such program, or it cannot be run"
+    elif done.truncated:
+        why = f"it prints more than {COMMAND_LIMIT >> 20} MiB"
+    elif done.timed_out:
+        why = f"it did not end within {COMMAND_DEADLINE:g} s"
+    elif done.rc != 0:
+        why = f"exit {done.rc}: {last_lines(done.err)}" if done.err.strip() else f"exit {done.rc}"
+    if why:
+        raise EnvbuildError(
+            "hosts-command-failed", f"`{shown}` did not list the hosts", why=why,
+            hint=f"run it by hand in {folder}; it must print host names and end with 0",
+        )  # fmt: skip
+    try:
+        return expand_hosts(done.out.split())
+    except EnvbuildError as error:
+        error.why = f"`{shown}` printed it; {error.why}"
+        raise
+
+
+def last_lines(text: str) -> str:
+    """The end of what a program said, in one line of printable characters."""
+    said = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:]
+    return "".join(char if char.isprintable() else "\ufffd" for char in said)
+
+
+def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list[str], Selection | None]:
+    """Those of `names` that are meant, in their order. `whose` hosts these are, for people.
+
+    Raises EnvbuildError `host-unknown` and `hosts-none` (exit 2), and as `expand_hosts` does.
+    """
+    if not narrowing.options:
+        return list(names), None
+    known = set(names)
+    wanted = _known(narrowing.limit, known, names, "--limit", whose) if narrowing.limit else known
+    without = _known(narrowing.exclude, known, names, "--exclude", whose)
+    chosen = [name for name in names if name in wanted and name not in without]
+    if not chosen:
+        raise EnvbuildError(
+            "hosts-none",
+            f"{' and '.join(narrowing.options)} leave no host",
+            why=f"{whose} has {len(names)}",
+            hint="name other hosts",
+            exit_code=ExitCode.USAGE,
+        )
+    return chosen, Selection(len(chosen), len(names), narrowing.options)
+
+
+def _known(lists: Sequence[str], known: set[str], names: Sequence[str], option: str, whose: str) -> set[str]:
+    said = expand_hosts(lists)
+    unknown = [name for name in said if name not in known]
+    if unknown:
+        near = nearest(unknown[0], names)
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        first = f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+        raise EnvbuildError(
+            "host-unknown",
+            f"`{option}` names {unknown[0]}{more}, which {'are' if more else 'is'} not of {whose}",
+            why=f"its {len(names)} hosts: {first}",
+            hint=f"did you mean `{near}`?" if near else "",
+        )
+    return set(said)

@@ -1,0 +1,40 @@
+"""Which nodes of a fleet are meant: an Ansible inventory, a program, `--limit` and `--exclude`, on real SSH nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.conftest import StartNodes
+from tests.fleet.fleet_world import FleetWorld
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
+    tmp_path: Path, fleet: StartNodes, standalone_python: Path
+) -> None:
+    nodes = fleet(3, kind="full")
+    world = FleetWorld(tmp_path, standalone_python)
+    lines = [f"gpu{i} ansible_host={node.address} ansible_user=root" for i, node in enumerate(nodes, 1)]
+    (world.work / "hosts.ini").write_text("[gpu]\n" + "\n".join(lines) + "\n")
+    world.target(nodes, hosts={"inventory": "hosts.ini"}, connection={"user": "nobody-there"})
+    done = world.fleet("probe", "--limit", "gpu[1-2]")
+    assert (done.rc, done.err.splitlines()[0]) == (0, "2 of 3 nodes, by --limit")
+    facts = done.json["facts"]
+    assert {name: item["hostname"] for name, item in facts.items()} == {f"gpu{i}": nodes[i - 1].name for i in (1, 2)}
+
+    (world.work / "list").write_text(f"#!/bin/sh\necho {' '.join(node.address for node in nodes)}\n")
+    (world.work / "list").chmod(0o700)
+    world.target(nodes, hosts={"command": ["./list"]})
+    done = world.fleet("plan", "--exclude", nodes[0].address, "--exclude", nodes[1].address)
+    assert done.rc == 0, done.err
+    assert done.json["selection"] == {"nodes": 1, "of": 3, "by": ["--exclude"]}
+    assert [node["node"] for node in done.json["plan"]["nodes"]] == [nodes[2].address]
+    told = world.run("plan", "--target", "./nodes.yaml", "--limit", nodes[0].address)
+    assert told.out.splitlines()[0] == "plan: tiny (exact) on nodes, 1 of 3 nodes, by --limit"
+    for verb in (["env", "list"], ["wheels", "list"], ["verify"], ["smoke"]):
+        done = world.run(*verb, "--target", "./nodes.yaml", "--limit", nodes[2].address + "9", "--json")
+        assert (done.rc, done.code) == (2, "host-unknown"), done.err
+        assert "did you mean" in done.err
