@@ -23,9 +23,9 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.node import proc
 from envbuild.plan_once import install_args, keys_of, stamp_of_environment
+from envbuild.plan_store import store_folder
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import ContactResult, contact, node_request
-from envbuild.provision.deliver import store_folder
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.receive import receive
