@@ -43,13 +43,12 @@ def provision(
     prepared = prepare(choice_of(flags, config), locked=not no_locked, jobs=True)
     settings = settings_of(
         config,
-        # A script builds everything, also what is there already. With jobs, `repair` would ask nodes through one.
-        repair=repair or (print_script and prepared.target.connection.kind != "job"),
+        repair=repair or print_script,  # a script builds everything, also what is there already
         jobs=flags.get("jobs"),
         check_rebuild=check_rebuild,
         command=("envbuild", *sys.argv[1:]),
     )
-    settings = replace(settings, cancel_job=cancel_job)
+    settings = replace(settings, cancel_job=cancel_job, script=print_script)
     if fetch_only:
         return _fetch_only(ui, prepared, settings)
     if dry_run or print_script:

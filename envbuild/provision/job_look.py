@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.provision.bundle import node_pyz
 from envbuild.provision.contact import ContactResult, build_script, contact, node_request, parse_output
-from envbuild.provision.job_facts import facts_file, read_facts, write_facts
+from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.job_site import PROBE_LIMIT, JobSite, collect, place
 from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.keep import can_keep, kept
@@ -28,10 +28,16 @@ _SHARED = ("environments", "toolchain", "prefix", "busy")
 
 
 def survey_jobs(work: Work, site: JobSite) -> Survey:
-    """Facts and resolutions of the nodes of a cluster; nodes on which nothing has to be done need no job."""
+    """Facts and resolutions of the nodes of a cluster; nodes on which nothing has to be done need no job.
+
+    Raises EnvbuildError `nodes-unknown` (exit 7) where a script is wanted and no earlier job has asked the nodes.
+    """
     prepared, survey = work.prepared, Survey()
     shared = look_at_login(work, site)
-    known = {} if work.settings.repair else read_facts(facts_file(prepared.target, site.login))
+    scripted = work.settings.script
+    known = {} if work.settings.repair and not scripted else read_facts(facts_file(prepared.target, site.login))
+    if scripted and not known:
+        raise _unknown(site)
     if known:
         survey.facts = {node: facts.model_copy(update=shared) for node, facts in known.items()}
     else:
@@ -43,6 +49,16 @@ def survey_jobs(work: Work, site: JobSite) -> Survey:
     if rest:
         decide(prepared, survey, rest)
     return survey
+
+
+def _unknown(site: JobSite) -> EnvbuildError:
+    return EnvbuildError(
+        "nodes-unknown",
+        f"nothing is known of the nodes of the partition {site.partition.name}, and printing a script submits no job",
+        why=f"no job of envbuild from {site.login} has asked them for {MAX_AGE / 86400:.0f} days",
+        hint="`envbuild provision --dry-run` with the same target asks them through one short job",
+        exit_code=ExitCode.REFUSED,
+    )
 
 
 def look_at_login(work: Work, site: JobSite) -> dict[str, Any]:

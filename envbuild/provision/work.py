@@ -23,7 +23,8 @@ class Settings:
     """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds.
 
     `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
-    interrupt also ends the job that the run waits for.
+    interrupt also ends the job that the run waits for; `script`: the plan is only printed,
+    so no job may be submitted for it.
     """
 
     runs_root: Path
@@ -34,6 +35,7 @@ class Settings:
     jobs: int | None = None
     check_rebuild: bool = False
     cancel_job: bool = False
+    script: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 

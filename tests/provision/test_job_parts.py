@@ -13,14 +13,18 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Connection, Target
+from envbuild.provision import job_look
 from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.job_plan import builder_of, share
 from envbuild.provision.job_site import JobSite, collect, place, read_json
+from envbuild.provision.rundir import RunDir
+from envbuild.provision.work import Settings, Work
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.run import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
-from tests.provision.test_keep import facts
+from tests.provision.test_execute import _Silent
+from tests.provision.test_keep import facts, prepared
 
 RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
 
@@ -188,3 +192,27 @@ def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tm
     assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}'
     assert run_script(tmp_path, "never", node="n2") == 0
     assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
+
+
+@pytest.mark.parametrize("repair", [True, False])
+def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repair: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch
+    cluster = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    ready = prepared(**cluster, scheduler={"kind": "slurm"})
+    partition = Partition("gpu", 2, {"idle": 2}, {}, knows_gpus=False)
+    where = JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
+    run = RunDir.create(tmp_path / "runs")
+    with run.open_journal() as journal:
+        settings = Settings(tmp_path / "runs", repair=repair, script=True)
+        work = Work(ready, settings, run, journal, _Silent())
+        with pytest.raises(EnvbuildError) as caught:
+            job_look.survey_jobs(work, where)
+        assert (caught.value.code, caught.value.exit_code) == ("nodes-unknown", ExitCode.REFUSED)
+        assert "--dry-run" in caught.value.hint
+        write_facts(facts_file(ready.target, where.login), {"n1": facts(node="n1")})
+        survey = job_look.survey_jobs(work, where)
+    assert set(survey.resolutions) == {"n1"}
+    assert survey.facts["n1"].prefix.path == str(tmp_path / "p"), "what the login host sees now"

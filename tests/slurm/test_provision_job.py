@@ -77,6 +77,11 @@ def test_nodes_that_are_known_are_not_asked_again_for_another_environment(world:
     assert [job["name"] for job in world.submitted()] == ["envbuild-provision"]
     assert done.err.count("submitting") == 1
     assert "2 nodes of gpu for at most 0:10:00, 2.7 GPU-hours" in done.err
+    printed = world.run("provision", "--target", "./cluster.yaml", "--print-script")
+    assert printed.rc == 0, printed.err
+    assert "submitting" not in printed.err
+    assert "nothing to do" not in printed.out, "what is in place is built by a script too"
+    assert "uv venv" in printed.out and "#SBATCH" in printed.out
 
 
 def test_a_node_that_has_to_be_powered_up_is_waited_for(world: JobWorld) -> None:
@@ -152,6 +157,9 @@ def test_the_printed_file_builds_the_same_without_envbuild(world: JobWorld) -> N
     # Nodes that fetch for themselves do it as the job's own environment says.
     world.target(scheduler={"nodes": 1}, delivery="node")
     world.tiny()
+    before = world.run("provision", "--target", "./cluster.yaml", "--print-script")
+    assert (before.rc, "error[nodes-unknown]" in before.err) == (7, True)
+    assert world.job("--dry-run").rc == 0
     text = world.run("provision", "--target", "./cluster.yaml", "--print-script").out
     assert "#SBATCH --partition=gpu" in text
     assert "envbuild-node" not in text
