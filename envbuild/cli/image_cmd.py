@@ -84,7 +84,7 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
             if not row["diff"]:
                 context.check(folder, program=False)
         elif output is not None or every:
-            # What is committed has no node program; `image build` adds it.
+            # What is committed has no node program and no address of an index; `image build` adds both.
             row["changed"] = context.write(recipe, folder, program=not every)
         else:
             row |= {"text": render(recipe), "folder": None}

@@ -1,6 +1,7 @@
 """The build context: the Dockerfile, the requests, the entry point and the node program in one folder.
 
-The node program is a zip file made from this envbuild, so it is written beside the texts and not committed with them.
+The node program is a zip file made from this envbuild, and the addresses of indexes belong into no commit: both are
+written beside the texts and not committed with them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from envbuild.container.dockerfile import render
+from envbuild.container.recipe import INDEXES as INDEXES
 from envbuild.container.recipe import NODE as NODE
 from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
 
 LIMIT = 100_000_000
+UNCOMMITTED = (NODE, INDEXES)
 _COPIED = re.compile(r"^COPY (?!--from=)(.+) \S+$", re.MULTILINE)
 _DIFF_LINES = 60
 
@@ -23,9 +26,9 @@ _DIFF_LINES = 60
 def texts(recipe: ImageRecipe) -> dict[str, str]:
     """File name -> text of everything that is generated and committed."""
     files = {"Dockerfile": render(recipe), **recipe.files}
-    allowed = sorted([*recipe.files, NODE])
+    allowed = sorted([*recipe.files, *UNCOMMITTED])
     files[".dockerignore"] = "*\n" + "".join(f"!{name}\n" for name in allowed)
-    files[".gitignore"] = f"{NODE}\n"
+    files[".gitignore"] = "".join(f"{name}\n" for name in UNCOMMITTED)
     return files
 
 
@@ -34,13 +37,15 @@ def write(
 ) -> list[str]:
     """Write the context into `folder` (made where missing), and `more` texts; names of files that were not so before.
 
-    `program`: with the node program, without which nothing can be built. Raises EnvbuildError `context-unwritable`.
+    `program`: with what is not committed (the node program, addresses of indexes), without which nothing can be built.
+    Raises EnvbuildError `context-unwritable`.
     """
     changed = []
     contents = {name: text.encode() for name, text in {**texts(recipe), **(more or {})}.items()}
     if program:
         from envbuild.provision.bundle import node_pyz
 
+        contents |= {name: text.encode() for name, text in recipe.uncommitted.items()}
         contents[NODE] = node_pyz()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +83,7 @@ def _diff(there: str, wanted: str, name: str) -> list[str]:
 
 
 def check(folder: Path, *, program: bool = True) -> None:
-    """Refuse a context that cannot be built from; `program`: the node program has to be there too.
+    """Refuse a context that cannot be built from; `program`: what is not committed has to be there too.
 
     Raises EnvbuildError: `context-too-large` (exit 7) over 100 MB, with its largest files; `context-hides` (exit 2)
     where `.dockerignore` hides what the Dockerfile copies; `context-incomplete` (exit 2) where that is not there.
@@ -108,7 +113,7 @@ def check(folder: Path, *, program: bool = True) -> None:
                     f"{folder / '.dockerignore'} hides {name}, which the Dockerfile copies",
                     hint=f"add a last line `!{name}`, or write the context again with `envbuild image dockerfile -o`",
                 )
-            if not (folder / name).is_file() and (program or name != NODE):
+            if not (folder / name).is_file() and (program or name not in UNCOMMITTED):
                 raise EnvbuildError(
                     "context-incomplete",
                     f"{folder / name} is missing",

@@ -24,6 +24,7 @@ from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 
 NODE = "envbuild-node.pyz"
+INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
 HOME = "/home/envbuild"
@@ -103,7 +104,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """Everything that an image is made from. `files` are the texts of the context; `warnings` are for the user."""
+    """Everything that an image is made from. `files` are the committed texts of the context, `uncommitted` the others.
+
+    `warnings` are for the user.
+    """
 
     stack: str
     profile: str
@@ -114,6 +118,7 @@ class ImageRecipe:
     files: Mapping[str, str]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    uncommitted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tag(self) -> str:
@@ -158,6 +163,8 @@ def make_recipe(
         files=maker.files(),
         notes=place.notes,
         warnings=tuple(dict.fromkeys(warnings)),
+        # Addresses appear only in what is made on request.
+        uncommitted={INDEXES: pretty(requests.indexes)},
     )
 
 
@@ -227,7 +234,7 @@ class _Maker:
             "type=secret,id=certificates,target=/run/secrets/certificates.crt",
         )
         return (
-            Copy((NODE, "fetch.json"), self.folder + "/"),
+            Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
                 "Everything by hash; mirrors, logins and certificates only as build secrets, which no layer keeps."
             ),

@@ -33,12 +33,14 @@ CUDA_HOME = "/usr/local/cuda"
 class Requests:
     """The two requests of the verb `image`, and what the recipe needs to know of them.
 
-    `runner`: the interpreter that runs the node program in the build stage; `python_folder`: a standalone Python.
+    `indexes`: {name: {url, kind}}, which `fetch` reads from a file of its own. `runner`: the interpreter that runs the
+    node program in the build stage; `python_folder`: a standalone Python.
     """
 
     variant: Variant
     environment: str
     fetch: dict[str, Any]
+    indexes: dict[str, dict[str, str]]
     build: dict[str, Any]
     out: str
     store: str
@@ -90,7 +92,7 @@ def make_requests(
     fetch = {
         "stage": "fetch",
         "files": files,
-        "indexes": {n: {"url": e.url, "kind": e.kind} for n, e in load_indexes().items() if n in named and e.url},
+        "addresses": f"{prefix}/image/indexes.json",
         "sources": [source.to_json_dict() for source in variant.sources],
         "find_links": ["/wheelhouse"],
         "cache": "/var/cache/envbuild",
@@ -103,6 +105,7 @@ def make_requests(
         variant=variant,
         environment=install["environment"],
         fetch=_request(fetch, prefix),
+        indexes={n: {"url": e.url, "kind": e.kind} for n, e in load_indexes().items() if n in named and e.url},
         build=_request(build, prefix),
         out=out,
         store=f"{prefix}/store/wheels",

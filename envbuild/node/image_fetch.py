@@ -33,8 +33,10 @@ _DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 def run(args: "dict[str, Any]") -> "dict[str, Any]":
     """Fetch `files` ([{file, sha256, size, package, index} or {..., url}]), `sources` (pins) and `tools`.
 
-    Returns `files` and `bytes`. Raises NodeError: `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
-    `package-not-found`, `index-refused`, `source-unreachable` (4), `network-unreachable`, `disk-full` (75).
+    `indexes` is {name: {url, kind}}; `addresses` is a file with more of them, which is not committed with the request.
+    Returns `files` and `bytes`. Raises NodeError: `request-invalid` (exit 2), `hash-mismatch`, `tree-mismatch`,
+    `commit-missing` (5), `package-not-found`, `index-refused`, `source-unreachable` (4),
+    `network-unreachable`, `disk-full` (75).
     """
     out = args["out"]
     wheels = os.path.join(out, "wheels")
@@ -67,7 +69,7 @@ class _Places:
         """`args` as in `run`."""
         self._config = pipconf.read(os.environ)
         self.links = pipconf.folders(pipconf.alive(list(args.get("find_links") or []) + self._config.find_links))
-        self._indexes = args.get("indexes") or {}
+        self._indexes = _indexes(args)
         self._cache = args.get("cache")
         self._default = None  # type: str | None
 
@@ -133,7 +135,7 @@ class _Places:
 
     def _pages(self, wanted: "dict[str, Any]") -> "Any":
         below = "/%s/" % record.normal_name(wanted["package"])
-        index = self._indexes.get(wanted.get("index"))
+        index = self._indexes.get(wanted.get("index") or "")
         if index is not None and index.get("url"):
             yield index["url"] if index.get("kind") == "find-links" else index["url"].rstrip("/") + below
         normal = os.environ.get("UV_DEFAULT_INDEX") or self._config.index_url or self._pip_default()
@@ -162,6 +164,23 @@ class _Places:
                 hint="do not use this index or mirror; if the lock is wrong, create it again",
                 exit_code=Exit.INTEGRITY,
             )
+
+
+def _indexes(args: "dict[str, Any]") -> "dict[str, Any]":
+    """Index name -> {url, kind}: those of the file `addresses`, then those of the request itself."""
+    found = {}  # type: dict[str, Any]
+    path = args.get("addresses")
+    if path:
+        told = paths.read_json(path)
+        if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+            raise NodeError(
+                "request-invalid",
+                "%s has no addresses of indexes" % path,
+                hint="`envbuild image dockerfile STACK -o DIR` writes the whole context",
+            )
+        found.update(told)
+    found.update(args.get("indexes") or {})
+    return found
 
 
 def _digest(path: "str") -> "str":

@@ -35,6 +35,7 @@ Stage: fetch
 %files
     envbuild-node.pyz /opt/envbuild/image/envbuild-node.pyz
     fetch.json /opt/envbuild/image/fetch.json
+    indexes.json /opt/envbuild/image/indexes.json
 
 %post
     set -eu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def refused(folder: Path) -> EnvbuildError:
 
 def test_a_context_is_whole_written_once_and_equal(recipe: ImageRecipe, tmp_path: Path) -> None:
     first = context.write(recipe, tmp_path / "one")
-    assert set(first) == {*context.texts(recipe), context.NODE}
+    assert set(first) == {*context.texts(recipe), *context.UNCOMMITTED}
     assert context.write(recipe, tmp_path / "one") == []
     context.write(recipe, tmp_path / "two")
     for path in (tmp_path / "one").iterdir():
@@ -71,13 +72,39 @@ def test_a_dockerignore_that_hides_the_lock_is_refused(recipe: ImageRecipe, tmp_
     ignore.write_text(ignore.read_text() + line + "\n")
     error = refused(tmp_path)
     assert error.code == "context-hides"
-    ignore.write_text(ignore.read_text() + "# again\n!fetch.json\n!build.json\n!variant.json\n!*.pyz\n!entrypoint.sh\n")
+    ignore.write_text(
+        ignore.read_text() + "# again\n!fetch.json\n!indexes.json\n!build.json\n!variant.json\n!*.pyz\n!entrypoint.sh\n"
+    )
     context.check(tmp_path)
 
 
-def test_a_context_without_the_node_program_is_refused(recipe: ImageRecipe, tmp_path: Path) -> None:
-    context.write(recipe, tmp_path, program=False)
-    assert refused(tmp_path).code == "context-incomplete"
+@pytest.mark.parametrize("name", context.UNCOMMITTED)
+def test_a_context_without_what_is_not_committed_is_refused(recipe: ImageRecipe, tmp_path: Path, name: str) -> None:
+    context.write(recipe, tmp_path)
+    (tmp_path / name).unlink()
+    error = refused(tmp_path)
+    assert error.code == "context-incomplete" and name in error.what
+    assert context.compare(recipe, tmp_path) == ""
+    context.check(tmp_path, program=False)
+
+
+def test_addresses_are_in_an_ignored_file_that_only_the_fetch_stage_gets(recipe: ImageRecipe, tmp_path: Path) -> None:
+    committed = context.write(recipe, tmp_path, program=False)
+    assert context.INDEXES not in committed
+    (whole := tmp_path / "whole").mkdir()
+    context.write(recipe, whole)
+    known = json.loads((whole / context.INDEXES).read_text())
+    request = json.loads(recipe.files["fetch.json"])["args"]
+    assert known and set(known) <= {each["index"] for each in request["files"] if "index" in each}
+    for entry in known.values():
+        assert entry["url"].startswith("https://") and entry["kind"] in ("simple", "find-links")
+        assert not any(entry["url"] in text for text in context.texts(recipe).values())
+    assert request["addresses"] == f"{recipe.prefix}/image/{context.INDEXES}" and "indexes" not in request
+    assert context.INDEXES in (whole / ".gitignore").read_text().splitlines()
+    copying = [
+        s.name for s in recipe.stages for each in s.instructions if context.INDEXES in getattr(each, "sources", ())
+    ]
+    assert copying == ["fetch"]
 
 
 def test_a_folder_that_cannot_be_written_is_no_traceback(recipe: ImageRecipe, tmp_path: Path) -> None:

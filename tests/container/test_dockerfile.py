@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from envbuild import resources
+from envbuild.catalog.indexes import load_indexes
 from envbuild.container import context
 from envbuild.container.bases import load_containers
 from envbuild.container.choose import Choice, recipe_for, shipped
@@ -30,8 +32,18 @@ def recipes() -> dict[str, ImageRecipe]:
 @pytest.mark.parametrize("name", shipped())
 def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
     folder = resources.containers() / name
-    there = {path.name: path.read_text() for path in folder.iterdir() if path.name != context.NODE}
+    there = {path.name: path.read_text() for path in folder.iterdir() if path.name not in context.UNCOMMITTED}
     assert there == context.texts(recipes[name])
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dict[str, ImageRecipe]) -> None:
+    pip = pytest.importorskip("pip._internal.models.index")
+    hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}
+    hosts |= {pip.PyPI.netloc, pip.PyPI.file_storage_domain}
+    assert len(hosts) > 2
+    for text in context.texts(recipes[name]).values():
+        assert not [host for host in hosts if host in text]
 
 
 def test_every_shipped_stack_has_its_image() -> None:

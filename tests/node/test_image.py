@@ -94,6 +94,31 @@ def test_the_named_index_then_the_configured_one(tmp_path: Path, web: str, monke
     assert fetched(tmp_path, [row("alpha-1.whl", b"good")])["files"] == 1
 
 
+def test_addresses_of_indexes_come_from_a_file_of_their_own(tmp_path: Path, web: str) -> None:
+    page = tmp_path / "www" / "simple" / "alpha"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text('<a href="../../alpha-1.whl">alpha-1.whl</a>')
+    (tmp_path / "www" / "alpha-1.whl").write_bytes(b"good")
+    wanted = row("alpha-1.whl", b"good", index="torch-index")
+    right = {"torch-index": {"url": f"{web}/simple", "kind": "simple"}}
+    file = tmp_path / "indexes.json"
+    file.write_text(json.dumps(right))
+    assert fetched(tmp_path, [wanted], addresses=str(file))["files"] == 1
+    # What the request itself says of an index counts.
+    file.write_text(json.dumps({"torch-index": {"url": f"{web}/nothing", "kind": "simple"}}))
+    assert refused(tmp_path, [wanted], addresses=str(file)).code == "package-not-found"
+    assert fetched(tmp_path, [wanted], addresses=str(file), indexes=right)["files"] == 1
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"torch-index": "x"}'])
+def test_a_file_without_addresses_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "indexes.json"
+    if text is not None:
+        file.write_text(text)
+    error = refused(tmp_path, [], addresses=str(file))
+    assert (error.code, str(file) in error.what) == ("request-invalid", True)
+
+
 @pytest.mark.parametrize("name", ["../x.whl", "/x.whl", ".x", "a/b.whl"])
 def test_a_file_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     assert refused(tmp_path, [row(name, b"")]).code == "request-invalid"
