@@ -48,7 +48,7 @@ def provision(
         check_rebuild=check_rebuild,
         command=("envbuild", *sys.argv[1:]),
     )
-    settings = replace(settings, cancel_job=cancel_job, script=print_script)
+    settings = replace(settings, cancel_job=cancel_job, script=print_script and not fetch_only)
     if fetch_only:
         return _fetch_only(ui, prepared, settings)
     if dry_run or print_script:
