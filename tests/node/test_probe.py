@@ -310,17 +310,16 @@ def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
     assert node.probe(pythons=["3.99"]).scheduler.job == "77"
 
 
-def test_foreign_qstat_is_no_pbs(node: Node, tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    for tool in Path("/usr/bin").iterdir():
-        if tool.name != "sinfo":  # a machine of these tests may have Slurm
-            (plain / tool.name).symlink_to(tool)
-    node.env["PATH"] = f"{node.bin}:{plain}"
+def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envbuild.node.probe_system import scheduler_facts
+
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    folders = [str(node.bin)]  # the machine of the tests may have Slurm
     program(node.bin / "qstat", "echo SGE 8.1.9\n")
-    assert node.probe(pythons=["3.99"]).scheduler.kind == "none"
+    assert scheduler_facts(folders)["kind"] == "none"
     program(node.bin / "qstat", "echo pbs_version = 2022.1.1\n")
-    assert node.probe(pythons=["3.99"]).scheduler.kind == "pbs"
+    assert scheduler_facts(folders)["kind"] == "pbs"
 
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"pythons": [3.11]}, {"reach": {"a": 1}}])
