@@ -99,7 +99,7 @@ def narrowing_of(flags: dict[str, Any]) -> Narrowing:
     return Narrowing(tuple(flags.get("limit") or ()), tuple(flags.get("exclude") or ()))
 
 
-def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], bool] = False) -> Target:
+def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], bool] | None = False) -> Target:
     """The target of a verb that asks its nodes and needs no stack, its hosts listed and narrowed.
 
     `jobs` as for `hosts.reach`. What `--limit` and `--exclude` left is told on stderr.

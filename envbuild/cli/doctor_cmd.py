@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.choose import NODE_OPTIONS, target_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, gravest
+
+if TYPE_CHECKING:
+    from envbuild.doctor import Diagnosis
+    from envbuild.provision.look_around import Visit
+
+
+def _node_options(function: Any) -> Any:
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(NODE_OPTIONS), function)
 
 
 @click.command("doctor")
+@click.option("-t", "--target", metavar="TARGET", help="Look at a target instead: login host or nodes, in 30 s.")
 @click.option("--prefix", type=click.Path(path_type=Path), help="Also check that this prefix can be built in.")
+@_node_options
 @common_options
-def doctor(ui: Ui, prefix: Path | None) -> int:
-    """Check this machine: the programs that envbuild drives, found and new enough."""
-    from envbuild.doctor import Diagnosis, diagnose
+def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
+    """Check this machine (the programs that envbuild drives), or with --target a cluster and what follows from it."""
+    if flags["target"]:
+        return _target(ui, {**flags, "prefix": str(prefix) if prefix else None})
+    from envbuild.doctor import diagnose
 
+    if flags["hosts"] or flags["limit"] or flags["exclude"]:
+        raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
+                            hint="name it: `--target TARGET`")  # fmt: skip
     lines = diagnose(prefix=prefix)
     ok = all(line.level != "missing" for line in lines)
-
-    def human() -> str:
-        return "\n".join(_line(line) for line in lines)
-
-    def _line(line: Diagnosis) -> str:
-        text = f"{line.level:8} {line.name:17} {line.found}   needs {line.needed}"
-        for label, more in (("so", line.consequence), ("hint", line.hint)):
-            text += f"\n{'':26} {label}: {more}" if more else ""
-        return text
-
-    ui.result({"ok": ok, "checks": [asdict(line) for line in lines]}, human)
+    ui.result({"ok": ok, "checks": [asdict(line) for line in lines]}, lambda: "\n".join(_line(line) for line in lines))
     return ExitCode.OK if ok else ExitCode.CHECK_FAILED
+
+
+def _line(line: Diagnosis, width: int = 17) -> str:
+    text = f"{line.level:8} {line.name:{width}} {line.found}" + (f"   needs {line.needed}" if line.needed else "")
+    for label, more in (("so", line.consequence), ("hint", line.hint)):
+        text += f"\n{'':{width + 9}} {label}: {more}" if more else ""
+    return text
+
+
+def _target(ui: Ui, flags: dict[str, Any]) -> int:
+    from envbuild.provision.look_around import visit
+
+    visits = visit(target_of(ui, flags, jobs=None))
+    bad = any(line.level == "missing" for each in visits for line in each.lines)
+    errors = {each.node: each.error.as_dict() for each in visits if each.error}
+    hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
+    ui.result({"ok": not bad and not errors, "hosts": hosts, "errors": errors}, lambda: _told(visits))
+    codes = [int(each.error.exit_code) for each in visits if each.error]
+    return gravest([*codes, ExitCode.CHECK_FAILED if bad else ExitCode.OK])
+
+
+def _told(visits: list[Visit]) -> str:
+    """Hosts that differ in nothing but free space and names are told once."""
+    groups: dict[tuple[tuple[str, ...], ...], list[Visit]] = {}
+    for each in visits:
+        if each.error is None:
+            groups.setdefault(tuple((line.name, line.level, line.consequence) for line in each.lines), []).append(each)
+    parts: list[str] = []
+    for same in groups.values():
+        names = [each.node for each in same]
+        shown = f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
+        parts.append(f"{shown} ({len(names)} nodes, as the first)" if len(names) > 1 else shown)
+        width = max(len(line.name) for line in same[0].lines)
+        parts += [_line(line, width) for line in same[0].lines]
+    for each in visits:
+        if each.error is not None:
+            parts.append(f"{each.node}: {each.error}")
+            parts += [
+                f"  {label}: {text}" for label, text in (("why", each.error.why), ("hint", each.error.hint)) if text
+            ]
+    return "\n".join(parts)

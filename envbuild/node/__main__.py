@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
     "probe": "probe",
+    "doctor": "doctor",
     "fetch": "fetch",
     "install": "install",
     "smoke": "smoke",

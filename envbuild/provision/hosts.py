@@ -58,16 +58,18 @@ def reach(
     narrowing: Narrowing,
     *,
     only_ask: bool,
-    jobs: bool | Callable[[Target], bool],
+    jobs: bool | Callable[[Target], bool] | None,
 ) -> tuple[Target, Selection | None]:
     """Load a target whose nodes a verb will reach, and list them.
 
-    `only_ask` and `jobs` as for `refuse_unsupported`. Raises EnvbuildError as `load_target`, `refuse_unsupported` and
+    `only_ask` and `jobs` as for `refuse_unsupported`; None: nothing is refused, the verb says itself what works.
+    Raises EnvbuildError as `load_target`, `refuse_unsupported` and
     `settle_hosts` do.
     """
     loaded = load_target(ref, overrides, template=True)
-    through_jobs = jobs(loaded.target) if callable(jobs) else jobs
-    refuse_unsupported(loaded.target, only_ask=only_ask, jobs=through_jobs)
+    if jobs is not None:
+        through_jobs = jobs(loaded.target) if callable(jobs) else jobs
+        refuse_unsupported(loaded.target, only_ask=only_ask, jobs=through_jobs)
     refuse_template(loaded)
     return settle_hosts(loaded, narrowing)
 

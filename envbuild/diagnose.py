@@ -1,0 +1,297 @@
+"""What somebody new to a cluster has to know: the answer of the node verb `doctor`, read. Pure.
+
+Every line ends in a consequence: what works there, what does not, and which setting of a target follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from envbuild.doctor import Diagnosis, Level
+from envbuild.model.facts import DiskFacts, NodeFacts
+from envbuild.model.target import HostSource, Target
+from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
+
+# An environment with torch is some 6 GB and 60,000 files.
+LEAST_BYTES = 10e9
+LEAST_INODES = 100_000
+NAMES = ("docker", "podman", "apptainer", "singularity", "enroot", "buildah")
+_SHOWN = 6
+
+
+def diagnose_node(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    """The lines of one host. `site` as the node verb `doctor` gives it."""
+    parts: tuple[Callable[[NodeFacts, Mapping[str, Any], Target], list[Diagnosis]], ...] = (
+        _role, _scheduler, _gpus, _prefix, _temporary, _network, _containers, _modules,
+    )  # fmt: skip
+    return [line for part in parts for line in part(facts, site, target)]
+
+
+def diagnose_without_python(findings: Mapping[str, str], target: Target) -> list[Diagnosis]:
+    """The lines of a host without Python 3.6, from what sh alone found."""
+    scheduler = findings.get("scheduler", "none")
+    prefix, writable = findings.get("prefix", target.prefix), findings.get("prefix_writable") == "yes"
+    return [
+        Diagnosis(
+            "python", "warning", "none of 3.6 or newer", "",
+            "everything else could not be found out; `envbuild provision` brings one into the prefix",
+        ),
+        Diagnosis("scheduler", "ok", scheduler, "", ""),
+        Diagnosis(
+            "prefix", "ok" if writable else "missing", f"{prefix}{'' if writable else ', not writable'}", "",
+            "" if writable else "nothing can be built there", "" if writable else "choose another: `--prefix`",
+        ),
+    ]  # fmt: skip
+
+
+def _line(name: str, level: Level, found: str, consequence: str, hint: str = "") -> Diagnosis:
+    return Diagnosis(name, level, found, "", consequence, hint)
+
+
+def _said(site: Mapping[str, Any], question: str) -> str:
+    """What a program of the scheduler printed, empty when it failed."""
+    answer = site["programs"].get(question) or {}
+    return str(answer.get("out") or "") if answer.get("rc") == 0 else ""
+
+
+# Login or compute
+
+
+def is_compute(facts: NodeFacts, site: Mapping[str, Any]) -> bool:
+    """Whether the scheduler gives this host to jobs, or we are inside one."""
+    if facts.scheduler.job:
+        return True
+    names = {name for text in _said(site, "names").split() for name in node_names(text)}
+    lines = [line.split() for line in _said(site, "nodes").splitlines()] if facts.scheduler.kind == "pbs" else []
+    names |= {words[0] for words in lines if words}
+    short = facts.hostname.partition(".")[0]
+    return short in {name.partition(".")[0] for name in names}
+
+
+def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    kind = facts.scheduler.kind
+    shown = f"{facts.hostname}, {facts.os.id} {facts.os.version}"
+    if kind == "none":
+        return [_line("host", "ok", f"{shown}: no scheduler", "connection: local or ssh")]
+    if facts.scheduler.job:
+        return [
+            _line(
+                "host", "ok", f"{shown}: inside job {facts.scheduler.job} of {kind}", "connection: local, in this job"
+            )
+        ]
+    if is_compute(facts, site):
+        return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
+    more = "" if facts.gpus else ", no GPU here"
+    said = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
+    level: Level = "ok" if target.connection.kind == "job" else "warning"
+    hint = "" if level == "ok" else f"extend `{kind}`: connection: {{kind: job}}, scheduler: {{kind: {kind}}}"
+    return [_line("host", level, f"{shown}: a login node of {kind}", said, hint)]
+
+
+# The scheduler, its rights and its GPUs
+
+
+def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    kind = facts.scheduler.kind
+    if kind == "none":
+        if target.connection.kind != "job":
+            return []
+        return [
+            _line("scheduler", "missing", "no sinfo, no qstat", "no job can be submitted from here",
+                  "name a login node: connection: {kind: job, login: {host: ...}}")
+        ]  # fmt: skip
+    if kind == "pbs":
+        queues = [line.split()[0] for line in _said(site, "queues").splitlines()[2:] if line.split()]
+        found = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
+        return [_line("scheduler", "ok" if queues else "warning", found,
+                      "plan and --print-script only: jobs of PBS are not submitted yet")]  # fmt: skip
+    asked = site["programs"].get("nodes") or {}
+    if asked.get("rc") != 0:
+        why = _last(asked.get("err", "")) or "no answer"
+        level: Level = "missing" if target.connection.kind == "job" else "warning"
+        return [_line("scheduler", level, f"slurm does not answer: {why}", "no job can be submitted now")]
+    found = f"{facts.scheduler.version or 'slurm'}, partitions {_few(partition_names(site))}"
+    lines = [_line("scheduler", "ok", found, "jobs can be submitted")]
+    return lines + _rights(site, target)
+
+
+def partition_names(site: Mapping[str, Any]) -> list[str]:
+    """The partitions that `sinfo` shows, each once."""
+    return list(dict.fromkeys(line.partition("|")[0] for line in _said(site, "nodes").splitlines() if "|" in line))
+
+
+def _wanted(target: Target) -> str | None:
+    hosts = target.hosts
+    return (hosts.slurm if isinstance(hosts, HostSource) else None) or target.scheduler.queue
+
+
+def _rights(site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    """May this user submit there: tried without submitting, and what accounting says."""
+    tried = site["programs"].get("try")
+    accounts = sorted({row["account"] for row in site.get("accounts") or () if row.get("account")})
+    known = f"accounts {_few(accounts)}" if accounts else "no account is known"
+    wanted = _wanted(target)
+    if tried is None or wanted is None:
+        return [_line("rights", "ok", known, "name a partition to have a job tried: hosts: {slurm: PARTITION}")]
+    if tried.get("rc") == 0:
+        return [_line("rights", "ok", f"a job on {wanted} would be accepted; {known}", "provision can submit")]
+    why = _last(tried.get("err", "")) or "it said nothing"
+    others = [name for name in partition_names(site) if name != wanted]
+    hint = f"account, partition and constraints are in the target file; partitions here: {_few([wanted, *others])}"
+    if wanted not in partition_names(site):
+        hint = f"partitions here: {_few(others)}"
+    return [_line("rights", "missing", f"a job on {wanted} would be refused: {why}", "provision cannot submit", hint)]
+
+
+def partition_of(site: Mapping[str, Any], name: str) -> Partition | None:
+    """A partition in the recorded answers of `sinfo` and `scontrol`; None when it is not there."""
+    shown = next((line for line in _said(site, "partitions").splitlines() if f"PartitionName={name} " in line), "")
+    nodes = "\n".join(line for line in _said(site, "nodes").splitlines() if line.partition("|")[0] == name)
+    return parse_partition(name, shown, nodes, _said(site, "config"))
+
+
+def _gpus(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    names = sorted({gpu.name for gpu in facts.gpus})
+    here = f"{len(facts.gpus)} × {', '.join(names)}" if names else "none on this host"
+    level: Level = "ok"
+    if facts.gpus and facts.gpus_physical and len(facts.gpus) < facts.gpus_physical:
+        here += f" of {facts.gpus_physical} in it"
+        # Inside a job that did not ask for all of them this is as it should be.
+        level = "ok" if facts.scheduler.job else "warning"
+    if facts.driver.problem:
+        level, here = "warning", f"{here}; {facts.driver.problem}"
+    so = f"driver {facts.driver.version}" if facts.driver.version else "only CPU work runs on this host"
+    lines = [_line("gpus", level, here, so)]
+    if facts.scheduler.kind == "slurm":
+        wanted = [_wanted(target)] if _wanted(target) else partition_names(site)
+        lines += [_asked_for(partition) for name in wanted[:_SHOWN] if name and (partition := partition_of(site, name))]
+    return lines
+
+
+def _asked_for(partition: Partition) -> Diagnosis:
+    """How a job asks for GPUs on a partition."""
+    name, gres = f"gpus in jobs of {partition.name}", partition.gres()
+    if gres is None:
+        return _line(name, "warning", "no GRES: Slurm knows of no GPUs there",
+                     "whole nodes are asked for (--exclusive), and Slurm cannot say how many GPUs a node has",
+                     "say it in the target: expects: {gpus_per_node: N}")  # fmt: skip
+    types = ", ".join(f"{kind or key}: {count}" for (key, kind), count in partition.gpus.items())
+    form = f"--gres=gpu:{gres.type + ':' if gres.type else ''}{partition.gpus_per_node or 'N'}"
+    found = f"{types or 'not shown'} a node, {partition.nodes} nodes"
+    if partition.hidden:
+        found += f", {partition.hidden} of them powered down and not shown"
+    return _line(name, "ok", found, f"asked for with {form}")
+
+
+# Space, folders, network, containers, modules
+
+
+def _prefix(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    disk = facts.prefix
+    found = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
+    if not disk.writable:
+        return [_line("prefix", "missing", f"{found}; {disk.reason}", "nothing can be built there",
+                      "choose another: `--prefix`")]  # fmt: skip
+    if disk.noexec:
+        return [_line("prefix", "missing", f"{found}, noexec", "no program of an environment could run",
+                      "choose another: `--prefix`")]  # fmt: skip
+    short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
+                                             ("inodes", disk.free_inodes, LEAST_INODES))
+             if value is not None and value < least]  # fmt: skip
+    so = (
+        f"too little of {' and '.join(short)} for an environment with torch"
+        if short
+        else f"placement: {target.placement}"
+    )
+    return [_line("prefix", "warning" if short else "ok", found, so)]
+
+
+def _room(disk: DiskFacts) -> str:
+    room = "free space unknown" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB free"
+    room += "" if disk.free_inodes is None else f", {disk.free_inodes:,} inodes free"
+    if disk.quota_bytes:
+        room += f", quota {disk.quota_bytes / 1e9:.0f} GB"
+    return room + (f", quota {disk.quota_inodes:,} inodes" if disk.quota_inodes else "")
+
+
+def _temporary(_facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    folders = [DiskFacts.model_validate(each) for each in site["temporary"]]
+    usable = [disk for disk in folders if disk.writable and not disk.noexec]
+    told = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else _free(disk)})"
+            for disk in folders]  # fmt: skip
+    noexec = [disk.path for disk in folders if disk.noexec]
+    so = f"builds use {usable[0].path}" if usable else "nothing can be compiled in a temporary folder"
+    if target.tmp:
+        so = f"the target says tmp: {target.tmp}"
+    elif noexec and usable:
+        so = f"programs cannot run in {', '.join(noexec)}: say tmp: {usable[0].path}"
+    bad = not usable or bool(noexec)
+    hint = "" if usable or target.tmp else "`tmp:` in the target, a folder whose file system lets programs run"
+    return [_line("temporary folders", "warning" if bad and not target.tmp else "ok", ", ".join(told), so, hint)]
+
+
+def _free(disk: DiskFacts) -> str:
+    return "writable" if disk.free_bytes is None else f"{disk.free_bytes / 1e9:.0f} GB"
+
+
+def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    reached = sorted(name for name, good in facts.reachable.items() if good)
+    missed = sorted(name for name, good in facts.reachable.items() if not good)
+    proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
+    found = f"{len(reached)} of {len(facts.reachable)} package indexes reached"
+    found += f" ({_few(missed)} not)" if missed and reached else ""
+    found += f"; proxy: {proxies}" if proxies else "; no proxy"
+    if not reached and facts.reachable:
+        good = target.delivery == "controller"
+        return [_line("network", "ok" if good else "warning", found, "delivery: controller",
+                      "" if good else "say `delivery: controller`: this machine fetches and sends")]  # fmt: skip
+    jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
+    return [_line("network", "ok", found, f"delivery: node works on this host{jobs}")]
+
+
+def _containers(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    spaces = site["user_namespaces"]
+    works = bool(spaces.get("works"))
+    why = _last(str(spaces.get("why") or ""))
+    lines = [_line("user namespaces", "ok" if works else "warning", "yes" if works else f"no: {why}",
+                   "rootless containers run" if works else "no rootless podman, buildah or enroot")]  # fmt: skip
+    have = [name for name in NAMES if name in facts.containers]
+    usable = [name for name in have if _runs(name, works=works, docker=bool(site.get("docker_socket")))]
+    needed: Level = "missing" if target.engine == "container" else "ok"
+    connection = f"connection: {target.connection.kind}"
+    if not have:
+        none = "no podman, docker, apptainer or enroot"
+        return [*lines, _line("containers", needed, none, f"engine container: no: {none}; {connection}")]
+    if not usable:
+        found = f"{', '.join(have)}, and none that this user can run"
+        return [*lines, _line("containers", needed, found, f"engine container: no: {found}; {connection}")]
+    so = f"engine container: yes, with {usable[0]}; {connection}"
+    if "podman" in usable and not site.get("subordinate_ids"):
+        so += "; podman maps one user id only (no line in /etc/subuid)"
+    return [*lines, _line("containers", "ok", ", ".join(have), so)]
+
+
+def _runs(name: str, *, works: bool, docker: bool) -> bool:
+    # Apptainer may be installed setuid, which no user namespace is needed for.
+    return docker if name == "docker" else works or name in ("apptainer", "singularity")
+
+
+def _modules(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    if facts.modules is None:
+        bad = target.base == "module"
+        return [_line("modules", "missing" if bad else "ok", "none", "base: module cannot be used")]
+    return [_line("modules", "ok", facts.modules, "environments can be loaded with `module load`")]
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "none") + more
+
+
+def _last(text: str) -> str:
+    """The last line that says something, printable."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
+    return "".join(char if char.isprintable() else "\ufffd" for char in said)

@@ -1,0 +1,151 @@
+"""`doctor`: what somebody new to a cluster has to know of this host, in one answer. Nothing is changed or submitted."""
+
+import os
+from functools import partial
+
+from envbuild.node import probe, probe_disk, proc, protocol
+from envbuild.node.probe_files import read, search_path, which
+from envbuild.node.protocol import NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable  # noqa: F401 - in a type comment
+    from typing import Any
+
+# A scheduler that is busy answers late; all questions together have to fit in half a minute.
+DEADLINE = 12.0
+# A cluster of thousands of nodes prints some hundred kilobytes.
+LIMIT = 1024 * 1024
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - looked at, not used
+# `%R|%D|%T|%G` is what `schedule/slurm_answers.py` reads.
+_SLURM = {
+    "nodes": ["sinfo", "-h", "-o", "%R|%D|%T|%G"],
+    "names": ["sinfo", "-h", "-N", "-o", "%N"],
+    "partitions": ["scontrol", "show", "partition", "--oneliner"],
+    "config": ["scontrol", "show", "config"],
+}
+_PBS = {"queues": ["qstat", "-Q"], "nodes": ["pbsnodes", "-a", "-S"]}
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """`args`: those of `probe`, and `submit` (arguments of sbatch for a job that is only tried, list; none: no try).
+
+    The result is `facts` (as `probe` gives them) and `site`. Raises NodeError for a bad request.
+    """
+    submit = request["args"].get("submit")
+    if submit is not None and not (isinstance(submit, list) and all(isinstance(each, str) for each in submit)):
+        raise NodeError("request-invalid", "`args.submit` is not a list of text")
+    folders = search_path()
+    questions = [
+        partial(probe.run, request),
+        partial(_scheduler, folders, submit),
+        partial(_user_namespaces, folders),
+        partial(_accounts, folders),
+    ]  # type: list[Callable[[], Any]]
+    answers = proc.parallel(questions)
+    if answers[0] is None:
+        probe.run(request)  # once more, for its error
+        raise NodeError("probe-failed", "the facts of this host could not be read")
+    site = {
+        "programs": answers[1] or {},
+        "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
+        "accounts": answers[3],
+        "groups": _groups(),
+        "proxies": _proxies(),
+        "temporary": [probe_disk.disk_facts(path, {}) for path in _temporary()],
+        "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
+        "subordinate_ids": _has_subordinate_ids(),
+    }  # type: dict[str, Any]
+    return False, {"facts": answers[0][1], "site": site}
+
+
+def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, dict[str, Any]]":
+    """What the scheduler's programs say, by question; empty where there are none."""
+    if which("sinfo", folders) or which("sbatch", folders):
+        questions = dict(_SLURM)
+        if submit is not None:
+            # `--test-only` asks for a place and submits nothing.
+            questions["try"] = ["sbatch", "--test-only", *submit]
+    elif which("qstat", folders):
+        questions = dict(_PBS)
+    else:
+        return {}
+    names = list(questions)
+    answers = proc.parallel([partial(_ask, folders, questions[name]) for name in names])
+    return {name: answer for name, answer in zip(names, answers) if answer}  # noqa: B905 - of Python 3.10
+
+
+def _ask(folders: "list[str]", command: "list[str]") -> "dict[str, Any]":
+    tool = which(command[0], folders)
+    if tool is None:
+        return {"rc": None, "out": "", "err": "there is no %s" % command[0]}
+    script = b"#!/bin/sh\ntrue\n" if command[0] == "sbatch" else None
+    done = proc.run([tool] + command[1:], timeout=DEADLINE, stdin=script, limit=LIMIT)
+    err = "no answer within %d s" % DEADLINE if done.timed_out else done.err[-2000:]
+    return {"rc": done.rc, "out": done.out, "err": err}
+
+
+def _accounts(folders: "list[str]") -> "list[dict[str, str]] | None":
+    """Account, partition and QOS that this user may use, as accounting says; None where there is none."""
+    tool = which("sacctmgr", folders)
+    if tool is None:
+        return None
+    columns = ("account", "partition", "qos")
+    argv = [tool, "-n", "-P", "show", "assoc", "user=" + protocol.user_name(), "format=" + ",".join(columns)]
+    done = proc.run(argv, timeout=DEADLINE, limit=LIMIT)
+    if not done.ok:
+        return None
+    rows = [line.split("|") for line in done.out.splitlines() if line.count("|") == len(columns) - 1]
+    return [dict(zip(columns, row)) for row in rows]  # noqa: B905 - of Python 3.10
+
+
+def _user_namespaces(folders: "list[str]") -> "dict[str, Any]":
+    """Whether this user can make one: tried, because distributions forbid it in four different places."""
+    tool = which("unshare", folders)
+    if tool is None:
+        most = read("/proc/sys/user/max_user_namespaces")
+        allowed = bool(most) and most.strip() != "0"
+        return {"works": allowed, "why": "there is no `unshare` to try it; the kernel's limit is %s" % most.strip()}
+    done = proc.run([tool, "--user", "--map-root-user", "true"], timeout=5.0)
+    return {"works": done.ok, "why": "" if done.ok else (done.err.strip().splitlines() or ["exit %s" % done.rc])[-1]}
+
+
+def _groups() -> "list[str]":
+    import grp
+
+    found = []
+    for number in os.getgroups():
+        try:
+            found.append(grp.getgrgid(number).gr_name)
+        except KeyError:
+            found.append(str(number))
+    return found
+
+
+def _proxies() -> "dict[str, str]":
+    """Scheme -> host and port of the proxy; who logs in there is nobody's business."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    found = {}
+    for scheme, address in getproxies().items():
+        if scheme == "no":
+            continue
+        try:
+            parts = urlsplit(address if "://" in address else "http://" + address)
+            found[scheme] = "%s%s" % (parts.hostname or "?", ":%d" % parts.port if parts.port else "")
+        except ValueError:
+            found[scheme] = "?"
+    return found
+
+
+def _temporary() -> "list[str]":
+    own = os.environ.get("TMPDIR", "")
+    named = ([os.path.abspath(own)] if own.startswith("/") else []) + list(TEMPORARY)
+    return [path for index, path in enumerate(named) if path not in named[:index] and os.path.isdir(path)]
+
+
+def _has_subordinate_ids() -> "bool":
+    """Whether rootless podman and buildah may map more than one user id."""
+    names = (protocol.user_name(), str(os.getuid()))
+    return any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines())

@@ -1,0 +1,72 @@
+"""`envbuild doctor --target`: the hosts of a target (of a job target: the login host), each asked once, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.catalog.indexes import load_indexes
+from envbuild.diagnose import diagnose_node, diagnose_without_python
+from envbuild.doctor import Diagnosis
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.target import HostSource, Target
+from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.inventory import expand_hosts
+from envbuild.schedule.run import as_login
+
+DEADLINE = 30.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What doctor says of one host, or why there is nothing to say."""
+
+    node: str
+    lines: tuple[Diagnosis, ...] = ()
+    error: EnvbuildError | None = None
+
+
+def visit(target: Target, deadline: float = DEADLINE) -> list[Visit]:
+    """One round trip a host, `deadline` seconds each. Changes nothing and submits nothing."""
+    reached = as_login(target)
+    nodes = expand_hosts(reached.hosts)
+    args: dict[str, Any] = {"reach": {name: each.url for name, each in load_indexes().items() if each.url}}
+    if target.tmp:
+        args["tmp"] = target.tmp
+    tried = trial(target)
+    if tried is not None:
+        args["submit"] = tried
+
+    def request_for(node: str) -> dict[str, Any]:
+        return node_request("doctor", target.prefix, {"node": node, **args})
+
+    answers = contact(nodes, request_for, reached.connection, deadline)
+    return [_visit(node, answers[node], target) for node in nodes]
+
+
+def trial(target: Target) -> list[str] | None:
+    """Arguments of sbatch for the smallest job that the target's would be refused with; None without a partition."""
+    hosts, wanted = target.hosts, target.scheduler
+    queue = (hosts.slurm if isinstance(hosts, HostSource) else None) or wanted.queue
+    if wanted.kind != "slurm" or queue is None:
+        return None
+    named: Mapping[str, str | None] = {
+        "nodes": str(wanted.nodes) if wanted.nodes else "1", "time": "1", "partition": queue,
+        "account": wanted.account, "constraint": wanted.constraints,
+    }  # fmt: skip
+    return [f"--{name}={value}" for name, value in named.items() if value]
+
+
+def _visit(node: str, answer: ContactResult | EnvbuildError, target: Target) -> Visit:
+    if isinstance(answer, EnvbuildError):
+        return Visit(node, error=answer)
+    if answer.response is None:
+        return Visit(node, tuple(diagnose_without_python(answer.findings, target)))
+    try:
+        result = answer.result()
+    except EnvbuildError as error:
+        return Visit(node, error=error)
+    facts = NodeFacts.from_plain(result["facts"])
+    return Visit(node, tuple(diagnose_node(facts, result["site"], target)))

@@ -1,0 +1,46 @@
+"""The node verb `doctor`: what programs say is passed on, nobody's password is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import doctor
+from envbuild.node.protocol import NodeError
+
+
+def ask(prefix: Path, **args: Any) -> dict[str, Any]:
+    changed, result = doctor.run({"prefix": str(prefix), "args": {"node": "n", **args}})
+    assert not changed
+    json.dumps(result, allow_nan=False)
+    return result
+
+
+def test_a_schedulers_programs_are_asked_and_a_job_is_only_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sinfo", "scontrol", "sbatch"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("https_proxy", "http://me:secret@proxy.site:3128")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    result = ask(tmp_path / "prefix", submit=["--nodes=1; touch owned"])
+    site = result["site"]
+    assert site["programs"]["try"]["out"] == "sbatch --test-only --nodes=1; touch owned\n"
+    assert site["programs"]["nodes"]["out"] == "sinfo -h -o %R|%D|%T|%G\n"
+    assert site["proxies"]["https"] == "proxy.site:3128"
+    assert "secret" not in json.dumps(site)
+    assert site["temporary"][0]["path"] == str(tmp_path)
+    assert result["facts"]["node"] == "n"
+    assert "try" not in ask(tmp_path / "prefix")["site"]["programs"]
+    assert not (tmp_path / "prefix").exists()
+
+
+def test_a_strange_request_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NodeError) as caught:
+        ask(tmp_path, submit="--nodes=1")
+    assert caught.value.code == "request-invalid"
