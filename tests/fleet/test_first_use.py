@@ -28,11 +28,11 @@ def _unrecorded(variant: dict[str, Any]) -> None:
 
 def put(node: Node, wheels: Path) -> None:
     """The wheels of a folder in the node's own find-links folder, which its pip is configured with."""
-    node.run(["mkdir", "-p", "/opt/wheels"])
+    node.run(["mkdir", "-p", "/srv/wheels"])
     for wheel in wheels.glob("*.whl"):
         raw = base64.b64encode(wheel.read_bytes()).decode()
-        node.run(["sh", "-c", f"base64 -d > /opt/wheels/{wheel.name}"], stdin=raw)
-    node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nfind-links = /opt/wheels\n")
+        node.run(["sh", "-c", f"base64 -d > /srv/wheels/{wheel.name}"], stdin=raw)
+    node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nfind-links = /srv/wheels\n")
 
 
 def test_two_nodes_agree_or_nothing_is_used(
