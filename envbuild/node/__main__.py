@@ -34,7 +34,9 @@ def _on_signal(number: "int", _frame: "object") -> "None":
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
     proc.stop_all()
-    raise Interrupted(number)
+    stopped = Interrupted(number)
+    if not proc.put_off(stopped):
+        raise stopped
 
 
 def _dispatch(verb: "str") -> "tuple[bool, dict[str, Any]]":

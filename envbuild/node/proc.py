@@ -1,5 +1,6 @@
 """Run other programs: argument lists only, own process group, a deadline, a cap on output, English messages."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import IO, TypeVar
 
     T = TypeVar("T")
@@ -56,6 +57,8 @@ class _Live:
     def __init__(self) -> "None":
         self.groups = set()  # type: set[int]
         self.stopping = False
+        self.starting = False
+        self.late = None  # type: BaseException | None
 
     def kill(self, group: "int", number: "int") -> "None":
         try:
@@ -72,6 +75,28 @@ def stop_all() -> "None":
     _LIVE.stopping = True
     for group in list(_LIVE.groups):
         _LIVE.kill(group, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def starting() -> "Iterator[None]":
+    """A signal waits while the main thread starts a program: one that nobody knows of yet could not be ended."""
+    mine = threading.current_thread() is threading.main_thread()
+    _LIVE.starting = _LIVE.starting or mine
+    try:
+        yield
+    finally:
+        if mine:
+            _LIVE.starting = False
+            late, _LIVE.late = _LIVE.late, None
+            if late is not None:
+                raise late
+
+
+def put_off(error: "BaseException") -> "bool":
+    """For signal handlers: True when `error` will be raised as soon as the program that just starts is known."""
+    if _LIVE.starting:
+        _LIVE.late = error
+    return _LIVE.starting
 
 
 def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
@@ -138,20 +163,21 @@ def run(
     """
     begun = time.monotonic()
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=clean_env() if env is None else env,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        with starting():
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=clean_env() if env is None else env,
+                cwd=cwd,
+                start_new_session=True,
+            )
+            _LIVE.groups.add(process.pid)
+            if _LIVE.stopping:
+                _LIVE.kill(process.pid, signal.SIGKILL)
     except (OSError, ValueError) as error:
         return Finished(err=str(error), missing=True)
-    _LIVE.groups.add(process.pid)
-    if _LIVE.stopping:
-        _LIVE.kill(process.pid, signal.SIGKILL)
     try:
         return _collect(process, timeout, stdin, limit, begun)
     finally:

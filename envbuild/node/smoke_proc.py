@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
+from envbuild.node import proc
+
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 _FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
 _START = (
@@ -256,7 +258,8 @@ def run_programs(
     try:
         for request in requests:
             full = dict(request, deadline=max(deadline, 0.1), events=scratch.fresh("events"))
-            processes.append(_Process(argv, full, child, scratch.path))
+            with proc.starting():
+                processes.append(_Process(argv, full, child, scratch.path))
         _wait(processes, started + deadline + _GRACE)
     finally:
         for process in processes:

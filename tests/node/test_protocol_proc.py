@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envbuild.node import __main__ as node_main
 from envbuild.node import proc
+from envbuild.node.protocol import Interrupted
 
 
 def test_result_has_code_and_both_streams() -> None:
@@ -30,6 +36,28 @@ def test_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     assert done.rc is None
     assert time.monotonic() - begun < 5
     time.sleep(1.6)
+    assert not marker.exists()
+
+
+def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker, begun = tmp_path / "late", subprocess.Popen
+
+    def signalled(*args: Any, **options: Any) -> Any:
+        process = begun(*args, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    monkeypatch.setattr(proc, "_LIVE", proc._Live())
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGTERM, node_main._on_signal)
+    try:
+        with pytest.raises(Interrupted):
+            proc.run(["/bin/sh", "-c", f"sleep 0.5; touch {marker}"])
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    time.sleep(1)
     assert not marker.exists()
 
 
