@@ -43,6 +43,8 @@ KEYS: dict[str, Key] = {
     "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
     "runs": Key("path", "folder of the run directories"),
     "wait": Key("seconds", "how long to wait for another envbuild in the same prefix", 600.0),
+    "batch": Key("text", "how many nodes are changed at a time, as `4` or `25%`"),
+    "max_fail": Key("text", "how many nodes may fail before no more are begun, as `4` or `25%`"),
     "color": Key("choice", "colour on the terminal", "auto", ("auto", "always", "never")),
     "quiet": Key("bool", "say nothing but results, warnings and errors", False),
 }

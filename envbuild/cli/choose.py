@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
+    from envbuild.plan_waves import Batches
     from envbuild.provision.hosts import Narrowing
     from envbuild.provision.prepare import Choice
     from envbuild.provision.work import Settings
@@ -138,6 +139,18 @@ def settings_of(
         repair=repair,
         jobs=jobs,
         check_rebuild=check_rebuild,
+        batches=_batches(config),
         command=command,
         cancel=interrupts.seen,
+    )
+
+
+def _batches(config: Config) -> Batches:
+    """`--batch` and `--max-fail`. Raises EnvbuildError `share-invalid` (exit 2)."""
+    from envbuild.plan_waves import Batches, parse_share
+
+    size, most = config.text("batch"), config.text("max_fail")
+    return Batches(
+        None if size is None else parse_share(size, "--batch", least=1),
+        None if most is None else parse_share(most, "--max-fail", least=0),
     )

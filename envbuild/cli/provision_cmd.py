@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import gravest
+from envbuild.errors import EnvbuildError, gravest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
 @click.option("--fetch-only", is_flag=True, help="Only stage what a job needs, on the login host, and stop.")
 @click.option("--cancel-job", is_flag=True, help="An interrupt also ends the job that is waited for.")
+@click.option("--batch", metavar="N|P%", help="Change so many nodes at a time; the next ones when these are done.")
+@click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
@@ -41,6 +43,7 @@ def provision(
 
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=not no_locked, jobs=True)
+    _refuse_batches_of_jobs(prepared, flags)
     settings = settings_of(
         config,
         repair=repair or print_script,  # a script builds everything, also what is there already
@@ -54,6 +57,18 @@ def provision(
     if dry_run or print_script:
         return _plan_only(ui, prepared, settings, script=print_script)
     return _provision(ui, prepared, settings)
+
+
+def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
+    """Raises EnvbuildError `batch-of-jobs` (exit 2): one job changes one shared environment, not node after node."""
+    given = [option for option, key in (("--batch", "batch"), ("--max-fail", "max_fail")) if flags.get(key)]
+    if given and prepared.target.connection.kind == "job":
+        raise EnvbuildError(
+            "batch-of-jobs",
+            f"{' and '.join(given)} cannot be used with {prepared.target.name}",
+            why="its nodes are reached through one job, in which one of them builds and all test",
+            hint="`scheduler: {nodes: N}` in the target file says how many nodes the job has",
+        )
 
 
 @click.command("plan")

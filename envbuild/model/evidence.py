@@ -43,7 +43,7 @@ class NodeEvidence(StrictModel):
     """
 
     node: str
-    status: Literal["ok", "unchanged", "failed", "unreachable", "refused"]
+    status: Literal["ok", "unchanged", "failed", "unreachable", "refused", "not-begun"]
     exit: int
     facts: NodeFacts | None = None
     resolution: Resolution | None = None

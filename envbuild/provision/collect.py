@@ -11,6 +11,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 
+NOT_BEGUN = "not-begun"
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -28,7 +29,7 @@ def node_evidence(
     unchanged = plan.nothing_to_do and exit_code == ExitCode.OK
     return NodeEvidence(
         node=plan.node,
-        status="unchanged" if unchanged else _status(exit_code),
+        status="unchanged" if unchanged else "not-begun" if error and error.code == NOT_BEGUN else _status(exit_code),
         exit=exit_code,
         facts=facts,
         resolution=plan.resolution,
@@ -91,6 +92,11 @@ def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
     if any(codes) and not all(codes):
         codes.append(ExitCode.PARTIAL)
     return gravest(codes)
+
+
+def all_well(responses: Responses) -> bool:
+    """Every verb was answered well, and found nothing wrong."""
+    return all(answer.get("ok") and (answer.get("result") or {}).get("ok", True) for answer in responses.values())
 
 
 def first_error(responses: Iterable[Mapping[str, Any]]) -> EnvbuildError | None:

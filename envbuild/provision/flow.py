@@ -14,6 +14,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
+from envbuild.provision.batches import in_waves
 from envbuild.provision.build_once import execute_once
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, Progress
@@ -109,9 +110,7 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     if through_jobs:
         plan, outcome = _carry_out_jobs(work, plan)
     elif not plan.nothing_to_do:
-        plan, files = _stage(work, plan)
-        with work.phase("provision", "provisioning"):
-            outcome = execute_once(plan, files, work)
+        plan, outcome = in_waves(work, plan, _wave)
     if not through_jobs:
         with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
             _verify(work, plan, outcome)
@@ -120,6 +119,13 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
         work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
     warnings = (*plan.warnings, *work.notes)
     return write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
+
+
+def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+    """All steps of the nodes of one plan."""
+    plan, files = _stage(work, plan)
+    with work.phase("provision", "provisioning"):
+        return plan, execute_once(plan, files, work)
 
 
 def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
@@ -236,9 +242,7 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
 
 def _all_well(responses: Mapping[str, Mapping[str, Any]]) -> bool:
     """Every step went well and none has verified yet."""
-    return "verify" not in responses and all(
-        answer.get("ok") and (answer.get("result") or {}).get("ok", True) for answer in responses.values()
-    )
+    return "verify" not in responses and collect.all_well(responses)
 
 
 def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:

@@ -30,6 +30,8 @@ class EventKind(enum.StrEnum):
     RESOLVED = "resolved"
     PLANNED = "planned"
     FIRST_USE = "first-use"
+    WAVE_STARTED = "wave-started"
+    NOT_BEGUN = "not-begun"
     PLAYBOOK_STARTED = "playbook-started"
     HANDED_OVER = "handed-over"
     JOB_SUBMITTED = "job-submitted"

@@ -75,12 +75,16 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         prepared.target,
         prepared.lock,
         survey.facts,
-        {node: item for node, item in survey.resolutions.items() if node in work.tools or item.refused},
+        {
+            node: item
+            for node, item in survey.resolutions.items()
+            if (node in work.tools or item.refused) and (work.only is None or node in work.only)
+        },
         run=work.run.id,
-        controller=identity.here(),
+        controller=_controller(survey),
         pyz_digest=node_pyz_digest(),
         tools=work.tools,
-        repair=tuple(work.tools) if work.settings.repair else (),
+        repair=tuple(node for node in work.tools if node not in work.done) if work.settings.repair else (),
         indexes=index_addresses(),
         artifacts=artifacts,
         tool_bytes=tools,
@@ -99,6 +103,16 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
 
         return share(made)
     return made
+
+
+def _controller(survey: Survey) -> dict[str, Any]:
+    """This process, and in `ended` the runs of this machine that hold a prefix and are gone: killed, or a node died."""
+    ended = set()
+    for facts in survey.facts.values():
+        party = (facts.busy or {}).get("controller")
+        if isinstance(party, dict) and identity.same_machine(party) and not identity.is_alive(party):
+            ended.add(str((facts.busy or {}).get("run")))
+    return {**identity.here(), **({"ended": sorted(ended)} if ended else {})}
 
 
 def _find_tools(work: Work) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.plan_waves import Batches
 from envbuild.provision.execute import Progress
 from envbuild.provision.journal import Journal, utc_now
 from envbuild.provision.prepare import Prepared
@@ -24,7 +25,7 @@ class Settings:
 
     `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
     interrupt also ends the job that the run waits for; `script`: the plan is only printed,
-    so no job may be submitted for it.
+    so no job may be submitted for it; `batches`: how many nodes at a time, and how many may fail.
     """
 
     runs_root: Path
@@ -35,6 +36,7 @@ class Settings:
     jobs: int | None = None
     check_rebuild: bool = False
     cancel_job: bool = False
+    batches: Batches = field(default_factory=Batches)
     script: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
@@ -42,7 +44,10 @@ class Settings:
 
 @dataclass
 class Work:
-    """The state of one run; the only thing that its phases share."""
+    """The state of one run; the only thing that its phases share.
+
+    `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished.
+    """
 
     prepared: Prepared
     settings: Settings
@@ -55,6 +60,8 @@ class Work:
     phases: dict[str, float] = field(default_factory=dict)
     tasks: int = 0
     notes: list[str] = field(default_factory=list)
+    only: frozenset[str] | None = None
+    done: set[str] = field(default_factory=set)
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:

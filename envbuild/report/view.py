@@ -17,7 +17,7 @@ from envbuild.report.sources import SourceView, comparable, source_views
 Tone = Literal["good", "partial", "bad"]
 _GOOD = frozenset({"ok", "unchanged"})
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
-NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗"}
+NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""Which nodes are changed together, and how many may fail before no further wave of them begins. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from envbuild.errors import EnvbuildError
+
+
+@dataclass(frozen=True)
+class Share:
+    """A number of nodes, or a part of all in percent."""
+
+    number: int
+    percent: bool = False
+
+    def of(self, total: int) -> int:
+        """How many that is of `total` nodes, rounded down."""
+        return total * self.number // 100 if self.percent else min(self.number, total)
+
+
+def parse_share(text: str, option: str, *, least: int) -> Share:
+    """`4` or `25%` of an option. Raises EnvbuildError `share-invalid` (exit 2) for anything else, or below `least`."""
+    found = re.fullmatch(r"([0-9]{1,6})(%?)", text.strip())
+    share = Share(int(found.group(1)), bool(found.group(2))) if found else None
+    if share is None or share.number < least or (share.percent and share.number > 100):
+        raise EnvbuildError(
+            "share-invalid",
+            f"`{option} {text}` is no number of nodes",
+            why=f"it has to be a number from {least}, or a percentage from {least}% to 100%",
+            hint=f"`{option} 4` or `{option} 25%`",
+        )
+    return share
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`size`: nodes of one wave (None: all). `most`: so many nodes may fail (None: any number)."""
+
+    size: Share | None = None
+    most: Share | None = None
+
+    def waves(self, nodes: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """The nodes in waves, in their order; a wave has one node at least."""
+        size = max(1, self.size.of(len(nodes))) if self.size is not None else max(1, len(nodes))
+        return [nodes[begin : begin + size] for begin in range(0, len(nodes), size)]
+
+    def spent(self, failed: int, total: int) -> bool:
+        """More nodes have failed than may."""
+        return self.most is not None and failed > self.most.of(total)

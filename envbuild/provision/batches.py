@@ -1,0 +1,93 @@
+"""Provision nodes in waves (`--batch`), and stop beginning new ones once too many have failed (`--max-fail`).
+
+Every wave is planned for itself, so that a node of an earlier one that is finished can give what it built to the later
+ones, and runs through all its steps before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import Plan
+from envbuild.plan_waves import Batches
+from envbuild.provision.collect import NOT_BEGUN, all_well
+from envbuild.provision.contact import contact, node_request
+from envbuild.provision.execute import Outcome
+from envbuild.provision.journal import EventKind
+from envbuild.provision.look import plan_of
+from envbuild.provision.work import Work
+
+Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]
+
+
+def in_waves(work: Work, plan: Plan, wave: Wave) -> tuple[Plan, Outcome]:
+    """Give `wave` the nodes that have something to do, some at a time; the plan as carried out, and all answers.
+
+    Nodes whose wave does not begin any more have the error `not-begun`. Failed counts every node of the run, also one
+    that could not be reached at all.
+    """
+    batches = work.settings.batches
+    todo = tuple(node.node for node in plan.nodes if node.steps)
+    waves = batches.waves(todo)
+    total = len(plan.nodes) + sum(node not in {each.node for each in plan.nodes} for node in work.survey.errors)
+    outcome, failed = Outcome(), set(work.survey.errors)
+    for number, names in enumerate(waves):
+        if batches.spent(len(failed), total):
+            left = [name for later in waves[number:] for name in later]
+            outcome.errors.update({name: _not_begun(name, len(failed), total, batches) for name in left})
+            work.journal.append(EventKind.NOT_BEGUN, nodes=left, failed=sorted(failed))
+            break
+        part = plan
+        if len(waves) > 1:
+            work.journal.append(EventKind.WAVE_STARTED, number=number + 1, of=len(waves), nodes=list(names))
+            work.progress.stage(f"wave {number + 1} of {len(waves)}: {len(names)} node{'s' * (len(names) != 1)}")
+            work.only = frozenset(names) | work.done
+            part = plan_of(work)
+        made, found = wave(work, part)
+        plan = _with_steps(plan, made, names)
+        outcome.responses.update(found.responses)
+        outcome.errors.update(found.errors)
+        good = {name for name in names if name not in found.errors and all_well(found.responses.get(name, {}))}
+        failed |= set(names) - good
+        if number + 1 < len(waves):
+            work.done |= good
+            _look_again(work, good)
+    work.only = None
+    return plan, outcome
+
+
+def _with_steps(plan: Plan, made: Plan, names: tuple[str, ...]) -> Plan:
+    """The plan with the nodes of one wave as they were carried out."""
+    new = {node.node: node for node in made.nodes if node.node in names}
+    return plan.model_copy(update={"nodes": tuple(new.get(node.node, node) for node in plan.nodes)})
+
+
+def _look_again(work: Work, nodes: set[str]) -> None:
+    """Put what finished nodes have now into the facts: the later waves are planned with it."""
+    prefixes = {node: work.survey.facts[node].prefix.path for node in sorted(nodes)}
+
+    def request_for(node: str) -> dict[str, object]:
+        return node_request("probe", prefixes[node], {"node": node, "brief": True}, work.run.id)
+
+    for node, answer in contact(prefixes, request_for, work.prepared.target.connection).items():
+        if isinstance(answer, EnvbuildError):
+            continue
+        try:
+            now = NodeFacts.from_plain(answer.result())
+        except EnvbuildError:
+            continue  # it gives nothing to others then; what it is itself is verified at the end
+        work.survey.facts[node] = work.survey.facts[node].model_copy(update={"environments": now.environments})
+
+
+def _not_begun(node: str, failed: int, total: int, batches: Batches) -> EnvbuildError:
+    most = batches.most.of(total) if batches.most is not None else 0
+    return EnvbuildError(
+        NOT_BEGUN,
+        f"{node}: nothing was done, because too many nodes failed before",
+        why=f"{failed} of {total} failed, `--max-fail` allows {most}",
+        hint="find out why the others failed; the same command then does the rest",
+        exit_code=ExitCode.TRY_AGAIN,
+        details={"node": node},
+    )
