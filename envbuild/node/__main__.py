@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 
-from envbuild.node import proc, protocol
+from envbuild.node import proc, protocol, session
 from envbuild.node.protocol import Exit, Interrupted, NodeError
 
 TYPE_CHECKING = False
@@ -20,6 +20,10 @@ VERBS = {
     "fetch": "fetch",
     "install": "install",
     "smoke": "smoke",
+    "meet": "smoke_nodes",
+    "pack": "env_pack",
+    "unpack": "env_unpack",
+    "ensure": "ensure",
     "activate": "activate",
     "verify": "verify",
     "envs": "envs",
@@ -27,6 +31,7 @@ VERBS = {
     "remove": "remove",
     "wheels": "wheels",
     "image": "image",
+    "container": "container",
 }
 
 
@@ -86,6 +91,7 @@ def main(argv: "list[str] | None" = None) -> "int":
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _on_signal)
+    session.follow(os.environ.pop(session.VARIABLE, None))
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)

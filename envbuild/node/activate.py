@@ -112,6 +112,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "stamped_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(args.get("stamped_at"))),
         "evidence": args.get("evidence") or {},
     }
+    _check_root(environment, data["root"], args.get("root"))
     shell.write(environment, data["stack"], data["variables"])
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
@@ -120,6 +121,19 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
     for name in (stamp.SCAN, stamp.INSTALLED):
         paths.remove_tree(paths.meta(environment, name))
     return data
+
+
+def _check_root(environment: "str", found: "str", wanted: "str | None") -> "None":
+    """Raise NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal."""
+    if wanted is not None and found != wanted:
+        raise NodeError(
+            "root-differs",
+            "%s is not what was packed" % environment,
+            why="its root is %.12s, the packed environment has %.12s" % (found, wanted),
+            hint="pack the environment again and provision again",
+            exit_code=Exit.INTEGRITY,
+            changed=True,
+        )
 
 
 def hashed(

@@ -30,6 +30,7 @@ class _Job:
         self.environment = paths.checked_environment(self.prefix, args.get("environment"))
         self.variant = args["variant"]
         self.artifacts = args.get("artifacts") or {}
+        self.part = args.get("part")
         self.seconds = {}  # type: dict[str, float]
         self._begun = time.monotonic()
 
@@ -44,7 +45,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
     that passes the fast check is left alone. With `repair` (or `rebuild`) a stamped one is set aside, built again, and
-    put back should that fail. Nothing of a failed build stays. Raises NodeError.
+    put back should that fail. Nothing of a failed build stays. With `part` (images only) `packages` ends after the
+    locked packages, without the lease, and `rest` goes on from there. Raises NodeError.
     """
     for key in ("environment", "variant", "interpreter", "tools"):
         if key not in request["args"]:
@@ -70,7 +72,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     again = bool(job.args.get("repair") or job.args.get("rebuild"))
     found = stamp.read(job.environment)
     if found is not None and not again:
-        return False, _unchanged(job, found)
+        return False, dict(unchanged(job.environment, job.variant, found), seconds=job.seconds)
     interpreter = base.examine(job.args["interpreter"], job.variant)
     base.check(job.variant, interpreter.packages)
     packages.check_recorded(job.variant.get("packages", []))
@@ -81,10 +83,12 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     if found is not None:
         os.rename(job.environment, "%s.old-%s" % (job.environment, paths.checked_name(job.run, "run")))
     try:
-        if found is None:
+        if found is None and job.part != "rest":
             paths.discard(job.environment)
         result = _build(job, tool, interpreter)
         held.check()
+        if job.part == "packages":
+            held.release()
     except BaseException:
         if held.held():  # else another run builds there now
             paths.discard(job.environment)
@@ -95,19 +99,20 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     return True, result
 
 
-def _unchanged(job: "_Job", found: "dict[str, Any]") -> "dict[str, Any]":
-    problems = stamp.fast_problems(job.environment, job.variant)
+def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, Any]") -> "dict[str, Any]":
+    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
+    problems = stamp.fast_problems(environment, variant)
     if problems:
         raise NodeError(
             "environment-drifted",
-            "%s is not what its stamp says any more" % job.environment,
+            "%s is not what its stamp says any more" % environment,
             why="; ".join(problems[:5]),
             hint="look at it with `envbuild verify --deep`; `envbuild provision --repair` builds it again",
             exit_code=Exit.CHECK_FAILED,
         )
-    log("%s is there and unchanged" % job.environment)
+    log("%s is there and unchanged" % environment)
     result = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
-    return dict(result, environment=job.environment, record_checked=0, seconds=job.seconds)
+    return dict(result, environment=environment, record_checked=0, seconds={})
 
 
 def _tool(job: "_Job") -> "uv.Uv":
@@ -178,15 +183,23 @@ def set_aside(environment: "str") -> "list[str]":
 
 
 def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict[str, Any]":
+    locked = job.variant.get("packages", [])
     job.phase("checks")
-    _make_venv(job, tool, interpreter)
+    if job.part == "rest":
+        _check_begun(job, interpreter)
+    else:
+        _make_venv(job, tool, interpreter)
     job.phase("venv")
+    if job.part == "packages":
+        packages.install(tool, job.environment, locked, job.artifacts)
+        job.phase("packages")
+        return {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
     made = builds.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     made.fetch()
     job.phase("sources")
-    locked = job.variant.get("packages", [])
-    packages.install(tool, job.environment, locked, job.artifacts)
-    job.phase("packages")
+    if job.part is None:
+        packages.install(tool, job.environment, locked, job.artifacts)
+        job.phase("packages")
     if made.pins:
         made.prepare()
         job.phase("wheels")
@@ -215,6 +228,16 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
     return result
+
+
+def _check_begun(job: "_Job", interpreter: "base.Interpreter") -> "None":
+    """See that the packages were put there before, under this interpreter; which they are is compared afterwards."""
+    if os.path.realpath(os.path.join(job.environment, "bin", "python")) != interpreter.path:
+        raise NodeError(
+            "environment-not-installed",
+            "%s has no packages on the interpreter %s" % (job.environment, interpreter.path),
+            hint="build the image with all of its stages, from one context",
+        )
 
 
 def _make_venv(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "None":

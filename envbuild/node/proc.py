@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -234,6 +235,60 @@ def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "fl
         except subprocess.TimeoutExpired:
             pass
     return True
+
+
+class Piped:
+    """A program that reads or writes a stream while this one works; from `piped`.
+
+    `stream` is its stdin or its stdout; `rc` and `err` are there once it has ended.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", stream: "IO[bytes]") -> "None":
+        """A running program."""
+        self.process = process
+        self.stream = stream
+        self.rc = None  # type: int | None
+        self.err = ""
+
+
+@contextlib.contextmanager
+def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator[Piped]":
+    """Run `argv` beside the body, which feeds its stdin; with a `source` as its stdin the body reads its stdout.
+
+    At the end of the body the stream is closed and the program is waited for; where the body fails it is killed.
+    Raises OSError where it cannot be started.
+    """
+    feed = source is None
+    with tempfile.TemporaryFile() as errors:
+        with starting():
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE if feed else source,
+                stdout=subprocess.DEVNULL if feed else subprocess.PIPE,
+                stderr=errors,
+                env=clean_env(),
+                start_new_session=True,
+            )
+            _LIVE.groups.add(process.pid)
+        stream = process.stdin or process.stdout
+        assert stream is not None  # noqa: S101 - one of them is a pipe
+        told = Piped(process, stream)
+        try:
+            yield told
+            _close(stream)
+            told.rc = process.wait()
+        finally:
+            _end_group(process)
+            process.wait()
+            errors.seek(0)
+            told.err = errors.read(OUTPUT_LIMIT).decode("utf-8", "replace")
+
+
+def _close(stream: "IO[bytes]") -> "None":
+    try:
+        stream.close()
+    except OSError:
+        pass  # the program is gone
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> "None":

@@ -86,12 +86,12 @@ def _check_stamp(
     elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
         problems.append("its interpreter is gone")
     _add(checks, "stamp", problems, "stamp is there, variant %.12s" % (found or {}).get("variant_digest", ""), begun)
-    version = _python(environment)
+    version = python_version(environment)
     if version:
         checks[-1]["details"] = {"python": version}
 
 
-def _python(environment: "str") -> "str":
+def python_version(environment: "str") -> "str":
     """The interpreter's full version, of `pyvenv.cfg`: uv writes `version_info`, venv `version`; empty without."""
     try:
         with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:

@@ -1,0 +1,85 @@
+"""The verb `ensure`: an environment is on this node and in use, or comes out of a pack now; what every job begins with.
+
+Several at once on one node are safe: who finds everything in place takes no lease, the others wait for who unpacks.
+"""
+
+import os
+import uuid
+
+from envbuild.node import activate, env_unpack, lease, paths, stamp
+from envbuild.node.protocol import NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+WAIT = 3600.0
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """See to `args.environment` with `args.root`, from `args.pack`; returns (changed, result of the contract).
+
+    `args` are those of `activate`, `root`, and `pack` {`file`, `sha256`, `format`, `near`}; `near` is a copy on this
+    node's disk that is used and removed where it is there. Raises NodeError as `unpack` and `activate` do.
+    """
+    args, prefix = request["args"], request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    stack = paths.checked_name(args.get("stack"), "stack")
+    for key, kind in (("root", str), ("variant", dict), ("pack", dict)):
+        if not isinstance(args.get(key), kind):
+            raise NodeError("request-invalid", "`args.%s` is missing" % key)
+    near = args["pack"].get("near")
+    try:
+        if in_place(prefix, environment, stack, args):
+            return False, _result(prefix, environment, stack, args)
+        # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
+        mine = dict(request, run="ensure-%s" % uuid.uuid4().hex[:16])
+        mine["args"] = dict(args, wait=args.get("wait", WAIT))
+        held = lease_of(mine)
+        if in_place(prefix, environment, stack, args):
+            held.release()
+            return False, _result(prefix, environment, stack, args)
+        _bring(mine, environment, near)
+    finally:
+        if near and os.path.lexists(near):
+            paths.remove_tree(near)
+    return True, _result(prefix, environment, stack, args)
+
+
+def in_place(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "bool":
+    """True when the environment has a good stamp of this root and is the one in use, with these variables."""
+    found = stamp.read(environment)
+    if found is None or found["root"] != args["root"] or found.get("variables") != (args.get("variables") or {}):
+        return False
+    return stamp.is_current(prefix, stack, environment) and not stamp.fast_problems(environment, args["variant"])
+
+
+def lease_of(request: "dict[str, Any]") -> "lease.Lease":
+    """The lease on the prefix, which is made where it is not there. Raises NodeError `prefix-busy` (75)."""
+    prefix = request["prefix"]
+    paths.set_umask(prefix)
+    paths.make_dirs(prefix, "envs", "tools")
+    return lease.acquire(prefix, request["run"], request["args"].get("controller"), float(request["args"]["wait"]))
+
+
+def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "None":
+    """Unpack what is missing or not as it should be, then stamp it and make it the one in use."""
+    args = request["args"]
+    found = stamp.read(environment)
+    good = found is not None and found["root"] == args["root"]
+    if not good or stamp.fast_problems(environment, args["variant"]):
+        pack = args["pack"]
+        file = near if near and os.path.isfile(near) else pack["file"]
+        log("unpacking %s from %s" % (os.path.basename(environment), file))
+        told = dict(args, file=file, sha256=pack["sha256"], format=pack["format"], repair=True)
+        env_unpack.run(dict(request, verb="unpack", args=told))
+    activate.run(dict(request, verb="activate"))
+
+
+def _result(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+    return {
+        "environment": environment,
+        "root": args["root"],
+        "current": paths.current_link(prefix, stack),
+        "activate": paths.meta(environment, "activate.sh"),
+    }

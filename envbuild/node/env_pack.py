@@ -1,0 +1,285 @@
+"""The verb `pack`: one file with everything that another node needs to have the same environment at the same path.
+
+The file is a tar archive (packed with gzip or zstd), or a squashfs made of one. Its first member, `pack.json`, says
+what it is and for which places; then come `envs/<environment>` and, where the environment stands on an interpreter
+below the prefix, `tools/<that one>`. What a stamp says of one node alone stays behind, and so does `__pycache__`.
+"""
+
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+import tempfile
+
+from envbuild.node import paths, proc, stamp, verify
+from envbuild.node.protocol import Exit, NodeError, log, plural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
+MANIFEST = "pack.json"
+VERSION = 1
+# Ending by format, in the order in which they are tried where the request names none.
+ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz"}
+MANIFEST_LIMIT = 64 * 1024 * 1024
+_BLOCK = 1024 * 1024
+# What `activate` writes anew, and what belongs to a build that is not finished.
+_OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, "activate.sh", "variables.json")
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
+
+    A pack of the same environment and root that is there and whole is taken again. Raises NodeError
+    `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`, `pack-not-writable` (exit 7), `disk-full` or
+    `inodes-full` (75).
+    """
+    args, prefix = request["args"], request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    folder = args.get("folder")
+    if not isinstance(folder, str) or not folder.startswith("/"):
+        raise NodeError("request-invalid", "`folder` must be an absolute path")
+    found = stamp.read(environment)
+    if found is None:
+        raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
+    name = pack_name(environment, found)
+    there = known(folder, name)
+    if there is not None and digest_of(there["file"]) == there["sha256"]:
+        log("%s is there and whole" % there["file"])
+        return False, there
+    manifest, members = describe(prefix, environment, found)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        made = _write(folder, name, usable(args.get("formats")), manifest, members)
+        record = dict(manifest, **made)
+        paths.write_json(os.path.join(folder, name + ".json"), record)
+    except OSError as error:
+        raise paths.os_error(error, folder) or NodeError(
+            "pack-not-writable", "cannot write a pack into %s" % folder, why=str(error), exit_code=Exit.REFUSED
+        ) from error
+    log("packed %s: %s, %d MB" % (environment, plural(len(members), "path"), made["bytes"] // 10**6))
+    return True, record
+
+
+def pack_name(environment: "str", found: "dict[str, Any]") -> "str":
+    """The name of a pack without its ending: environment (with the variant's digest), root, and place.
+
+    Files of an environment name its path and its interpreter, so a pack for another prefix is another pack.
+    """
+    place = hashlib.sha256(os.fsencode("%s\0%s" % (os.path.realpath(environment), found.get("interpreter"))))
+    return "%s-%.12s-%.8s" % (os.path.basename(environment), found["root"], place.hexdigest())
+
+
+def known(folder: "str", name: "str") -> "dict[str, Any] | None":
+    """The record beside a pack, None when there is none or its file is not there in the size that it had."""
+    record = paths.read_json(os.path.join(folder, name + ".json"))
+    if not isinstance(record, dict) or record.get("version") != VERSION or not isinstance(record.get("file"), str):
+        return None
+    record["file"] = os.path.join(folder, os.path.basename(record["file"]))
+    try:
+        return record if os.path.getsize(record["file"]) == record.get("bytes") else None
+    except OSError:
+        return None
+
+
+def digest_of(path: "str") -> "str":
+    """sha256 (hex) of a file; raises OSError."""
+    with open(path, "rb") as stream:
+        return digest_of_stream(stream)
+
+
+def digest_of_stream(stream: "BinaryIO") -> "str":
+    """sha256 (hex) of what is left in a stream; raises OSError."""
+    total = hashlib.sha256()
+    for block in iter(lambda: stream.read(_BLOCK), b""):
+        total.update(block)
+    return total.hexdigest()
+
+
+def usable(wanted: "Any") -> "str":
+    """The first of `wanted` (None: all) that this node can write. Raises NodeError `pack-format-unknown` (exit 7)."""
+    listed = list(ENDINGS) if wanted is None else wanted
+    for name in listed:
+        if name == "tar.gz" or (name == "tar.zst" and proc.run(["zstd", "--version"]).ok):
+            return str(name)
+        if name == "squashfs" and _squashfs_version() >= (4, 5):
+            return str(name)
+    raise NodeError(
+        "pack-format-unknown",
+        "this node can write none of %s" % ", ".join(map(str, listed)),
+        why="squashfs needs mksquashfs 4.5 or newer, tar.zst needs zstd; tar.gz needs nothing",
+        exit_code=Exit.REFUSED,
+    )
+
+
+def _squashfs_version() -> "tuple[int, ...]":
+    """Version of mksquashfs; before 4.5 it cannot read a tar archive."""
+    words = proc.run(["mksquashfs", "-version"]).out.split()
+    numbers = words[2].split(".")[:2] if words[:2] == ["mksquashfs", "version"] and len(words) > 2 else []
+    return tuple(int(each) if each.isdigit() else 0 for each in numbers)
+
+
+def describe(
+    prefix: "str", environment: "str", found: "dict[str, Any]"
+) -> "tuple[dict[str, Any], list[tuple[str, os.stat_result]]]":
+    """The manifest of a pack, and its members: path relative to the prefix and what `lstat` says, folders first."""
+    top = os.path.realpath(prefix)
+    folders = [os.path.relpath(os.path.realpath(environment), top)]
+    interpreter = str(found.get("interpreter") or "")
+    parts = os.path.relpath(os.path.realpath(interpreter), top).split(os.sep)
+    if parts[0] == "tools" and len(parts) > 2:
+        folders.append(os.path.join(*parts[:2]))
+    members = [each for folder in folders for each in _walk(top, folder)]
+    for name, facts in members:
+        if stat.S_ISLNK(facts.st_mode):
+            check_link(name, os.readlink(os.path.join(top, name)), top, folders, interpreter)
+        elif not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
+            raise leads_out(name, "it is no file, folder or link")
+    installed = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
+    manifest = {
+        "version": VERSION, "prefix": top, "environment": environment, "stack": found["stack"],
+        "profile": found.get("profile"), "variant_digest": found["variant_digest"], "root": found["root"],
+        "interpreter": interpreter, "python": verify.python_version(environment), "machine": os.uname().machine,
+        "libc": libc(), "folders": folders, "inodes": len(members), "installed": installed,
+        "unpacked": sum(facts.st_size for _, facts in members if stat.S_ISREG(facts.st_mode)),
+    }  # fmt: skip
+    return manifest, members
+
+
+def libc() -> "str":
+    """`glibc 2.36` as the C library of this interpreter says it; empty for another one."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""
+
+
+def _walk(top: "str", folder: "str") -> "Iterator[tuple[str, os.stat_result]]":
+    """A folder and everything below it that is packed, sorted, each folder before what it holds."""
+    yield folder, os.lstat(os.path.join(top, folder))
+    with os.scandir(os.path.join(top, folder)) as listing:
+        found = sorted(listing, key=lambda item: item.name)
+    for item in found:
+        name = folder + "/" + item.name
+        if os.path.basename(folder) == paths.META and item.name in _OF_ONE_NODE:
+            continue
+        if not item.is_dir(follow_symlinks=False):
+            yield name, item.stat(follow_symlinks=False)
+        elif item.name != "__pycache__":
+            for each in _walk(top, name):
+                yield each
+
+
+def check_link(name: "str", target: "str", top: "str", folders: "list[str]", interpreter: "str") -> "None":
+    """A link of a pack names the interpreter, or something in one of the packed folders.
+
+    Raises NodeError `pack-leads-out` (exit 7).
+    """
+    if interpreter and target in (interpreter, os.path.realpath(interpreter)):
+        return
+    full = os.path.normpath(os.path.join(top, os.path.dirname(name), target))
+    if not any((full + "/").startswith(os.path.join(top, folder) + "/") for folder in folders):
+        raise leads_out(name, "it points at %s" % target[:200])
+
+
+def leads_out(name: "str", why: "str") -> "NodeError":
+    """The error of a path that no pack may have."""
+    return NodeError(
+        "pack-leads-out",
+        "%s cannot be in a pack" % name[:200],
+        why=why,
+        hint="an environment that is packed holds files, folders and links to its own files",
+        exit_code=Exit.REFUSED,
+    )
+
+
+def _write(
+    folder: "str", name: "str", kind: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
+) -> "dict[str, Any]":
+    """Write the pack beside its place, sync, rename; result: `file`, `format`, `sha256`, `bytes`."""
+    final = os.path.join(folder, "%s.%s" % (name, ENDINGS[kind]))
+    with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as work:
+        half = os.path.join(work, "pack")
+        top = manifest["prefix"]
+        if kind == "tar.gz":
+            with open(half, "xb") as out, tarfile.open(fileobj=out, mode="w:gz", compresslevel=1, **_FORM) as archive:
+                _add_all(archive, top, manifest, members)
+        else:
+            argv = ["zstd", "-q", "-3", "-T0", "-o", half]
+            if kind == "squashfs":
+                argv = [
+                    "mksquashfs",
+                    "-",
+                    half,
+                    "-tar",
+                    "-all-root",
+                    "-noappend",
+                    "-no-xattrs",
+                    "-no-progress",
+                    "-quiet",
+                ]
+                argv += ["-comp", "zstd"] if "zstd" in proc.run(["mksquashfs", "-help"]).out else []
+            _through(argv, half, manifest, members)
+        with open(half, "rb+") as done:
+            os.fchmod(done.fileno(), 0o644)
+            os.fsync(done.fileno())
+        made = {"file": final, "format": kind, "sha256": digest_of(half), "bytes": os.path.getsize(half)}
+        os.rename(half, final)
+    paths.sync_dir(folder)
+    return made
+
+
+# GNU tar's form: any name, any size, no extended headers that hold times in fractions.
+_FORM = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}  # type: dict[str, Any]
+
+
+def _through(
+    argv: "list[str]", half: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
+) -> "None":
+    """The archive through a program that reads it from its stdin. Raises NodeError `pack-not-writable` (exit 7)."""
+    with proc.piped(argv) as program:
+        try:
+            with tarfile.open(fileobj=program.stream, mode="w|", **_FORM) as archive:
+                _add_all(archive, manifest["prefix"], manifest, members)
+        except BrokenPipeError:
+            pass  # it says why itself
+    if program.rc != 0:
+        if "No space left" in program.err or "quota exceeded" in program.err:
+            raise paths.full_disk(half, program.err[-300:])
+        raise NodeError(
+            "pack-not-writable", "%s failed" % argv[0], why=program.err.strip()[-500:], exit_code=Exit.REFUSED
+        )
+
+
+def _add_all(
+    archive: "tarfile.TarFile", top: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
+) -> "None":
+    data = json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode("ascii")
+    first = tarfile.TarInfo(MANIFEST)
+    first.size, first.mode = len(data), 0o644
+    archive.addfile(first, io.BytesIO(data))
+    for name, facts in members:
+        member = tarfile.TarInfo(name)
+        member.mode, member.mtime = stat.S_IMODE(facts.st_mode) & 0o755 | 0o600, int(facts.st_mtime)
+        if stat.S_ISDIR(facts.st_mode):
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
+        elif stat.S_ISLNK(facts.st_mode):
+            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(os.path.join(top, name))
+            archive.addfile(member)
+        else:
+            with open(os.path.join(top, name), "rb") as content:
+                member.size = facts.st_size
+                archive.addfile(member, content)
+
+
+def open_pack(path: "str") -> "BinaryIO":
+    """A pack that can be read. Raises NodeError `pack-missing` (exit 2)."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error)) from None
