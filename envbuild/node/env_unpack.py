@@ -17,7 +17,6 @@ from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 _BLOCK = 1024 * 1024
@@ -338,7 +337,7 @@ _READERS = {
     "tar.gz": _read_tar,
     "tar.zst": _read_zst,
     "squashfs": _read_squashfs,
-}  # type: dict[str, Callable[[str, Any, str, Any], dict[str, Any]]]
+}  # type: dict[str, Any]
 
 
 def _bring_tools(prefix: "str", staging: "str", manifest: "dict[str, Any]") -> "None":
