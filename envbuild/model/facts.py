@@ -139,6 +139,7 @@ class NodeFacts(_Fact):
 
     `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: index
     name -> a TCP connection to it (or to the proxy) succeeded. `busy`: the lease of who is changing the prefix.
+    `product`: what the firmware says the machine is, where it says so.
     `brief`: the probe was asked for little, so what is missing says nothing.
     """
 
@@ -151,6 +152,7 @@ class NodeFacts(_Fact):
     probed_at: str
     os: OsFacts
     libc: LibcFacts
+    product: str = ""
     cpus: int | None = None
     memory_bytes: int | None = None
     pythons: tuple[PythonFacts, ...] = ()

@@ -174,7 +174,10 @@ def sync_dir(folder: "str") -> "None":
 
 
 def switch_link(link: "str", target: "str") -> "bool":
-    """Point `link` at `target` by one rename; True when it pointed elsewhere before."""
+    """Point `link` at `target` by one rename; True when it pointed elsewhere before.
+
+    Raises NodeError `link-blocked` (1) where something else has the name.
+    """
     if os.path.islink(link) and os.readlink(link) == target:
         return False
     folder = os.path.dirname(link)
@@ -183,7 +186,16 @@ def switch_link(link: "str", target: "str") -> "bool":
     if os.path.lexists(temporary):
         os.unlink(temporary)
     os.symlink(target, temporary)
-    os.rename(temporary, link)
+    try:
+        os.rename(temporary, link)
+    except IsADirectoryError:
+        os.unlink(temporary)
+        raise NodeError(
+            "link-blocked",
+            "%s is a folder, and the link to the environment in use belongs there" % link,
+            hint="move it away; the same command then only switches the link",
+            exit_code=Exit.CHECK_FAILED,
+        )
     sync_dir(folder)
     return True
 

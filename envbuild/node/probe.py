@@ -97,6 +97,7 @@ def _quick(
         "probed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "os": probe_system.os_facts(),
         "libc": {},
+        "product": probe_system.product(),
         "cpus": probe_system.cpu_count(),
         "memory_bytes": probe_system.memory_bytes(),
         "nics": probe_system.nic_facts(),
@@ -111,7 +112,14 @@ def _quick(
 
 
 def _environments(args: "dict[str, Any]", prefix: "str") -> "list[dict[str, Any]]":
-    """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8)."""
+    """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8).
+
+    With `packed`: the one that lies there in a pack for `stack`.
+    """
+    if args.get("packed"):
+        from envbuild.node import packs
+
+        return packs.facts(prefix, str(args.get("stack")))
     found = probe_prefix.environment_facts(prefix)
     if not args.get("verify") or sys.version_info < (3, 8):
         return found
@@ -149,7 +157,8 @@ def _observations(facts: "dict[str, Any]") -> "list[str]":
     if facts["umask"][-1] in "0145":
         found.append("umask %s lets everybody change new files" % facts["umask"])
     seen = len(facts.get("gpus", ()))
-    if seen and seen < facts["gpus_physical"]:
+    # A job may have been given some of the GPUs; whether it should have all is for the controller to say.
+    if seen and seen < facts["gpus_physical"] and not (facts.get("scheduler") or {}).get("job"):
         found.append("nvidia-smi shows %d of %d GPUs" % (seen, facts["gpus_physical"]))
     half = sum(1 for environment in facts["environments"] if environment["stamp"] is None)
     if half:

@@ -27,7 +27,8 @@ def _json_object(path: "str") -> "dict[str, Any] | None":
 def environment_facts(prefix: "str") -> "list[dict[str, Any]]":
     """`StampFacts` of every folder under `<prefix>/envs`; `current` where a link in `<prefix>/current` leads to it."""
     links = os.path.join(prefix, "current")
-    in_use = {os.path.realpath(os.path.join(links, name)) for name in names(links)}
+    # What begins with a dot is the half of a switch that was killed.
+    in_use = {os.path.realpath(os.path.join(links, name)) for name in names(links) if not name.startswith(".")}
     found = []
     for name in names(os.path.join(prefix, "envs")):
         path = os.path.join(prefix, "envs", name)

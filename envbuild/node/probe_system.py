@@ -46,6 +46,11 @@ def libc_facts(folders: "list[str]") -> "dict[str, str]":
     return {"kind": "musl" if musl else "", "version": ""}
 
 
+def product(root: "str" = "/") -> "str":
+    """What the firmware calls this machine (`p4d.24xlarge`, `PowerEdge XE9680`); empty where it does not say."""
+    return read(os.path.join(root, "sys/class/dmi/id/product_name")).strip()[:100]
+
+
 def cpu_count(root: "str" = "/") -> "int":
     """CPUs that this process may use: affinity, then the cgroup's quota (rounded up)."""
     count = float(len(os.sched_getaffinity(0)))
@@ -105,7 +110,7 @@ def nic_facts(root: "str" = "/") -> "list[dict[str, Any]]":
             "name": name,
             "kind": "infiniband" if infiniband else "ethernet",
             "state": read(os.path.join(folder, name, "operstate")).strip(),
-            "addresses": _addresses(name, root),
+            "addresses": addresses(name, root),
         }  # type: dict[str, Any]
         if re.match(r"[1-9][0-9]{0,8}\Z", speed):
             fact["rate_gbps"] = int(speed) / 1000.0
@@ -113,7 +118,8 @@ def nic_facts(root: "str" = "/") -> "list[dict[str, Any]]":
     return found + _infiniband(root)
 
 
-def _addresses(name: "str", root: "str") -> "list[str]":
+def addresses(name: "str", root: "str" = "/") -> "list[str]":
+    """Addresses of a network interface: the first of IPv4, and those of IPv6 that are not for this link alone."""
     import fcntl
     import socket
 

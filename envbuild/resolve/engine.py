@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
@@ -226,7 +226,8 @@ class Resolver:
         return found.path if found else None
 
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
-        return request_for(variant, python, self.compat, self.target.expects.gpu)
+        request = request_for(variant, python, self.compat, self.target.expects.gpu)
+        return replace(request, exclusive=self.target.scheduler.exclusive)
 
     def _cost(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Estimate, Platform]:
         """What the variant costs on the node's platform."""

@@ -19,7 +19,8 @@ class Request:
     `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index that torch comes from;
     `compiled` the names of what is compiled with nvcc, `built` of every source that has a build, `patches` the patches
     of each source by its name (None: whoever compiles may patch as needed); `arch_list` the TORCH_CUDA_ARCH_LIST of the
-    stack, `expected_gpu` the model that the target names; `packages` canonical name to
+    stack, `expected_gpu` the model that the target names; `exclusive` says that jobs there get whole nodes;
+    `packages` canonical name to
     version; `installed` says that torch is there already (a base), so that nothing about its wheel is asked; `ranks`
     are processes on one GPU's instances; `prebuilt_abi` the C++ ABI of a prebuilt extension.
     """
@@ -35,6 +36,7 @@ class Request:
     patches: Mapping[str, tuple[str, ...]] | None = None
     arch_list: str | None = None
     expected_gpu: str | None = None
+    exclusive: bool = False
     isolated_build: bool = False
     prebuilt_abi: int | None = None
     packages: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from envbuild.resolve.request import Request, physical_gpus, visible_gpus
 
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:
-    """`visible-gpus`: a process sees all GPUs of the node, and as many as are asked for."""
+    """`visible-gpus`: a process sees all GPUs of the node, or those of its job, and as many as are asked for."""
     there, seen = physical_gpus(facts), visible_gpus(facts)
     if not there and request.gpus is None:
         return NOTHING
@@ -21,6 +21,9 @@ def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> De
             "request the GPUs in the job, or unset CUDA_VISIBLE_DEVICES" if there >= request.gpus else f"{there} GPUs"
         )
         return (decision("visible-gpus", "refuse", what, compared, OURS, instead),)
+    if seen < there and facts.scheduler.job and not request.exclusive:
+        what = f"the job {facts.scheduler.job} sees {seen} of {there} GPUs; it does not have the node for itself"
+        return (decision("visible-gpus", "allow", what, compared, OURS),)
     if seen < there:
         setting = "unset" if facts.visible_devices is None else repr(facts.visible_devices)
         what = f"only {seen} of {there} GPUs can be seen (CUDA_VISIBLE_DEVICES is {setting})"

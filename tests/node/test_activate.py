@@ -127,3 +127,21 @@ install.run(first); activate.run(second)
     assert result["ok"]
     assert result["environment"] == str(after)
     assert Path(result["environment"]).parent == before.parent
+
+
+def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the_link(node: Node) -> None:
+    from envbuild.node.probe_prefix import environment_facts
+
+    blocked = node.prefix / "current" / "demo" / "in-the-way"
+    blocked.mkdir(parents=True)
+    variant = make_variant([make_wheel(node.wheels)])
+    with pytest.raises(NodeError, match="is a folder") as caught:
+        node.build(variant)
+    assert caught.value.code == "link-blocked"
+    shutil.rmtree(blocked.parent)
+    assert os.listdir(node.prefix / "current") == []
+    # What a kill between link and rename leaves.
+    (node.prefix / "current" / ".demo.4711").symlink_to(node.environment(variant))
+    assert [each["current"] for each in environment_facts(str(node.prefix))] == [False]
+    environment = node.build(variant)
+    assert (node.prefix / "current" / "demo").resolve() == environment
