@@ -24,6 +24,8 @@ VERBS = {
     "pack": "env_pack",
     "unpack": "env_unpack",
     "ensure": "ensure",
+    "relay": "relay",
+    "packs": "packs",
     "activate": "activate",
     "verify": "verify",
     "envs": "envs",

@@ -6,7 +6,7 @@ Several at once on one node are safe: who finds everything in place takes no lea
 import os
 import uuid
 
-from envbuild.node import activate, env_unpack, lease, paths, stamp
+from envbuild.node import activate, env_pack, env_unpack, lease, paths, stamp
 from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
@@ -69,11 +69,23 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
     good = found is not None and found["root"] == args["root"]
     if not good or stamp.fast_problems(environment, args["variant"]):
         pack = args["pack"]
-        file = near if near and os.path.isfile(near) else pack["file"]
-        log("unpacking %s from %s" % (os.path.basename(environment), file))
-        told = dict(args, file=file, sha256=pack["sha256"], format=pack["format"], repair=True)
+        told = dict(args, file=near or pack["file"], sha256=pack["sha256"], format=pack["format"], repair=True)
+        if near and not _whole(near, pack["sha256"]):
+            told["file"] = pack["file"]
+        log("unpacking %s from %s" % (os.path.basename(environment), told["file"]))
         env_unpack.run(dict(request, verb="unpack", args=told))
     activate.run(dict(request, verb="activate"))
+
+
+def _whole(near: "str", sha256: "str") -> "bool":
+    """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
+    try:
+        good = env_pack.digest_of(near) == sha256
+    except OSError:
+        return False
+    if not good:
+        log("%s is not the whole pack" % near)
+    return good
 
 
 def _result(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "dict[str, Any]":

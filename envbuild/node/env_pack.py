@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MANIFEST = "pack.json"
 VERSION = 1
 # Ending by format, in the order in which they are tried where the request names none.
-ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz"}
+ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz", "tar": "tar"}
 MANIFEST_LIMIT = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 # What `activate` writes anew, and what belongs to a build that is not finished.
@@ -34,9 +34,9 @@ _OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, "activate
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
 
-    A pack of the same environment and root that is there and whole is taken again. Raises NodeError
-    `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`, `pack-not-writable` (exit 7), `disk-full` or
-    `inodes-full` (75).
+    With `args.ensure` later jobs get it from there (`packs.publish`). A pack of the same environment and root that is
+    there and whole is taken again. Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
+    `pack-not-writable` (exit 7), `disk-full` or `inodes-full` (75).
     """
     args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
@@ -48,21 +48,30 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
     name = pack_name(environment, found)
     there = known(folder, name)
-    if there is not None and digest_of(there["file"]) == there["sha256"]:
-        log("%s is there and whole" % there["file"])
-        return False, there
-    manifest, members = describe(prefix, environment, found)
     try:
+        if there is not None and digest_of(there["file"]) == there["sha256"]:
+            log("%s is there and whole" % there["file"])
+            _publish(request, there)
+            return False, there
+        manifest, members = describe(prefix, environment, found)
         os.makedirs(folder, exist_ok=True)
         made = _write(folder, name, usable(args.get("formats")), manifest, members)
         record = dict(manifest, **made)
         paths.write_json(os.path.join(folder, name + ".json"), record)
+        _publish(request, record)
     except OSError as error:
         raise paths.os_error(error, folder) or NodeError(
             "pack-not-writable", "cannot write a pack into %s" % folder, why=str(error), exit_code=Exit.REFUSED
         ) from error
     log("packed %s: %s, %d MB" % (environment, plural(len(members), "path"), made["bytes"] // 10**6))
     return True, record
+
+
+def _publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
+    if request["args"].get("ensure"):
+        from envbuild.node import packs
+
+        packs.publish(request, record)
 
 
 def pack_name(environment: "str", found: "dict[str, Any]") -> "str":
@@ -104,7 +113,7 @@ def usable(wanted: "Any") -> "str":
     """The first of `wanted` (None: all) that this node can write. Raises NodeError `pack-format-unknown` (exit 7)."""
     listed = list(ENDINGS) if wanted is None else wanted
     for name in listed:
-        if name == "tar.gz" or (name == "tar.zst" and proc.run(["zstd", "--version"]).ok):
+        if name in ("tar.gz", "tar") or (name == "tar.zst" and proc.run(["zstd", "--version"]).ok):
             return str(name)
         if name == "squashfs" and _squashfs_version() >= (4, 5):
             return str(name)
@@ -205,8 +214,9 @@ def _write(
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as work:
         half = os.path.join(work, "pack")
         top = manifest["prefix"]
-        if kind == "tar.gz":
-            with open(half, "xb") as out, tarfile.open(fileobj=out, mode="w:gz", compresslevel=1, **_FORM) as archive:
+        if kind in ("tar.gz", "tar"):
+            form = dict(_FORM, mode="w:gz", compresslevel=1) if kind == "tar.gz" else dict(_FORM, mode="w")
+            with open(half, "xb") as out, tarfile.open(fileobj=out, **form) as archive:
                 _add_all(archive, top, manifest, members)
         else:
             argv = ["zstd", "-q", "-3", "-T0", "-o", half]

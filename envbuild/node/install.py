@@ -5,7 +5,20 @@ import shutil
 import tempfile
 import time
 
-from envbuild.node import base, builds, lease, merkle, packages, patching, paths, pipconf, record, stamp, uv
+from envbuild.node import (
+    base,
+    bring_tools,
+    builds,
+    lease,
+    merkle,
+    packages,
+    patching,
+    paths,
+    pipconf,
+    record,
+    stamp,
+    uv,
+)
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -73,6 +86,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     found = stamp.read(job.environment)
     if found is not None and not again:
         return False, dict(unchanged(job.environment, job.variant, found), seconds=job.seconds)
+    bring_tools.bring(job.prefix, job.args["interpreter"], job.args.get("staged"))
     interpreter = base.examine(job.args["interpreter"], job.variant)
     base.check(job.variant, interpreter.packages)
     packages.check_recorded(job.variant.get("packages", []))

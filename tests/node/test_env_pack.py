@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import activate, ensure, env_pack, env_unpack, lease, stamp
+from envbuild.node import activate, bring_tools, ensure, env_pack, env_unpack, lease, packs, stamp
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site
 
@@ -386,3 +386,86 @@ def test_several_ensures_at_once_unpack_once(packed: Packed, monkeypatch: pytest
         thread.join()
     assert sorted(results) == [False, False, False, True]
     assert unpacked == ["once"]
+
+
+def test_a_near_copy_that_is_not_whole_does_not_stand_in_the_way(packed: Packed) -> None:
+    packed.wipe()
+    near = packed.node.top / "near"
+    near.write_bytes(Path(packed.told["file"]).read_bytes()[:-1])
+    assert packed.ensure(near=str(near))[0] is True
+    assert packed.node.verify(deep=True)["root"] == packed.stamp["root"]
+    assert not near.exists()
+
+
+# What a shared folder says
+
+
+class Shared(Packed):
+    """The same, and what later jobs need of it is published in a shared folder."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.shared = node.top / "shared"
+        self.more = node.top / "job" / "requests" / "ensure.json"
+        keys = ("stack", "profile", "variant", "variables")
+        told = {"args": {key: self.args()[key] for key in keys} | {"evidence": {"hardware": ["none"]}}}
+        told |= {"folder": str(self.shared / "ensure"), "script": "#!/bin/sh\n", "requests": [str(self.more)]}
+        told |= {"link": str(node.top / "job" / "pack")}
+        self.told = self.pack(folder=str(self.shared / "packs"), formats=["tar.gz"], ensure=told)[1]
+
+    def packs(self) -> dict[str, Any]:
+        request = {**self.node.request("packs", stack="demo"), "prefix": str(self.shared)}
+        return packs.run(request)[1]
+
+
+@pytest.fixture
+def shared(node: Node) -> Shared:
+    return Shared(node)
+
+
+def test_a_published_request_brings_the_environment_back(shared: Shared) -> None:
+    shared.wipe()
+    request = json.loads((shared.shared / "ensure" / "demo.json").read_text())
+    assert request == json.loads(shared.more.read_text())
+    assert ensure.run(request)[1]["root"] == shared.stamp["root"]
+    assert shared.node.verify(deep=True)["ok"]
+    assert (shared.node.top / "job" / "pack").resolve() == Path(shared.told["file"])
+    assert (shared.shared / "ensure" / "demo.sh").read_text() == "#!/bin/sh\n"
+
+
+def test_the_shared_folder_says_what_nodes_get_from_it(shared: Shared) -> None:
+    (told,) = packs.facts(str(shared.shared), "demo")
+    assert (told["path"], told["root"], told["current"]) == (str(shared.environment), shared.stamp["root"], True)
+    keys = ("variant_digest", "packages", "sources", "variables", "interpreter", "arch_list")
+    assert {key: told["stamp"][key] for key in keys} == {key: shared.stamp[key] for key in keys}
+    assert told["stamp"]["evidence"] == {"hardware": ["none"]}
+    assert packs.facts(str(shared.shared), "other") == []
+
+
+def test_a_pack_is_compared_with_its_hash_and_one_that_is_gone_is_told(shared: Shared) -> None:
+    assert shared.packs()["ok"]
+    file = Path(shared.told["file"])
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    found = shared.packs()
+    assert (found["ok"], found["root"]) == (False, shared.stamp["root"])
+    assert "sha256" in found["checks"][0]["says"]
+    file.unlink()
+    assert shared.packs()["ok"] is False
+    assert packs.facts(str(shared.shared), "demo") == []
+    (shared.shared / "ensure" / "demo.json").unlink()
+    assert code(shared.packs) == ("environment-unknown", 2)
+
+
+def test_a_staged_interpreter_is_copied_to_where_it_belongs_once(tmp_path: Path) -> None:
+    staged, prefix = tmp_path / "shared" / "tools", tmp_path / "prefix"
+    (staged / "python-abc" / "python" / "bin").mkdir(parents=True)
+    (staged / "python-abc" / "python" / "bin" / "python3").symlink_to("python3.11")
+    interpreter = prefix / "tools" / "python-abc" / "python" / "bin" / "python3"
+    for _ in range(2):
+        bring_tools.bring(str(prefix), str(interpreter), str(staged))
+    assert os.readlink(interpreter) == "python3.11"
+    assert os.listdir(prefix / "tools") == ["python-abc"]
+    bring_tools.bring(str(prefix), "/usr/bin/python3", str(staged))
+    bring_tools.bring(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
+    assert os.listdir(prefix / "tools") == ["python-abc"]
