@@ -73,9 +73,13 @@ class Request:
 
 def begin() -> Request:
     """Read the request and arm the stack dump: at the deadline all stacks go to stderr, then the reader kills."""
-    args = json.load(sys.stdin)
-    faulthandler.enable(file=2, all_threads=True)
-    faulthandler.dump_traceback_later(float(args["deadline"]), exit=False, file=2)
+    return arm(json.load(sys.stdin), 2)
+
+
+def arm(args: Dict[str, Any], stacks: Any) -> Request:
+    """The same for a request that was read already; `stacks` is the file (or its number) that stacks go to."""
+    faulthandler.enable(file=stacks, all_threads=True)
+    faulthandler.dump_traceback_later(float(args["deadline"]), exit=False, file=stacks)
     return Request(args, Channel(args["events"]))
 
 

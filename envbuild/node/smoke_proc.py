@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 from envbuild.node import proc
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
-_FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
+FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
@@ -109,6 +109,7 @@ class Scratch:
             "smoke_sound",
             "smoke_torch_gemm",
             "smoke_torch_allreduce",
+            "smoke_torch_nodes",
             "smoke_torch_training",
             "smoke_torch_compare",
             "smoke_torch_apex",
@@ -251,8 +252,19 @@ def run_programs(
 
     When one process ends badly the others get a few seconds to notice and are then stopped.
     """
-    argv = [os.path.join(environment, "bin", "python")] + _FLAGS + ["-c", _START, scratch.path, name]
     child = child_environment(environment, variables, scratch.path)
+    return run_processes(scratch, program(scratch, environment, name), child, requests, deadline)
+
+
+def program(scratch: Scratch, environment: str, name: str, first: str = "") -> List[str]:
+    """The argument list that runs program `name` in the environment's interpreter, after the Python text `first`."""
+    return [os.path.join(environment, "bin", "python")] + FLAGS + ["-c", first + _START, scratch.path, name]
+
+
+def run_processes(
+    scratch: Scratch, argv: List[str], child: Dict[str, str], requests: List[Dict[str, Any]], deadline: float
+) -> List[Outcome]:
+    """The same for an argument list and the variables `child`."""
     started = time.monotonic()
     processes = []  # type: List[_Process]
     try:

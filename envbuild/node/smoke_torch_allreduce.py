@@ -7,7 +7,7 @@ values are small integers, so the expected sum is exact in every dtype and any d
 import datetime
 import os
 import time
-from typing import Any
+from typing import Any, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,20 +16,27 @@ from .smoke_common import Channel, begin
 
 _WARM_UP = 2
 _REPEATS = 10
+_DENSE = 16
 _CPU_SIZES = (1, 1000, 65537, 1 << 20)
 _CUDA_SIZES = (1, 1000, 65537, 1 << 24)
 _CPU_TIMED = 1 << 22  # elements of float32: 16 MiB
 _CUDA_TIMED = 1 << 28  # elements of bfloat16: 512 MiB
 
 
-def _own(size: int, rank: int, dtype: Any, device: Any) -> Any:
-    """This rank's data: (index mod 7) + (rank mod 8); summed over 16 ranks it stays below 2^8, exact in bfloat16."""
-    return (torch.arange(size, device=device) % 7 + rank % 8).to(dtype)
+def _own(size: int, rank: int, world: int, dtype: Any, device: Any) -> Any:
+    """This rank's data: (index mod 7) + (rank mod 8); summed over 16 ranks it stays below 2^8, exact in bfloat16.
+
+    Of more ranks each gives the elements whose index is its own, modulo their number, and nothing to the others.
+    """
+    index = torch.arange(size, device=device)
+    own = index % 7 + rank % 8 if world <= _DENSE else (index % 7 + 1) * (index % world == rank)
+    return own.to(dtype)
 
 
 def _expected(size: int, world: int, dtype: Any, device: Any) -> Any:
+    index = torch.arange(size, device=device)
     ranks = sum(rank % 8 for rank in range(world))
-    return ((torch.arange(size, device=device) % 7) * world + ranks).to(dtype)
+    return ((index % 7) * world + ranks if world <= _DENSE else index % 7 + 1).to(dtype)
 
 
 def _check(channel: Channel, got: Any, expected: Any, what: str) -> None:
@@ -43,7 +50,8 @@ def _check(channel: Channel, got: Any, expected: Any, what: str) -> None:
         )
 
 
-def _correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
+def correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
+    """All-reduce several sizes and dtypes; every wrong sum is a failure."""
     dtypes = [(torch.float32, "float32"), (torch.int64, "int64")]
     dtypes.append((torch.bfloat16, "bfloat16") if device.type == "cuda" else (torch.float64, "float64"))
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
@@ -52,18 +60,18 @@ def _correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
         for size in _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES:
             what = "all-reduce of %d × %s" % (size, name)
             channel.stage(what)
-            data = _own(size, rank, dtype, device)
+            data = _own(size, rank, world, dtype, device)
             dist.all_reduce(data)
             _check(channel, data, _expected(size, world, dtype, device), what)
 
 
-def _bandwidth(channel: Channel, rank: int, world: int, device: Any) -> None:
-    """Seconds of each timed all-reduce on this rank; the reader takes the slowest rank of each."""
+def bandwidth(channel: Channel, rank: int, world: int, device: Any) -> Tuple[List[float], int]:
+    """Seconds of each timed all-reduce on this rank, and its bytes; the slowest rank of each is what counts."""
     cuda = device.type == "cuda"
     size, dtype = (_CUDA_TIMED, torch.bfloat16) if cuda else (_CPU_TIMED, torch.float32)
     if cuda and torch.cuda.get_device_capability(device)[0] < 8:
         dtype = torch.float16
-    own = _own(size, rank, dtype, device)
+    own = _own(size, rank, world, dtype, device)
     expected = _expected(size, world, dtype, device)
     what = "all-reduce of %d MiB" % (size * own.element_size() >> 20)
     channel.stage(what)
@@ -80,7 +88,7 @@ def _bandwidth(channel: Channel, rank: int, world: int, device: Any) -> None:
         if repeat >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
         _check(channel, data, expected, what)
-    channel.facts({"seconds": seconds, "bytes": size * own.element_size()})
+    return seconds, size * own.element_size()
 
 
 def main() -> None:
@@ -103,8 +111,9 @@ def main() -> None:
         timeout=datetime.timedelta(seconds=float(args["deadline"])),
     )
     channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
-    _correctness(channel, rank, world, device)
-    _bandwidth(channel, rank, world, device)
+    correctness(channel, rank, world, device)
+    seconds, size = bandwidth(channel, rank, world, device)
+    channel.facts({"seconds": seconds, "bytes": size})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()

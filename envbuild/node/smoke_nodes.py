@@ -1,0 +1,200 @@
+"""Verb `meet`: one node's part of the joint smoke test, an all-reduce over several nodes that torchrun starts.
+
+All nodes of a test are asked at the same time. They meet first (`smoke_nodes_meet.py`), then each starts torchrun with
+its rank. Every sum is checked on every rank; bandwidth is that of the slowest rank of each repeat, and the same on all
+nodes. A node whose partner did not come has a check that was not run: it is the partner that failed.
+"""
+
+import json
+import os
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import smoke, smoke_nodes_meet
+from .protocol import Exit, NodeError, plural
+from .smoke_part import Clock, Part, Spec
+from .smoke_proc import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
+
+NAME = "smoke/nodes/all-reduce"
+METRIC = "multi_node_all_reduce_busbw_gbps"
+_INTERFACES = (("GLOO_SOCKET_IFNAME", "%s"), ("NCCL_SOCKET_IFNAME", "=%s"))
+_OUTPUT = 6000
+# torchrun gives its ranks sessions of their own: the kernel ends them with it (PR_SET_PDEATHSIG, SIGKILL).
+_TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
+
+
+def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
+    """Entry point of the verb; args and result are in docs/architecture.md. Raises NodeError `nodes-cannot-meet`."""
+    args = request["args"]
+    environment = str(args.get("environment") or "")
+    if not os.path.exists(os.path.join(environment, "bin", "python")):
+        raise NodeError(
+            "environment-missing",
+            "there is no environment at %s" % (environment or "(no path given)"),
+            hint="run `envbuild provision`",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    place = dict(args["place"]) if args.get("place") else smoke_nodes_meet.in_job(args.get("most"))
+    if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
+        return False, smoke.summary([])
+    spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
+    spec.variables.update(args.get("variables") or {})
+    return False, _meet(spec, place, args)
+
+
+def _meet(spec: Spec, place: Dict[str, Any], args: Dict[str, Any]) -> Dict[str, Any]:
+    part = Part(NAME)
+    rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
+    if rank == 0:
+        meeting = smoke_nodes_meet.receive(place["ports"], nodes, token, seconds)
+    else:
+        meeting = smoke_nodes_meet.join(place["addresses"], place["ports"], rank, token, seconds)
+    if meeting.missing:
+        return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
+    test = JointTest(spec, rank, nodes, int(args["ranks"]), meeting)
+    with Scratch(args.get("tmp")) as scratch:
+        test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
+    floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
+    smoke.apply_floors([part], floors)
+    return smoke.summary([part.check()])
+
+
+def _not_run(part: Part, missing: List[int], names: List[str], seconds: float) -> Dict[str, Any]:
+    """The check of a node that came and whose partners did not."""
+    told = ", ".join(names[rank] if rank < len(names) else "the node of rank %d" % rank for rank in missing[:8])
+    check = part.stop().check()
+    check.update(status="not-run", says="did not come within %g s: %s" % (seconds, told), details={"missing": missing})
+    return check
+
+
+class JointTest:
+    """One node of the test, once all have met: `ranks` processes here, `nodes` times as many in all."""
+
+    def __init__(self, spec: Spec, rank: int, nodes: int, ranks: int, meeting: "smoke_nodes_meet.Meeting") -> None:
+        """Nothing is started yet."""
+        self.spec = spec
+        self.rank = rank
+        self.nodes = nodes
+        self.ranks = ranks
+        self.meeting = meeting
+        self.world = nodes * ranks
+        self.backend = "nccl" if spec.cuda else "gloo"
+
+    def run(self, part: Part, scratch: Scratch, clock: Clock) -> None:
+        """Start torchrun, wait for it at most until the deadline, judge."""
+        events, request = scratch.fresh("events"), scratch.fresh("request")
+        left = clock.left()
+        with open(request, "w", encoding="utf-8") as file:
+            json.dump({"backend": self.backend, "events": events, "until": time.monotonic() + left}, file)
+        child = self._variables(scratch, request)
+        outcome = run_processes(scratch, self._command(scratch), child, [{}], left)[0]
+        found = [self._rank_outcome(events, local, outcome) for local in range(self.ranks)]
+        self._judge(part, outcome, found, clock)
+        part.details.update(
+            {
+                "backend": self.backend,
+                "ranks": self.world,
+                "nodes": self.nodes,
+                "node_rank": self.rank,
+                "address": self.meeting.address,
+                "port": self.meeting.port,
+                "interface": child.get("NCCL_SOCKET_IFNAME" if self.spec.cuda else "GLOO_SOCKET_IFNAME"),
+            }
+        )
+        if outcome.returncode != 0 or part.failures:
+            part.details["output"] = self._output(events, outcome)
+        words = (plural(self.world, "rank"), plural(self.nodes, "node"), self.backend)
+        part.says = "the sum over %s on %s (torchrun, %s) is exact in every size and dtype" % words
+        part.stop()
+
+    def _variables(self, scratch: Scratch, request: str) -> Dict[str, str]:
+        """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
+        child = child_environment(self.spec.environment, self.spec.variables, scratch.path)
+        child["ENVBUILD_SMOKE_REQUEST"] = request
+        interface = self.meeting.interface
+        for name, form in _INTERFACES:
+            if interface:
+                child.setdefault(name, form % interface)
+        return child
+
+    def _command(self, scratch: Scratch) -> List[str]:
+        """torchrun, as its module, so that no script of the environment has to name its interpreter."""
+        python = os.path.join(self.spec.environment, "bin", "python")
+        # Underscores: torch before 2.0 knows no other form.
+        options = [
+            ("nnodes", self.nodes),
+            ("node_rank", self.rank),
+            ("nproc_per_node", self.ranks),
+            ("master_addr", self.meeting.address),
+            ("master_port", self.meeting.port),
+            ("max_restarts", 0),
+        ]
+        words = ["--%s=%s" % pair for pair in options]
+        run = [python] + FLAGS + ["-m", "torch.distributed.run"] + words + ["--no_python"]
+        return run + program(scratch, self.spec.environment, "smoke_torch_nodes", _TIED)
+
+    def _rank_outcome(self, events: str, local: int, whole: Outcome) -> Outcome:
+        one = Outcome()
+        one.events = read_events("%s-%d" % (events, local))
+        one.timed_out = whole.timed_out and not one.of("done")
+        return one
+
+    def _judge(self, part: Part, outcome: Outcome, found: List[Outcome], clock: Clock) -> None:
+        for local, one in enumerate(found):
+            who = "rank %d of %d" % (self.rank * self.ranks + local, self.world)
+            part.failures.extend("%s: %s" % (who, event.get("what")) for event in one.of("failure"))
+            if one.timed_out:
+                told = (who, round(clock.deadline, 1), one.stage())
+                part.failures.append("%s hung past its deadline of %g s during %s" % told)
+            elif not one.of("done") and not one.of("failure"):
+                part.failures.append("%s ended during %s" % (who, one.stage()))
+        if not outcome.timed_out and outcome.returncode != 0:
+            part.failures.append("torchrun ended with exit code %s" % outcome.returncode)
+        elif outcome.timed_out and not part.failures:
+            part.failures.append("torchrun did not end within %g s: other nodes did not leave" % clock.deadline)
+        self._judge_ranks(part, [one.facts() for one in found])
+
+    def _judge_ranks(self, part: Part, facts: List[Dict[str, Any]]) -> None:
+        """Every rank of every node must have been there, as one job with the backend that was asked for."""
+        first = self.rank * self.ranks
+        for local, fact in enumerate(facts):
+            said = (fact.get("rank"), fact.get("world"), fact.get("backend"))
+            if "rank" in fact and said != (first + local, self.world, self.backend):
+                part.failures.append("rank %d says it is rank %s of %s with %s" % ((first + local,) + said))
+            present = fact.get("present")
+            if present is not None and present != list(range(self.world)):
+                part.failures.append("%d ranks were asked for and %d took part" % (self.world, len(present)))
+        if any("present" not in fact for fact in facts):
+            part.failures.append("not every rank of this node was counted")
+        metric = _bandwidth(facts[0], self.world)
+        if metric is None:
+            part.failures.append("the metric %s was not reported" % METRIC)
+            return
+        part.add_metric(metric)
+        part.details["bytes"] = int(facts[0]["bytes"])
+
+    def _output(self, events: str, outcome: Outcome) -> str:
+        """Stacks of the ranks that hang, then the end of what torchrun printed."""
+        texts = []
+        for local in range(self.ranks):
+            try:
+                with open("%s-%d.stacks" % (events, local), "rb") as file:
+                    text = file.read(_OUTPUT // 2).decode("utf-8", "replace").strip()
+            except OSError:
+                continue
+            if text:
+                texts.append("rank %d\n%s" % (self.rank * self.ranks + local, text))
+        room = max(1000, _OUTPUT - sum(map(len, texts)))
+        return "\n".join(texts + [outcome.stderr[-room:]])[: 2 * _OUTPUT]
+
+
+def _bandwidth(facts: Dict[str, Any], world: int) -> Optional[Dict[str, Any]]:
+    """Bus bandwidth in GB/s from the slowest rank's seconds of each repeat; None where they are not there."""
+    seconds, size = facts.get("seconds"), facts.get("bytes")
+    if not isinstance(seconds, list) or not seconds or not isinstance(size, int):
+        return None
+    factor = 2.0 * (world - 1) / world * size / 1e9
+    rates = sorted(factor / max(float(each), 1e-9) for each in seconds)
+    middle = len(rates) // 2
+    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
+    return {"name": METRIC, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}

@@ -1,0 +1,222 @@
+"""Where the nodes of a joint smoke test meet before anything is started, so that a node that cannot is told by name.
+
+The first node listens on one of the ports that all were told. The others come to it, say their rank and wait; when all
+are there, or at the deadline, each gets the same answer: the port on which torchrun will meet, or who is missing. The
+first node then frees that port for torchrun, so one open port is all that a firewall has to allow.
+"""
+
+import json
+import os
+import socket
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import probe_system
+from .protocol import Exit, NodeError
+
+_LINE = 4096
+_CONNECT = 2.0  # s; in one network an answer takes milliseconds, a dropped packet gives none
+_PAUSE = 0.3
+_GRACE = 10.0  # s that others wait longer than the first node, whose answer they wait for
+
+
+class Meeting:
+    """How it went: `address` and `port` for torchrun, `own` the address of this node there, `missing` ranks."""
+
+    def __init__(self, address: str, port: int, own: str, missing: List[int]) -> None:
+        """Plain values."""
+        self.address = address
+        self.port = port
+        self.own = own
+        self.missing = missing
+
+    @property
+    def interface(self) -> Optional[str]:
+        """The network interface that has this node's address; None where it is not known."""
+        if self.own.startswith("127."):
+            return "lo"
+        try:
+            names = [name for _, name in socket.if_nameindex()]
+        except OSError:
+            return None
+        return next((name for name in names if self.own in probe_system.addresses(name)), None)
+
+
+def receive(ports: List[int], nodes: int, token: str, seconds: float) -> Meeting:
+    """The first node: wait until the other `nodes` - 1 have come, at most `seconds`.
+
+    Raises NodeError `nodes-cannot-meet` (exit 1) where none of the ports is free.
+    """
+    listener, port = _listen(ports)
+    found = {}  # type: Dict[int, socket.socket]
+    until = time.monotonic() + seconds
+    try:
+        with listener:
+            while len(found) < nodes - 1 and time.monotonic() < until:
+                listener.settimeout(max(0.01, until - time.monotonic()))
+                _welcome(listener, found, nodes, token)
+        missing = [rank for rank in range(1, nodes) if rank not in found]
+        own = next((_own_address(each) for each in found.values()), "127.0.0.1")
+        for each in found.values():
+            _send(each, {"port": port, "missing": missing})
+        for each in found.values():
+            _wait_for_end(each)  # the port is free at once when the others close first
+    finally:
+        for each in found.values():
+            each.close()
+    return Meeting(own, port, own, missing)
+
+
+def _listen(ports: List[int]) -> Tuple[socket.socket, int]:
+    why = "no port was named"
+    for port in ports:
+        # On all addresses, as torchrun will: which of them the others can reach is not known here.
+        for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
+            try:
+                return _bound(family, everywhere, port), port
+            except OSError as error:
+                why = "port %d: %s" % (port, error)
+    raise NodeError(
+        "nodes-cannot-meet",
+        "the first node has no free port to meet on",
+        why=why,
+        hint="somebody else listens on all of: %s" % ", ".join(map(str, ports)),
+        exit_code=Exit.CHECK_FAILED,
+    )
+
+
+def _bound(family: int, everywhere: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((everywhere, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _welcome(listener: socket.socket, found: Dict[int, socket.socket], nodes: int, token: str) -> None:
+    """Take one connection in; one that is not of this test is closed."""
+    try:
+        peer, _ = listener.accept()
+    except OSError:
+        return  # nobody came in time
+    peer.settimeout(_CONNECT)
+    hello = _read(peer)
+    rank = hello.get("rank")
+    if hello.get("token") != token or not isinstance(rank, int) or not 0 < rank < nodes or not _send(peer, {"met": 1}):
+        peer.close()
+        return
+    if rank in found:
+        found[rank].close()  # it came again after it had lost its connection
+    found[rank] = peer
+
+
+def join(addresses: List[str], ports: List[int], rank: int, token: str, seconds: float) -> Meeting:
+    """Every other node: come to the first one, wait for all. Raises NodeError `nodes-cannot-meet` (exit 1)."""
+    until = time.monotonic() + seconds
+    problems = {}  # type: Dict[str, str]
+    while time.monotonic() < until:
+        for address in addresses:
+            for port in ports:
+                peer = _come(address, port, rank, token, problems)
+                if peer is not None:
+                    with peer:
+                        return _wait(peer, address, max(1.0, until - time.monotonic() + _GRACE))
+        time.sleep(_PAUSE)
+    told = "; ".join("%s: %s" % pair for pair in sorted(problems.items()))
+    raise NodeError(
+        "nodes-cannot-meet",
+        "this node cannot reach the first node of the joint smoke test",
+        why=told or "no address of it is known",
+        hint="let nodes reach each other on TCP ports %d to %d, or leave the test out: `smoke_nodes: 0` in the target"
+        % (min(ports), max(ports)),
+        exit_code=Exit.CHECK_FAILED,
+        details={"addresses": addresses, "ports": ports},
+    )
+
+
+def _come(address: str, port: int, rank: int, token: str, problems: Dict[str, str]) -> Optional[socket.socket]:
+    """A connection to the first node, which has said that it knows this test; None where it is not there."""
+    try:
+        peer = socket.create_connection((address, port), timeout=_CONNECT)
+    except OSError as error:
+        problems["%s port %d" % (address, port)] = str(error)
+        return None
+    if _send(peer, {"rank": rank, "token": token}) and _read(peer).get("met"):
+        return peer
+    peer.close()
+    problems["%s port %d" % (address, port)] = "who listens there is not the first node of this test"
+    return None
+
+
+def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
+    peer.settimeout(seconds)
+    answer = _read(peer)
+    if not isinstance(answer.get("port"), int):
+        raise NodeError(
+            "nodes-cannot-meet",
+            "the first node of the joint smoke test at %s has gone away" % address,
+            hint="its own answer says more",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    missing = [rank for rank in answer.get("missing") or [] if isinstance(rank, int)]
+    return Meeting(address, answer["port"], _own_address(peer), missing)
+
+
+def _own_address(peer: socket.socket) -> str:
+    own = str(peer.getsockname()[0])
+    return own[len("::ffff:") :] if own.startswith("::ffff:") and "." in own else own
+
+
+def _send(peer: socket.socket, data: Dict[str, Any]) -> bool:
+    try:
+        peer.sendall(json.dumps(data).encode("utf-8") + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _read(peer: socket.socket) -> Dict[str, Any]:
+    """One line of JSON and no byte of the next; empty for anything else, and for nothing in time."""
+    data = b""
+    try:
+        while not data.endswith(b"\n") and len(data) < _LINE:
+            block = peer.recv(1)
+            if not block:
+                break
+            data += block
+        found = json.loads(data.decode("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _wait_for_end(peer: socket.socket) -> None:
+    peer.settimeout(_CONNECT)
+    try:
+        peer.recv(1)
+    except OSError:
+        pass  # it may be gone already
+
+
+def in_job(most: Optional[int]) -> Dict[str, Any]:
+    """What the script of a job says about this node: `rank`, `nodes`, `addresses`, `ports`; `most` nodes take part."""
+    try:
+        rank, count, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))
+    except (KeyError, ValueError) as error:
+        raise NodeError(
+            "request-invalid",
+            "nodes can meet only where a job says who they are",
+            why=str(error),
+            hint="see docs/jobs.md",
+        ) from error
+    # Slurm's own word for the node that srun runs on: node names need not be names of hosts.
+    named = (os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))
+    addresses = [name for name in dict.fromkeys(named) if name]
+    ports = [port + index for index in range(4)]
+    return {"rank": rank, "nodes": min(count, most or count), "addresses": addresses, "ports": ports}

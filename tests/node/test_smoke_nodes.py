@@ -1,0 +1,241 @@
+"""The joint smoke test: nodes that meet, and an all-reduce that torchrun starts on each, here as two on one machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.evidence import Check
+from envbuild.node import smoke_nodes, smoke_nodes_meet
+from envbuild.node.protocol import NodeError
+from envbuild.node.smoke_proc import Scratch
+from tests.node.torch_env import PYTHON, torch_environment
+
+VARIANT = {"python": PYTHON, "torch": "2.13.0", "flavour": "cpu"}
+TOKEN = "t" * 32
+
+
+@pytest.fixture
+def ports() -> list[int]:
+    """Two ports that nobody uses."""
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1], two.getsockname()[1]]
+
+
+def test_nodes_meet_on_the_first_port_that_is_free_and_hear_the_same(ports: list[int]) -> None:
+    found: dict[int, smoke_nodes_meet.Meeting] = {}
+    with socket.create_server(("0.0.0.0", ports[0])):
+
+        def come(rank: int) -> None:
+            found[rank] = smoke_nodes_meet.join(["127.0.0.1"], ports, rank, TOKEN, 20)
+
+        others = [threading.Thread(target=come, args=(rank,)) for rank in (1, 2)]
+        for each in others:
+            each.start()
+        found[0] = smoke_nodes_meet.receive(ports, 3, TOKEN, 20)
+        for each in others:
+            each.join()
+    assert {each.port for each in found.values()} == {ports[1]}
+    assert all(each.missing == [] for each in found.values())
+    assert {(each.own, each.interface) for each in found.values()} == {("127.0.0.1", "lo")}
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", ports[1]))
+        again.listen()
+
+
+def test_strangers_and_wrong_tokens_are_not_counted_and_who_is_missing_is_told_to_all(ports: list[int]) -> None:
+    found: dict[int, Any] = {}
+
+    def come(rank: int, token: str) -> None:
+        try:
+            found[rank] = smoke_nodes_meet.join(["127.0.0.1"], ports[:1], rank, token, 1.5)
+        except NodeError as error:
+            found[rank] = error
+
+    others = [threading.Thread(target=come, args=each) for each in ((1, TOKEN), (2, "another"))]
+    for each in others:
+        each.start()
+    first = smoke_nodes_meet.receive(ports[:1], 3, TOKEN, 1.5)
+    for each in others:
+        each.join()
+    assert (first.missing, found[1].missing) == ([2], [2])
+    assert isinstance(found[2], NodeError)
+    assert (found[2].code, found[2].exit_code) == ("nodes-cannot-meet", 1)
+
+
+def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[int]) -> None:
+    with pytest.raises(NodeError) as error:
+        smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 0.1)
+    assert error.value.code == "nodes-cannot-meet"
+    assert f"127.0.0.1 port {ports[0]}" in error.value.why
+    assert "refused" in error.value.why
+    assert "smoke_nodes: 0" in error.value.hint
+
+
+def test_without_a_free_port_the_first_node_says_so(ports: list[int]) -> None:
+    with socket.create_server(("0.0.0.0", ports[0])), pytest.raises(NodeError) as error:
+        smoke_nodes_meet.receive(ports[:1], 2, TOKEN, 1)
+    assert error.value.code == "nodes-cannot-meet"
+    assert str(ports[0]) in error.value.why
+
+
+def test_a_job_says_who_a_node_is_and_how_many_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NODE_RANK": "2", "NNODES": "4", "MASTER_ADDR": "gpu1", "MASTER_PORT": "12000"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1")
+    place = smoke_nodes_meet.in_job(None)
+    assert place == {"rank": 2, "nodes": 4, "addresses": ["gpu1", "10.0.0.1"], "ports": [12000, 12001, 12002, 12003]}
+    assert smoke_nodes_meet.in_job(2)["nodes"] == 2
+    monkeypatch.delenv("NODE_RANK")
+    with pytest.raises(NodeError) as error:
+        smoke_nodes_meet.in_job(None)
+    assert error.value.code == "request-invalid"
+
+
+def request(environment: Path, rank: int, ports: list[int], **more: Any) -> dict[str, Any]:
+    place = {"rank": rank, "nodes": 2, "addresses": ["127.0.0.1"], "ports": ports, "names": ["first", "second"]}
+    args = {"environment": str(environment), "variant": VARIANT, "cuda": False, "ranks": 1, "token": TOKEN,
+            "place": place, "wait": 30, "deadline": 120, **more}  # fmt: skip
+    return {"protocol": 1, "verb": "meet", "run": "r1", "prefix": "/", "args": args}
+
+
+def both(environment: Path, ports: list[int], **more: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Exit code and answer of both nodes, asked at the same time."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "envbuild.node", "meet"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for rank, process in enumerate(processes):
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request(environment, rank, ports, **more)))
+        process.stdin.close()
+        process.stdin = None
+    out = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, json.loads(text)) for process, text in zip(processes, out, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_two_nodes_sum_exactly_and_measure_the_same_bandwidth(ports: list[int], tmp_path: Path) -> None:
+    environment = torch_environment()
+    answers = both(environment, ports, tmp=str(tmp_path), floors={smoke_nodes.METRIC: 1e6})
+    # Correct and far below an impossible floor: exit 6.
+    assert [code for code, _ in answers] == [6, 6], answers
+    found = [Check.from_plain(answer["result"]["checks"][0]) for _, answer in answers]
+    assert [check.name for check in found] == ["smoke/nodes/all-reduce"] * 2
+    assert len({check.metrics[0].median for check in found}) == 1
+    assert all(check.metrics[0].median > 0 and check.metrics[0].n == 10 for check in found)
+    assert found[0].details["ranks"] == 2
+    assert [check.details["node_rank"] for check in found] == [0, 1]
+    assert found[0].details["interface"] == "lo"
+    assert found[0].details["only_floors"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def part_of(
+    programs: dict[str, str], ports: list[int], deadline: float, tmp: Path | None = None
+) -> list[dict[str, Any]]:
+    """Both nodes in this process, with other programs; the checks."""
+    found: dict[int, dict[str, Any]] = {}
+
+    def one(rank: int) -> None:
+        if rank:
+            meeting = smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 20)
+        else:
+            meeting = smoke_nodes_meet.receive(ports, 2, TOKEN, 20)
+        spec = smoke_nodes.Spec(str(torch_environment()), dict(VARIANT), False)
+        part = smoke_nodes.Part(smoke_nodes.NAME)
+        with Scratch(str(tmp) if tmp else None, programs) as scratch:
+            smoke_nodes.JointTest(spec, rank, 2, 1, meeting).run(part, scratch, smoke_nodes.Clock(deadline))
+        found[rank] = part.check()
+
+    torch_environment()
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(2)]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def changed(name: str, old: str, new: str) -> dict[str, str]:
+    text = (Path(smoke_nodes.__file__).parent / f"{name}.py").read_text()
+    assert text.count(old) == 1, text.count(old)
+    return {name: text.replace(old, new)}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_wrong_sums_fail_however_fast_they_are(ports: list[int]) -> None:
+    broken = changed(
+        "smoke_torch_nodes",
+        "    correctness(channel",
+        "    dist.all_reduce = lambda *_, **__: None\n    correctness(channel",
+    )
+    checks = part_of(broken, ports, 120)
+    assert [check["status"] for check in checks] == ["failed", "failed"]
+    assert all("wrong sum" in check["says"] for check in checks), checks
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int], tmp_path: Path) -> None:
+    hung = changed(
+        "smoke_torch_nodes",
+        "    correctness(channel",
+        "    rank and __import__('time').sleep(600)\n    correctness(channel",
+    )
+    began = time.monotonic()
+    checks = part_of(hung, ports, 25, tmp_path)
+    assert time.monotonic() - began < 60
+    assert [check["status"] for check in checks] == ["failed", "failed"]
+    assert any("hung past its deadline of 25 s" in failure for failure in checks[1]["details"]["failures"]), checks[1]
+    assert "smoke_torch_nodes.py" in checks[1]["details"]["output"]
+    left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(entry)]
+    assert left == [], "torchrun's ranks end with it"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_fewer_ranks_than_asked_fail(ports: list[int]) -> None:
+    fewer = changed("smoke_torch_nodes", "if count == 1]", "if count == 1][:1]")
+    checks = part_of(fewer, ports, 120)
+    assert all("2 ranks were asked for and 1 took part" in check["details"]["failures"] for check in checks), checks
+
+
+@pytest.mark.slow
+def test_a_partner_that_does_not_come_is_named_and_the_node_itself_has_not_failed(ports: list[int]) -> None:
+    told = request(torch_environment(), 0, ports, wait=0.3)
+    changed_, result = smoke_nodes.run(told)
+    check = Check.from_plain(result["checks"][0])
+    assert (changed_, result["ok"], result["exit"], check.status) == (False, True, 0, "not-run")
+    assert check.says == "did not come within 0.3 s: second"
+
+
+def test_a_node_that_takes_no_part_has_no_check(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    told = request(tmp_path, 0, [1])
+    told["args"]["place"]["rank"] = 2
+    assert smoke_nodes.run(told) == (False, {"checks": [], "ok": True, "exit": 0})
