@@ -105,8 +105,7 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
     if kind == "pbs":
         queues = [line.split()[0] for line in _said(site, "queues").splitlines()[2:] if line.split()]
         found = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
-        return [_line("scheduler", "ok" if queues else "warning", found,
-                      "plan and --print-script only: jobs of PBS are not submitted yet")]  # fmt: skip
+        return [_line("scheduler", "ok" if queues else "warning", found, "jobs can be submitted")]
     asked = site["programs"].get("nodes") or {}
     if asked.get("rc") != 0:
         why = _last(asked.get("err", "")) or "no answer"

@@ -121,12 +121,12 @@ def test_a_compute_node_is_known_by_its_name_or_by_its_job() -> None:
     assert "inside job 77" in lines(inside, told, target())["host"].found
 
 
-def test_pbs_names_its_queues_and_what_is_not_possible_there_yet() -> None:
+def test_pbs_names_its_queues() -> None:
     queues = "Queue     Max\n-------- ----\ndebug      0   1 yes\nprod       0   1 yes\n"
     given = facts(scheduler={"kind": "pbs", "version": "2022.1"})
     found = lines(given, site(programs={"queues": said(queues)}), target())
     assert found["scheduler"].found.endswith("queues debug, prod")
-    assert "not submitted yet" in found["scheduler"].consequence
+    assert found["scheduler"].consequence == "jobs can be submitted"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from envbuild.model.common import EnvName, Name, StrictModel, Text
+from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
@@ -121,12 +121,29 @@ class Connection(StrictModel):
         return own.address or host, own.user or self.user, own.port or self.port
 
 
+class QueueLimits(StrictModel):
+    """One queue of a site and the jobs that it takes: from `min_nodes` to `max_nodes`, running `time_limit` at most."""
+
+    name: FileText
+    min_nodes: Annotated[int, Field(ge=1, le=20000)] = 1
+    max_nodes: Annotated[int, Field(ge=1, le=20000)] | None = None
+    time_limit: Duration | None = None
+
+
+class Modules(StrictModel):
+    """Environment modules that a job's script loads first, in order: folders to `use`, then modules to `load`."""
+
+    use: tuple[AbsPath, ...] = ()
+    load: tuple[FileText, ...] = ()
+
+
 class Scheduler(StrictModel):
     """The scheduler of the nodes and how a job there is asked for.
 
     `constraints` are features that nodes must have (Slurm's `--constraint`) or resources that PBS selects by.
     `nodes` is how many (none: all that `hosts` names), `start_deadline` how long a job may wait for its nodes and
-    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name.
+    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name. `queues` are those
+    of a PBS site where `queue` names none: a job goes to the first that takes it. `modules` are loaded by every job.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -134,10 +151,12 @@ class Scheduler(StrictModel):
     exclusive: bool = False
     account: FileText | None = None
     queue: FileText | None = None
+    queues: tuple[QueueLimits, ...] = ()
     constraints: FileText | None = None
     start_deadline: Duration | None = None
     time_limit: Duration | None = None
     filesystems: tuple[Name, ...] = ()
+    modules: Modules | None = None
 
 
 class Expectation(StrictModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
 from envbuild.provision.inventory import MAX_HOSTS, expand_hosts
-from envbuild.provision.supported import refuse_unsupported
+from envbuild.provision.supported import NODE_FILE, refuse_unsupported
 
 # Cloud tools page through an interface; longer than this is one that waits for an answer.
 COMMAND_DEADLINE = 60.0
@@ -119,6 +120,8 @@ def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[st
 
         addresses = read_inventory(folder / Path(hosts.inventory).expanduser())
         names = list(addresses)
+    elif hosts.pbs is not None:
+        names = _by_node_file(hosts.pbs, folder)
     else:
         names = expand_hosts(hosts)  # who else can name hosts is refused there
     if not names:
@@ -137,6 +140,29 @@ def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[st
             hint="split the target",
         )  # fmt: skip
     return names, {name: address for name, address in addresses.items() if address != HostAddress()}
+
+
+def _by_node_file(told: str, folder: Path) -> list[str]:
+    """The hosts of a PBS job: those of its node file, or of the file that the target names; each once.
+
+    Raises EnvbuildError `hosts-outside-job` and `hosts-file-missing` (exit 2).
+    """
+    path = Path(os.environ.get("PBS_NODEFILE", "")) if told == NODE_FILE else folder / Path(told).expanduser()
+    if told == NODE_FILE and not os.environ.get("PBS_NODEFILE"):
+        raise EnvbuildError(
+            "hosts-outside-job",
+            "the target's hosts are those of a PBS job, and this is not inside one",
+            why="PBS_NODEFILE is not set",
+            hint="run envbuild in a job (`qsub -I`), or let it submit one: `connection: {kind: job}`",
+        )
+    try:
+        names = path.read_text(encoding="utf-8", errors="replace").split()
+    except OSError as error:
+        raise EnvbuildError(
+            "hosts-file-missing", f"the node file {path} cannot be read", why=error.strerror or str(error),
+            hint="name another file: `hosts: {pbs: PATH}`",
+        ) from error  # fmt: skip
+    return expand_hosts(names)
 
 
 def _by_command(command: Sequence[str], folder: Path) -> list[str]:

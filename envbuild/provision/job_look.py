@@ -54,7 +54,7 @@ def survey_jobs(work: Work, site: JobSite) -> Survey:
 def _unknown(site: JobSite) -> EnvbuildError:
     return EnvbuildError(
         "nodes-unknown",
-        f"nothing is known of the nodes of the partition {site.partition.name}, and printing a script submits no job",
+        f"nothing is known of the nodes of {site.pool.told}, and printing a script submits no job",
         why=f"no job of envbuild from {site.login} has asked them for {MAX_AGE / 86400:.0f} days",
         hint="`envbuild provision --dry-run` with the same target asks them through one short job",
         exit_code=ExitCode.REFUSED,
@@ -85,7 +85,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     place(site.runner, folder, {"probe.sh": script.encode()})
     # The answer appears under its name when it is whole.
     code = (
-        'd=$1/probed/${SLURMD_NODENAME:-$(uname -n)}; mkdir -p -- "$d" && '
+        'n=$(uname -n); d=$1/probed/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
         '/bin/sh "$1/probe.sh" > "$d/new" 2> "$d/stderr.log" </dev/null; mv -f -- "$d/new" "$d/contact.out"'
     )
     step = JobStep(argv=("/bin/sh", "-c", code, "probe", folder))

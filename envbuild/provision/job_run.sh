@@ -3,7 +3,8 @@
 # Requests lie in FOLDER/requests. An answer has its final name in FOLDER/answers-<attempt>/<node> only when it is whole.
 folder=$1 python=$2 program=$3
 shift 3
-answers=$folder/answers-${SLURM_RESTART_COUNT:-0}/${SLURMD_NODENAME:-$(uname -n)}
+host=$(uname -n)
+answers=$folder/answers-${SLURM_RESTART_COUNT:-0}/${SLURMD_NODENAME:-${host%%.*}}
 mkdir -p -- "$answers" || exit 75
 for verb; do
   # The node that built has tested already.

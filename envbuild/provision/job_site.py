@@ -1,10 +1,11 @@
-"""Where the jobs of a target run: its scheduler, partition and login host, and a job as the target asks for it."""
+"""Where the jobs of a target run: its scheduler, pool of nodes and login host, and a job as the target asks for it."""
 
 from __future__ import annotations
 
 import io
 import json
 import posixpath
+import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.target import Connection, HostSource, Target
-from envbuild.schedule.job import Job, JobStep, seconds_of
+from envbuild.model.target import Connection, Target
+from envbuild.schedule.job import Job, JobStep, Pool, Scheduler, seconds_of
+from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.run import Runner, login_connection, submit_host
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.slurm_answers import Partition
 
-# States of `sinfo` whose nodes get no job, so that nobody should wait for them.
-_OUT = ("drain", "down", "fail", "maint", "inval", "error", "reserved")
 PROBE_LIMIT = 600
+_SCHEDULERS: dict[str, type[Slurm] | type[Pbs]] = {"slurm": Slurm, "pbs": Pbs}
+# What programs of a job need to get out of a compute node, under the names that they read.
+_PROXY = re.compile(r"\A(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,17 @@ class JobSite:
 
     target: Target
     runner: Runner
-    scheduler: Slurm
-    partition: Partition
+    scheduler: Scheduler
+    pool: Pool
     connection: Connection
 
     @classmethod
     def of(cls, target: Target) -> JobSite:
-        """Ask the scheduler about the target's partition. Raises EnvbuildError as `Slurm.partition` does."""
+        """Ask the scheduler where the target's nodes come from. Raises EnvbuildError as its `pool` does."""
         runner = submit_host(target)
-        scheduler = Slurm(runner)
-        hosts = target.hosts
-        assert isinstance(hosts, HostSource) and hosts.slurm is not None  # noqa: S101 - see supported.py
-        partition = scheduler.partition(hosts.slurm)
-        return cls(target, runner, scheduler, partition, login_connection(target) or Connection(kind="local"))
+        scheduler: Scheduler = _SCHEDULERS[target.scheduler.kind](runner)
+        connection = login_connection(target) or Connection(kind="local")
+        return cls(target, runner, scheduler, scheduler.pool(target), connection)
 
     @property
     def login(self) -> str:
@@ -51,20 +51,8 @@ class JobSite:
 
     @property
     def nodes(self) -> int:
-        """How many nodes a job gets: as the target says, or all of the partition that take jobs."""
-        if self.target.scheduler.nodes is not None:
-            return self.target.scheduler.nodes
-        out = sum(n for state, n in self.partition.states.items() if any(word in state.lower() for word in _OUT))
-        if self.partition.nodes <= out:
-            told = ", ".join(f"{count} {state}" for state, count in sorted(self.partition.states.items()))
-            raise EnvbuildError(
-                "partition-out-of-service",
-                f"no node of the partition {self.partition.name} takes jobs",
-                why=told,
-                hint="`sinfo -R` says why; name another partition, or wait",
-                exit_code=ExitCode.TRY_AGAIN,
-            )
-        return self.partition.nodes - out
+        """How many nodes a job gets: as the target says, or all of the pool that take jobs."""
+        return self.target.scheduler.nodes or self.pool.in_service()
 
     @property
     def start_deadline(self) -> float | None:
@@ -77,12 +65,15 @@ class JobSite:
 
         Raises EnvbuildError `job-invalid` (exit 2).
         """
-        wanted, expected = self.target.scheduler, self.target.expects.gpus_per_node
+        wanted, expected, nodes = self.target.scheduler, self.target.expects.gpus_per_node, self.nodes
         given: dict[str, Any] = {
-            "name": name, "nodes": self.nodes, "steps": tuple(steps), "output": output,
-            "gpus_per_node": self.partition.gpus_per_node if expected is None else expected,
-            "gres": self.partition.gres(), "queue": self.partition.name, "account": wanted.account,
+            "name": name, "nodes": nodes, "steps": tuple(steps), "output": output,
+            "gpus_per_node": self.pool.gpus_per_node if expected is None else expected,
+            "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
+            "filesystems": wanted.filesystems, "modules": wanted.modules and wanted.modules.to_json_dict(),
+            "variables": {key: value for key, value in self.target.environment.items()
+                          if _PROXY.match(key) and isinstance(value, str)},
         }  # fmt: skip
         try:
             return Job(**given)

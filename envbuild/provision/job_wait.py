@@ -23,7 +23,7 @@ def run_to_end(work: Work, site: JobSite, job: Job) -> tuple[str, JobState]:
     The script stays in the run directory. Raises EnvbuildError as submitting and waiting do; an interrupt leaves the
     job alone unless the run was told to cancel it.
     """
-    script = work.run.path / f"{job.name}.sbatch"
+    script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
     script.write_text(site.scheduler.render(job))
     for warning in job.warnings():
         work.progress.stage(f"warning: {warning}")
@@ -50,7 +50,7 @@ def run_to_end(work: Work, site: JobSite, job: Job) -> tuple[str, JobState]:
             _remove(site, job.output)
             work.progress.stage(f"job {number} is cancelled")
         else:
-            work.progress.stage(f"job {number} goes on; `scancel {number}` ends it")
+            work.progress.stage(f"job {number} goes on; `{site.scheduler.cancels} {number}` ends it")
         raise
     for node, reason in site.scheduler.bad_nodes(state.nodes).items():
         work.notes.append(f"{node} takes no more jobs after job {number}: {reason}")

@@ -24,7 +24,6 @@ from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
 from envbuild.provision.work import Work
 from envbuild.schedule.job import JobState, JobStep, job_error, seconds_of
-from envbuild.schedule.slurm_script import render_body
 
 Answers = dict[str, dict[str, dict[str, Any]]]
 BUILD = ("install", "smoke", "activate")
@@ -98,11 +97,11 @@ def _steps(builder: NodePlan, work: Work, folder: str) -> list[JobStep]:
 
 
 def job_script(plan: Plan, target: Target, text: str) -> str:
-    """The sbatch file that does with bash alone what the plan does; `text` is the script of its builder."""
+    """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder."""
     site = JobSite.of(target)
     job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, target))
     # One node builds; there is nothing to test without envbuild on the others.
-    return render_body(job.model_copy(update={"nodes": 1}), text)
+    return site.scheduler.render_body(job.model_copy(update={"nodes": 1}), text)
 
 
 def limit_of(plan: Plan, target: Target) -> int:
@@ -116,7 +115,7 @@ def limit_of(plan: Plan, target: Target) -> int:
 
 def _answers(site: JobSite, folder: str, state: JobState) -> Answers:
     """What the nodes of the last attempt answered, by node and verb; nodes that only began are there too."""
-    raw = collect(site.runner, f"{folder}/answers-{state.restarts}", ".json")
+    raw = collect(site.runner, f"{folder}/answers-{site.scheduler.attempt(state)}", ".json")
     return {
         node: {verb: answer for verb, data in verbs.items() if (answer := read_json(data)) is not None}
         for node, verbs in raw.items()

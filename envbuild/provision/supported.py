@@ -6,6 +6,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import HostSource, Target
 
 CODE = "not-yet-supported"
+# `hosts: {pbs: nodefile}`: the nodes that the job gets.
+NODE_FILE = "nodefile"
 
 
 def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) -> dict[str, str]:
@@ -15,12 +17,13 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
     jobs.
     """
     missing = {}
-    through_slurm = target.connection.kind == "job" and target.scheduler.kind == "slurm" and jobs
-    if target.connection.kind == "job" and not through_slurm:
-        missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
-    if through_slurm:
-        missing.update(_jobs(target))
-    elif isinstance(target.hosts, HostSource) and (target.hosts.slurm or target.hosts.pbs):
+    if target.connection.kind == "job":
+        if jobs:
+            missing.update(_jobs(target))
+        else:
+            missing[f"connection: job (a job of {target.scheduler.kind})"] = "connection: {kind: ssh}"
+    # The node file of PBS is there inside a job; a partition of Slurm is no list of nodes that take SSH.
+    if isinstance(target.hosts, HostSource) and target.hosts.slurm and not (target.connection.kind == "job" and jobs):
         named = ", ".join(f"{key}: {value}" for key, value in target.hosts.given.items())
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:
@@ -33,10 +36,13 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
 
 
 def _jobs(target: Target) -> dict[str, str]:
-    """What jobs of Slurm cannot do yet."""
+    """What jobs cannot do yet."""
     missing = {}
-    if not isinstance(target.hosts, HostSource) or target.hosts.slurm is None:
+    hosts = target.hosts.given if isinstance(target.hosts, HostSource) else {}
+    if target.scheduler.kind == "slurm" and "slurm" not in hosts:
         missing["connection: job with hosts that are not a partition"] = "hosts: {slurm: PARTITION}"
+    if target.scheduler.kind == "pbs" and hosts.get("pbs") != NODE_FILE:
+        missing["connection: job with hosts that are not those of the job"] = "hosts: {pbs: nodefile}"
     if target.placement == "node-local":
         missing["connection: job with placement: node-local"] = "placement: shared"
     if target.base not in (None, "none"):

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
+from envbuild.model.target import Modules, Target
 
 # A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
 # could need quoting gets in.
@@ -74,6 +75,7 @@ class Job(StrictModel):
     constraints: Word | None = None
     filesystems: tuple[Name, ...] = ()
     variables: dict[EnvName, Text] = {}
+    modules: Modules | None = None
     container: Container | None = None
     steps: Annotated[tuple[JobStep, ...], Field(min_length=1)]
     output: AbsPath
@@ -208,13 +210,51 @@ class SchedulerUnavailableError(Exception):
     """The scheduler did not answer this time; the job is as it was."""
 
 
+class Pool(Protocol):
+    """Where the nodes of a job come from: a partition of Slurm, the queues of PBS. What the scheduler said of it."""
+
+    @property
+    def told(self) -> str:
+        """For people: `the partition gpu`."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The most that a node has; 0 where the scheduler knows of none."""
+
+    def gres(self) -> Gres | None:
+        """How a job asks for GPUs; None where it cannot."""
+
+    def in_service(self) -> int:
+        """How many nodes a job gets where the target does not say. Raises EnvbuildError."""
+
+    def queue(self, nodes: int, seconds: int) -> str | None:
+        """The queue for so many nodes and seconds; None: the site's default. Raises EnvbuildError `queue-none-fits`."""
+
+
 class Scheduler(Protocol):
-    """The interface of `slurm.Slurm` and `pbs.Pbs`; all but `render` run programs where jobs are submitted."""
+    """The interface of `slurm.Slurm` and `pbs.Pbs`; all but rendering runs programs where jobs are submitted.
+
+    `suffix` is how a script's file ends, `cancels` the program that ends a job.
+    """
 
     kind: str
+    suffix: str
+    cancels: str
+
+    def pool(self, target: Target) -> Pool:
+        """Where the jobs of a target get their nodes. Raises EnvbuildError where the scheduler knows no such place."""
+
+    def attempt(self, state: JobState) -> int:
+        """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
+
+    def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Those of `nodes` that take no jobs now, with the reason: an epilog may have drained them after ours."""
 
     def render(self, job: Job) -> str:
         """The script of a job, one readable file; pure."""
+
+    def render_body(self, job: Job, text: str) -> str:
+        """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
 
     def submit(self, job: Job) -> str:
         """Submit it; the job id. Raises EnvbuildError `job-refused` (exit 7), `scheduler-unreachable` (exit 3)."""

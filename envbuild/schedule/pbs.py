@@ -10,8 +10,9 @@ import posixpath
 import re
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import QueueLimits, Target
 from envbuild.node.proc import Finished
-from envbuild.schedule import files, pbs_answers, pbs_script, script
+from envbuild.schedule import files, pbs_answers, pbs_nodes, pbs_script, script
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
 from envbuild.schedule.run import Runner
 from envbuild.schedule.slurm import said
@@ -23,7 +24,7 @@ _AWAY = re.compile(r"cannot connect|connection (refused|reset)|timed out|end of 
 class Pbs:
     """The adapter of one server. `runner` runs PBS's programs where jobs are submitted."""
 
-    kind = "pbs"
+    kind, suffix, cancels = "pbs", "qsub", "qdel"
 
     def __init__(self, runner: Runner) -> None:
         """Nothing is asked yet."""
@@ -34,6 +35,44 @@ class Pbs:
     def render(self, job: Job) -> str:
         """The qsub file; see `pbs_script.render`."""
         return pbs_script.render(job)
+
+    def render_body(self, job: Job, text: str) -> str:
+        """The qsub file around a bash script; see `pbs_script.render_body`."""
+        return pbs_script.render_body(job, text)
+
+    def attempt(self, state: JobState) -> int:
+        """Its jobs are not rerun (`-r n`); PBS may count one up all the same that did not come to start."""
+        return 0
+
+    def pool(self, target: Target) -> pbs_nodes.Queues:
+        """The queues that jobs of a target may go to, and how their nodes call GPUs.
+
+        Raises EnvbuildError `queue-unknown` (exit 2), `queue-closed` (exit 75), `scheduler-missing`,
+        `scheduler-unreachable`.
+        """
+        wanted = target.scheduler
+        limits = (QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues
+        if limits:
+            there = pbs_nodes.parse_queues(self._asked("qstat", "-Q", "-f"))
+            pbs_nodes.check_queues(limits, there, self.runner.host)
+        gpus = 0
+        if not wanted.exclusive:
+            # Whole nodes come with their GPUs; only a part of one has to be asked for by number.
+            gpus = pbs_nodes.most_gpus(pbs_nodes.parse_nodes(self._asked("pbsnodes", "-a")), wanted.constraints or "")
+        return pbs_nodes.Queues(limits, gpus)
+
+    def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Those of `nodes` that take no jobs now, with the reason: a hook may have taken them out after ours."""
+        if not nodes:
+            return {}
+        found = pbs_nodes.parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=_TIMEOUT).out)
+        return pbs_nodes.bad_nodes(found)
+
+    def _asked(self, *command: str) -> str:
+        done = self.runner.run(command, timeout=_TIMEOUT)
+        if done.missing or done.timed_out or done.rc is None or _AWAY.search(done.err):
+            raise self._refused(done, command[0])
+        return done.out
 
     def submit(self, job: Job) -> str:
         """Submit it; the number of the job without its server.
@@ -93,12 +132,12 @@ class Pbs:
         """The end of the job's log, at most `limit` bytes; empty while there is none."""
         return files.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
 
-    def _refused(self, done: Finished) -> EnvbuildError:
+    def _refused(self, done: Finished, program: str = "qsub") -> EnvbuildError:
         host = self.runner.host
         if done.missing:
             return EnvbuildError(
                 "scheduler-missing",
-                f"there is no `qsub` on {host}",
+                f"there is no `{program}` on {host}",
                 hint="run envbuild on a login node, or name one: `connection: {login: {host: ...}}`",
                 exit_code=ExitCode.REFUSED,
             )

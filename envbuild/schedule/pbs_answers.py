@@ -67,12 +67,7 @@ def parse_json(text: str, number: str) -> JobState | None:
 
 def parse_text(text: str, number: str) -> JobState | None:
     """`qstat -x -f ID`: one attribute a line, long ones folded after a tab; None when there is no such job."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("\t") and lines:
-            lines[-1] += line[1:]
-        else:
-            lines.append(line)
+    lines = unfolded(text)
     attributes: dict[str, Any] = {}
     inside = False
     for line in lines:
@@ -84,6 +79,17 @@ def parse_text(text: str, number: str) -> JobState | None:
                 # The first of each: a variable with a newline in its value could look like an attribute.
                 attributes.setdefault(found[1], found[2])
     return _state(attributes) if "job_state" in attributes else None
+
+
+def unfolded(text: str) -> list[str]:
+    """The lines that PBS folded after a tab, in one piece each."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("\t") and lines:
+            lines[-1] += line[1:]
+        else:
+            lines.append(line)
+    return lines
 
 
 def _state(attributes: Mapping[str, Any]) -> JobState:
@@ -125,5 +131,5 @@ def _number(value: object) -> int | None:
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """`x3001/0*64+x3002/0*64` as names."""
-    return tuple(dict.fromkeys(part.partition("/")[0] for part in text.split("+") if part))
+    """`x3001/0*64+x3002/0*64` as names, without their domain."""
+    return tuple(dict.fromkeys(re.split(r"[/.]", part, maxsplit=1)[0] for part in text.split("+") if part))

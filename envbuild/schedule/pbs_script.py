@@ -23,7 +23,10 @@ def render(job: Job) -> str:
             "a PBS job has no container option",
             hint="start the container in the job's own commands",
         )
-    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}.", *_directives(job)]
+    head = [script.shebang(job), f"# {job.name}: {job.cost()}.", *_directives(job)]
+    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
+    # -r n: PBS tells a script nothing of how often it ran, and the same command of envbuild submits a lost job again.
+    head += ["#PBS -r n", "#PBS -j oe", f"#PBS -o {_path(job.output)}"]
     head += [f"# warning: {text}" for text in job.warnings()]
     # The job id is `123.server`, of an array `123[4].server`.
     body = script.preamble(job, '"${PBS_JOBID%%.*}"')
@@ -36,6 +39,14 @@ def render(job: Job) -> str:
     for step in job.steps:
         body += ["", *_step(step)]
     return "\n".join([*head, "", *body, ""])
+
+
+def render_body(job: Job, text: str) -> str:
+    """The qsub file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
+    told = f"# {job.name}: {job.cost()}. Submit it with `qsub FILE`."
+    head = [script.shebang(job), told, *_directives(job), "#PBS -r n", "#PBS -j oe"]
+    head += [f"# warning: {warning}" for warning in job.warnings()]
+    return "\n".join([*head, "", *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
 
 
 def _directives(job: Job) -> list[str]:
@@ -52,10 +63,9 @@ def _directives(job: Job) -> list[str]:
     if job.filesystems:
         resources.append(f"filesystems={':'.join(job.filesystems)}")
     # PBS allows 15 characters for a name in its older versions.
-    options = [f"-N {job.name[:15]}", *(f"-l {resource}" for resource in resources)]
+    # Without -S it is the user's login shell that reads the script, whatever its first line says.
+    options = [f"-N {job.name[:15]}", "-S /bin/bash", *(f"-l {resource}" for resource in resources)]
     options += [f"-{letter} {value}" for letter, value in (("q", job.queue), ("A", job.account)) if value]
-    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
-    options += ["-r y", "-j oe", f"-o {_path(job.output)}"]
     return [f"#PBS {option}" for option in options]
 
 

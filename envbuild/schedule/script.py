@@ -38,9 +38,24 @@ def _quote(text: str) -> str:
     return "".join(out)
 
 
+def shebang(job: Job) -> str:
+    """bash; as a login shell where modules are loaded, for it is there that a site makes `module`."""
+    return f"#!/bin/bash{' -l' if job.modules else ''}"
+
+
+def modules(job: Job) -> list[str]:
+    """`module use` and `module load`; before strict mode, which the programs of modules were not written for."""
+    if job.modules is None:
+        return []
+    asked = [("use", folder) for folder in job.modules.use] + [("load", name) for name in job.modules.load]
+    lines = [f"module {verb} {shlex.quote(what)} || exit 1" for verb, what in asked]
+    return ["# What the site's programs need.", *lines, ""]
+
+
 def preamble(job: Job, number: str) -> list[str]:
-    """Strict mode, the status file, variables. `number` is the shell's word for the job id."""
+    """Modules, strict mode, the status file, variables. `number` is the shell's word for the job id."""
     lines = [
+        *modules(job),
         "set -euo pipefail",
         f"unset {' '.join(FOREIGN)}",
         f"JOB_ID={number}",

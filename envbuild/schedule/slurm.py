@@ -6,6 +6,7 @@ import posixpath
 import re
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import HostSource, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import files, script, slurm_answers, slurm_script
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
@@ -22,7 +23,7 @@ _AWAY = re.compile(
 class Slurm:
     """The adapter of one cluster. `runner` runs Slurm's programs where jobs are submitted."""
 
-    kind = "slurm"
+    kind, suffix, cancels = "slurm", "sbatch", "scancel"
 
     def __init__(self, runner: Runner) -> None:
         """Nothing is asked yet."""
@@ -31,6 +32,14 @@ class Slurm:
     def render(self, job: Job) -> str:
         """The sbatch file; see `slurm_script.render`."""
         return slurm_script.render(job)
+
+    def render_body(self, job: Job, text: str) -> str:
+        """The sbatch file around a bash script; see `slurm_script.render_body`."""
+        return slurm_script.render_body(job, text)
+
+    def attempt(self, state: JobState) -> int:
+        """SLURM_RESTART_COUNT of the job's last run."""
+        return state.restarts
 
     def submit(self, job: Job) -> str:
         """Submit it; the job id. Raises EnvbuildError `job-refused` (exit 7) or `scheduler-unreachable` (exit 3)."""
@@ -84,6 +93,13 @@ class Slurm:
     def logs(self, job: Job, number: str, limit: int = 65536) -> str:
         """The end of the job's log, at most `limit` bytes; empty while there is none."""
         return files.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
+
+    def pool(self, target: Target) -> slurm_answers.Partition:
+        """The partition that a target's hosts, or else its queue, name. Raises EnvbuildError as `partition` does."""
+        hosts = target.hosts
+        named = hosts.slurm if isinstance(hosts, HostSource) else target.scheduler.queue
+        assert named is not None  # noqa: S101 - see supported.py
+        return self.partition(named)
 
     def partition(self, name: str) -> slurm_answers.Partition:
         """What a partition has. Raises EnvbuildError `partition-unknown` (exit 2), `scheduler-unreachable` (exit 3)."""

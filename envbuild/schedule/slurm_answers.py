@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.inventory import expand_hosts
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, exit_of
 
@@ -45,6 +46,8 @@ _FAILURES = {
 _LAUNCH_SIGNAL = 53
 _UNKNOWN = re.compile(r"invalid job id", re.IGNORECASE)
 _GRES = re.compile(r"\A(?P<name>[^:()]+)(?::(?P<type>[^:()]+))?(?::no_consume)?:(?P<count>[0-9]+)(?:\(.*\))?\Z")
+# States of `sinfo` whose nodes get no job, so that nobody should wait for them.
+_OUT = ("drain", "down", "fail", "maint", "inval", "error", "reserved")
 _BAD_NODE = re.compile(r"drain|down|fail|error|no_respond|not_resp|inval|\*", re.IGNORECASE)
 
 
@@ -123,6 +126,28 @@ class Partition:
     gpus: Mapping[tuple[str, str | None], int]
     knows_gpus: bool = False
     time_limit: str = ""
+
+    @property
+    def told(self) -> str:
+        """`the partition gpu`."""
+        return f"the partition {self.name}"
+
+    def queue(self, nodes: int, seconds: int) -> str:
+        """The partition is the queue, whatever a job wants."""
+        return self.name
+
+    def in_service(self) -> int:
+        """Its nodes that take jobs. Raises EnvbuildError `partition-out-of-service` (exit 75)."""
+        out = sum(n for state, n in self.states.items() if any(word in state.lower() for word in _OUT))
+        if self.nodes <= out:
+            raise EnvbuildError(
+                "partition-out-of-service",
+                f"no node of {self.told} takes jobs",
+                why=", ".join(f"{count} {state}" for state, count in sorted(self.states.items())),
+                hint="`sinfo -R` says why; name another partition, or wait",
+                exit_code=ExitCode.TRY_AGAIN,
+            )
+        return self.nodes - out
 
     @property
     def hidden(self) -> int:

@@ -25,7 +25,7 @@ def time_text(seconds: int) -> str:
 
 def render(job: Job) -> str:
     """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
-    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}.", *_directives(job)]
+    head = [script.shebang(job), f"# {job.name}: {job.cost()}.", *_directives(job)]
     head += [f"# warning: {text}" for text in job.warnings()]
     body = script.preamble(job, '"$SLURM_JOB_ID"')
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
@@ -36,9 +36,10 @@ def render(job: Job) -> str:
 
 def render_body(job: Job, text: str) -> str:
     """The sbatch file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    head = ["#!/bin/bash", f"# {job.name}: {job.cost()}. Submit it with `sbatch FILE`.", *_directives(job, here=True)]
+    told = f"# {job.name}: {job.cost()}. Submit it with `sbatch FILE`."
+    head = [script.shebang(job), told, *_directives(job, here=True)]
     head += [f"# warning: {warning}" for warning in job.warnings()]
-    return "\n".join([*head, "", text.removeprefix("#!/usr/bin/env bash\n")])
+    return "\n".join([*head, "", *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
 
 
 def _directives(job: Job, *, here: bool = False) -> list[str]:

@@ -31,7 +31,7 @@ STACKS = {
 TEMPLATES = ("pbs", "slurm", "ssh")
 MISSING = {
     "azure-nd96": ["connection: job", "hosts named by slurm: hpc"],
-    "polaris": ["connection: job", "hosts named by pbs: nodefile"],
+    "polaris": ["connection: job"],
     "pods-rtx4090": ["engine: container", "placement: image"],
     "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container", "placement: image"],
 }
@@ -116,7 +116,7 @@ def test_what_cannot_be_provisioned_is_refused_before_anything_else(
     assert len(error.details["missing"]) == len(missing)
 
 
-@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "azure-nd96", "h200", "local"])
+@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "azure-nd96", "h200", "local", "polaris"])
 def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
     assert unsupported(shipped(name)) == {}
 

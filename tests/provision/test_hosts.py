@@ -180,6 +180,30 @@ def test_a_program_gets_its_arguments_as_they_are(tmp_path: Path) -> None:
 # Which of them
 
 
+def of_job(folder: Path, told: str) -> list[str]:
+    scheduler = {"kind": "pbs"}
+    path = folder / "mine.yaml"
+    given = {"name": "mine", "extends": "ssh", "prefix": "/p", "hosts": {"pbs": told}, "scheduler": scheduler}
+    path.write_text(yaml.safe_dump(given))
+    loaded = load_target(str(path))
+    assert unsupported(loaded.target) == {}
+    return list(settle_hosts(loaded, Narrowing())[0].hosts)
+
+
+def test_inside_a_pbs_job_its_node_file_names_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x3001.example.org\nx3001.example.org\nx3002.example.org\n")
+    monkeypatch.delenv("PBS_NODEFILE", raising=False)
+    with pytest.raises(EnvbuildError) as caught:
+        of_job(tmp_path, "nodefile")
+    assert (caught.value.code, caught.value.exit_code) == ("hosts-outside-job", 2)
+    monkeypatch.setenv("PBS_NODEFILE", str(nodes))
+    assert of_job(tmp_path, "nodefile") == of_job(tmp_path, "./nodes") == ["x3001.example.org", "x3002.example.org"]
+    with pytest.raises(EnvbuildError) as caught:
+        of_job(tmp_path, "./gone")
+    assert (caught.value.code, caught.value.exit_code) == ("hosts-file-missing", 2)
+
+
 def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left() -> None:
     chosen, selection = narrow(NAMES, Narrowing(("gpu[05-07],gpu01",), ("gpu06",)), "t")
     assert chosen == ["gpu01", "gpu05", "gpu07"]

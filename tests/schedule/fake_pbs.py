@@ -1,18 +1,24 @@
-"""A small PBS for tests: `qsub`, `qstat` and `qdel` that keep jobs in files and run them at once on this machine.
+"""A small PBS for tests: `qsub`, `qstat`, `qdel`, `pbsnodes` and `mpiexec` that keep jobs in files and run them here.
 
 What they print has the shape of PBS Professional's programs; `qstat -F json` breaks as openpbs issues 2541 (quotes of
 variables) and 1255 (backslashes) say, when `broken` is there. It stands in for a real PBS, which is not to be had here.
+Its nodes are this machine under other host names (a UTS namespace each), where the tests may make such.
 """
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+NODES = 4
 PROGRAM = r"""#!{python}
-import json, os, re, subprocess, sys
+import json, os, re, signal, subprocess, sys, time
 top = {top!r}
 name = os.path.basename(sys.argv[0])
 args = sys.argv[1:]
+
+def told(what):
+    return os.path.exists(os.path.join(top, what))
 
 def load(number):
     try:
@@ -22,15 +28,49 @@ def load(number):
         sys.stderr.write("%s: Unknown Job Id %s.server-01\n" % (name, number))
         sys.exit(153)
 
-def save(number, job):
-    with open(os.path.join(top, number + ".json"), "w") as file:
+def save(number, **changes):
+    path = os.path.join(top, number + ".json")
+    job = load(number) if os.path.exists(path) else {{}}
+    job.update(changes)
+    with open(path + ".new", "w") as file:
         json.dump(job, file)
+    os.rename(path + ".new", path)
 
-if os.path.exists(os.path.join(top, "down")):
+def block(head, attributes):
+    print(head)
+    for key, value in attributes:
+        line = "    %s = %s" % (key, value)
+        while len(line) > 78 and "\n" not in line:
+            print(line[:78])
+            line = "\t" + line[78:]
+        print(line)
+    print()
+
+def run(number, text, count, variables):
+    hosts = "+".join("x300%d/0*64" % i for i in range(1, count + 1))
+    save(number, job_state="R", run_count=1, exec_host=hosts, comment="Job run at Sat Nov 21 at 12:00 on (x3001)")
+    job = subprocess.Popen([os.path.join({bin!r}, "on-node"), "x3001", "bash", "-c", text], env=variables,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           start_new_session=True)
+    save(number, session_id=job.pid)
+    limit = re.search(r"^#PBS -l walltime=([0-9]+):([0-9]+):([0-9]+)$", text, re.MULTILINE)
+    seconds = sum(int(part) * unit for part, unit in zip(limit.groups(), (3600, 60, 1))) if limit else None
+    comment = "Job run at Sat Nov 21 at 12:00 on (x3001:ncpus=64) and finished"
+    try:
+        code = job.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGTERM)
+        code, comment = job.wait(), "job killed: walltime %d exceeded limit %d" % (seconds + 1, seconds)
+        code = -29
+    if load(number).get("deleted"):
+        code, comment = 256 + 15, "Job run at Sat Nov 21 at 12:00 on (x3001) and failed: deleted at request of me@login"
+    save(number, job_state="F", Exit_status=code if code >= 0 or code == -29 else 256 - code, comment=comment)
+
+if told("down"):
     sys.stderr.write("Connection refused\n%s: cannot connect to server server-01 (errno=111)\n" % name)
     sys.exit(111)
 if name == "qsub":
-    text = sys.stdin.read()
+    text = open(args[-1]).read() if args else sys.stdin.read()
     directives = re.findall(r"^#PBS (.*)$", text, re.MULTILINE)
     if "-V" in directives or "-V" in args:
         sys.exit("qsub -V is never used")
@@ -41,49 +81,81 @@ if name == "qsub":
     nodes = os.path.join(top, number + ".nodes")
     count = int(re.search(r"select=([0-9]+)", text).group(1))
     with open(nodes, "w") as file:
-        file.writelines("x300%d\n" % i for i in range(1, count + 1))
-    variables = dict(os.environ, PBS_JOBID=number + ".server-01", PBS_NODEFILE=nodes, PATH=os.environ["PATH"])
-    job = dict(job_state="Q", run_count=0, comment="Not Running: Not enough free nodes available",
-               Variable_List="PBS_O_HOME=/home/me,PBS_O_LANG=C,FN=() {{ echo \"a\\b\"; }},\n    job_state = F")
-    if not os.path.exists(os.path.join(top, "hold")):
-        code = subprocess.call(["bash", "-c", text], env=variables, stdin=subprocess.DEVNULL)
-        hosts = "+".join("x300%d/0*64" % i for i in range(1, count + 1))
-        job.update(job_state="F", run_count=1, Exit_status=code, exec_host=hosts,
-                   comment="Job run at Sat Nov 21 at 12:00 on (x3001:ncpus=64) and finished")
-    save(number, job)
+        file.writelines("x300%d.cluster.example.org\n" % i for i in range(1, count + 1))
+    # Nothing of the shell that submits but what PBS itself takes along.
+    variables = {{key: os.environ[key] for key in ("HOME", "LANG", "PATH") if key in os.environ}}
+    variables.update(PBS_JOBID=number + ".server-01", PBS_NODEFILE=nodes, PBS_O_WORKDIR=os.getcwd())
+    save(number, job_state="Q", run_count=0, comment="Not Running: Not enough free nodes available",
+         Variable_List="PBS_O_HOME=/home/me,PBS_O_LANG=C,FN=() {{ echo \"a\\b\"; }},\n    job_state = F")
     print(number + ".server-01")
+    sys.stdout.flush()
+    if told("hold") or count > {nodes}:
+        sys.exit(0)
+    if told("background"):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        for descriptor in (0, 1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    run(number, text, count, variables)
+elif name == "qstat" and "-Q" in args:
+    for queue in ("debug", "prod"):
+        block("Queue: " + queue, [("queue_type", "Execution"), ("enabled", str(not told("closed")))])
 elif name == "qstat":
     number = args[-1]
     job = load(number)
     if "json" in args:
         text = json.dumps(dict(timestamp=1, pbs_version="2022.1.1", Jobs={{number + ".server-01": job}}), indent=4)
-        if os.path.exists(os.path.join(top, "broken")):
+        if told("broken"):
             text = text.replace('\\"', '"').replace("\\\\", "\\")
         print(text)
     else:
-        print("Job Id: %s.server-01" % number)
-        for key in sorted(job, key=lambda key: key == "Variable_List"):
-            line = "    %s = %s" % (key, job[key])
-            while len(line) > 78 and "\n" not in line:
-                print(line[:78])
-                line = "\t" + line[78:]
-            print(line)
-        print()
+        keys = sorted(job, key=lambda key: key == "Variable_List")
+        block("Job Id: %s.server-01" % number, [(key, job[key]) for key in keys])
 elif name == "qdel":
-    job = load(args[-1])
+    number = args[-1]
+    job = load(number)
     if job["job_state"] == "F":
-        sys.stderr.write("qdel: Job has finished %s.server-01\n" % args[-1])
+        sys.stderr.write("qdel: Job has finished %s.server-01\n" % number)
         sys.exit(35)
-    job.update(job_state="F", comment="Job deleted at request of me@login")
-    save(args[-1], job)
+    if job["job_state"] == "R":
+        save(number, deleted=True)
+        os.killpg(job["session_id"], signal.SIGTERM)
+    else:
+        save(number, job_state="F", comment="Job deleted at request of me@login")
+elif name == "pbsnodes":
+    for node in [arg for arg in args if not arg.startswith("-")] or ["x300%d" % i for i in range(1, {nodes} + 1)]:
+        state = [("state", "offline"), ("comment", "health check")] if told("offline-" + node) else [("state", "free")]
+        block(node, [*state, ("resources_available.ngpus", 4), ("resources_available.system", "polaris")])
 """
-# PALS's mpiexec as far as a job of ours uses it: N processes, each told its rank.
+# PALS's mpiexec as far as a job of ours uses it: N processes at once, each on its host and told its rank.
 MPIEXEC = """#!/bin/bash
-while [ "$1" != bash ]; do [ "$1" = -n ] && count=$2; shift; done
+while [ "$1" != bash ]; do
+  [ "$1" = -n ] && count=$2
+  [ "$1" = --hostfile ] && hosts=$2
+  shift
+done
+for ((rank = 0; rank < count; rank++)); do
+  read -r host
+  PALS_RANKID=$rank on-node "$host" "$@" &
+  pids+=($!)
+done < "$hosts"
 worst=0
-for ((rank = 0; rank < count; rank++)); do PALS_RANKID=$rank "$@" || worst=$?; done
+for pid in "${pids[@]}"; do wait "$pid" || worst=$?; done
 exit $worst
 """
+# A program under another host name, where one may be taken.
+ON_NODE = """#!/bin/sh
+host=$1
+shift
+unshare --uts true 2>/dev/null || exec "$@"
+exec unshare --uts sh -c 'hostname "$0" && exec "$@"' "$host" "$@"
+"""
+
+
+def has_hosts() -> bool:
+    """Whether its nodes have names of their own here."""
+    return subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True, check=False).returncode == 0
 
 
 class FakePbs:
@@ -94,16 +166,21 @@ class FakePbs:
         self.top, self.bin = folder / "server", folder / "bin"
         self.top.mkdir()
         self.bin.mkdir()
-        for name in ("qsub", "qstat", "qdel"):
-            self._write(name, PROGRAM.format(python=python, top=str(self.top)))
+        for name in ("qsub", "qstat", "qdel", "pbsnodes"):
+            self._write(name, PROGRAM.format(python=python, top=str(self.top), bin=str(self.bin), nodes=NODES))
         self._write("mpiexec", MPIEXEC)
+        self._write("on-node", ON_NODE)
 
     def _write(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
     def say(self, what: str) -> None:
-        """`broken`: JSON that is none; `hold`: jobs stay in the queue; `down`: the server is away."""
+        """`broken`: JSON that is none; `hold`: jobs stay in the queue; `down`: the server is away.
+
+        `closed`: queues take no jobs; `background`: qsub does not wait for the job; `offline-NODE`: that node takes
+        none.
+        """
         (self.top / what).touch()
 
     def stop(self, what: str) -> None:

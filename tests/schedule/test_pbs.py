@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from envbuild.errors import EnvbuildError
-from envbuild.schedule.job import Failure, Job, JobStep, Phase, SchedulerUnavailableError
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Target
+from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.pbs_answers import parse_json, parse_text
+from envbuild.schedule.pbs_nodes import bad_nodes, most_gpus, parse_nodes
 from envbuild.schedule.run import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
@@ -30,8 +33,9 @@ def pbs(fake: FakePbs) -> Pbs:
     return Pbs(Here())
 
 
-def shell(fake: FakePbs, code: str, **more: object) -> Job:
-    return job(steps=(JobStep(argv=("bash", "-c", code)),), output=str(fake.top.parent / "jobs"), **more)
+def shell(fake: FakePbs, code: str, *words: object, **more: object) -> Job:
+    step = JobStep(argv=("bash", "-c", code, "bash", *map(str, words)))
+    return job(steps=(step,), output=str(fake.top.parent / "jobs"), **more)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -42,7 +46,8 @@ def test_a_job_runs_on_every_node_and_its_end_is_read_from_json_or_text(fake: Fa
     number = pbs.submit(asked)
     state = wait_for(pbs, asked, number)
     assert (state.phase, state.exit, state.nodes) == (Phase.DONE, 2, ("x3001", "x3002", "x3003"))
-    assert pbs.logs(asked, number).splitlines() == [f"{rank} of 3 at x3001" for rank in range(3)]
+    at = "x3001.cluster.example.org"
+    assert sorted(pbs.logs(asked, number).splitlines()) == [f"{rank} of 3 at {at}" for rank in range(3)]
 
 
 def test_broken_json_is_asked_for_once_only(fake: FakePbs, pbs: Pbs) -> None:
@@ -101,6 +106,105 @@ def test_a_host_without_pbs_is_told_from_one_that_refuses(monkeypatch: pytest.Mo
     with pytest.raises(EnvbuildError) as caught:
         Pbs(Here()).submit(job(output=str(tmp_path / "jobs")))
     assert caught.value.code == "scheduler-missing"
+
+
+def target(**scheduler: object) -> Target:
+    given = {"name": "hpc", "prefix": "/p", "hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"}}
+    return Target.from_plain({**given, "scheduler": {"kind": "pbs", **scheduler}})
+
+
+def test_a_job_that_runs_can_be_deleted_and_its_programs_end(fake: FakePbs, pbs: Pbs) -> None:
+    fake.say("background")
+    asked = shell(fake, 'echo $$ > "$1"; sleep 60', fake.top.parent / "jobs" / "pid", nodes=2)
+    number = pbs.submit(asked)
+    pid = Path(asked.output, "pid")
+    end = time.monotonic() + 20
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert pbs.poll(asked, number).phase is Phase.RUNNING
+    pbs.cancel(number)
+    while not (state := pbs.poll(asked, number)).ended:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert (state.failure, state.nodes) == (Failure.CANCELLED, ("x3001", "x3002"))
+    stat = Path("/proc", pid.read_text().strip(), "stat")
+    # What nobody has waited for yet has ended all the same.
+    while stat.exists() and ") Z " not in stat.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> None:
+    limits = [
+        {"name": "debug", "max_nodes": 2, "time_limit": "1h"},
+        {"name": "prod", "min_nodes": 10, "max_nodes": 24, "time_limit": "3h"},
+    ]
+    pool = pbs.pool(target(queues=limits))
+    assert pool.told == "the queues debug, prod"
+    assert (pool.queue(2, 3600), pool.queue(10, 3601), pool.queue(24, 10800)) == ("debug", "prod", "prod")
+    for nodes, seconds in ((3, 60), (2, 3601), (25, 60)):
+        with pytest.raises(EnvbuildError) as caught:
+            pool.queue(nodes, seconds)
+        assert (caught.value.code, caught.value.exit_code) == ("queue-none-fits", ExitCode.USAGE)
+        assert caught.value.why == "debug: 1 to 2 nodes, 1h at most; prod: 10 to 24 nodes, 3h at most"
+    assert pbs.pool(target(queue="prod", queues=limits)).queue(3, 99999) == "prod"
+    assert pbs.pool(target()).queue(3, 60) is None
+
+
+def test_a_queue_that_is_not_there_or_closed_is_told_before_anything_is_submitted(fake: FakePbs, pbs: Pbs) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        pbs.pool(target(queue="large"))
+    assert (caught.value.code, caught.value.exit_code) == ("queue-unknown", ExitCode.USAGE)
+    assert "lists: debug, prod" in caught.value.why
+    fake.say("closed")
+    with pytest.raises(EnvbuildError) as caught:
+        pbs.pool(target(queue="debug"))
+    assert (caught.value.code, caught.value.exit_code) == ("queue-closed", ExitCode.TRY_AGAIN)
+
+
+def test_gpus_are_asked_for_by_number_only_on_shared_nodes_that_offer_them(fake: FakePbs, pbs: Pbs) -> None:
+    shared = pbs.pool(target(constraints="system=polaris"))
+    assert (shared.gpus_per_node, shared.gres()) == (4, Gres(name="ngpus"))
+    assert pbs.pool(target(constraints="system=other")).gres() is None
+    assert pbs.pool(target(exclusive=True)).gres() is None
+
+
+def test_how_many_nodes_has_to_be_said(fake: FakePbs, pbs: Pbs) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        pbs.pool(target()).in_service()
+    assert (caught.value.code, caught.value.exit_code) == ("job-nodes-unknown", ExitCode.USAGE)
+
+
+def test_a_node_that_was_taken_out_after_the_job_is_named_with_its_comment(fake: FakePbs, pbs: Pbs) -> None:
+    assert pbs.bad_nodes(()) == pbs.bad_nodes(("x3001", "x3002")) == {}
+    fake.say("offline-x3002")
+    assert pbs.bad_nodes(("x3001", "x3002")) == {"x3002": "offline: health check"}
+
+
+PBSNODES = """\
+x3001c0s13b0n0.hsn.example.org
+     Mom = x3001c0s13b0n0.hsn.example.org
+     state = job-exclusive
+     jobs = 12.polaris-pbs-01/0, 12.polaris-pbs-01/1,
+\t12.polaris-pbs-01/2
+     resources_available.ngpus = 4
+     resources_available.system = polaris
+
+x3002
+     state = state-unknown,down
+     comment = node down: communication closed
+     resources_available.ngpus = 8
+     resources_available.system = sirius
+
+"""
+
+
+def test_nodes_are_read_with_lines_that_pbs_folded() -> None:
+    nodes = parse_nodes(PBSNODES)
+    assert nodes["x3001c0s13b0n0"]["jobs"].endswith("12.polaris-pbs-01/2")
+    assert (most_gpus(nodes, ""), most_gpus(nodes, "system=polaris"), most_gpus({}, "")) == (8, 4, 0)
+    assert bad_nodes(nodes) == {"x3002": "state-unknown,down: node down: communication closed"}
 
 
 TEXT = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.target import Modules
 from envbuild.schedule import pbs_script, slurm_script
 from envbuild.schedule.job import Container, Gres, Job, JobStep
 from tests.schedule.jobs import job, training
@@ -19,6 +21,8 @@ POLARIS = {
     "gres": None, "gpus_per_node": 4, "queue": "debug", "constraints": "system=polaris", "output": "/eagle/p/me/jobs",
     "time_limit": 3600, "filesystems": ("home", "eagle"), "nodes": 2,
 }  # fmt: skip
+MODULES = Modules(use=("/soft/modulefiles",), load=("conda", "it's"))
+BODY = "#!/usr/bin/env bash\nset -euo pipefail\necho built\n"
 CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
     "slurm_probe": (slurm_script.render, job(time_limit=300)),
     "slurm_training": (slurm_script.render, training()),
@@ -28,6 +32,10 @@ CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
         slurm_script.render,
         training(container=Container(image="nvcr.io/nvidia/pytorch:22.02-py3", mounts=("/a b",))),
     ),
+    "slurm_modules": (slurm_script.render, job(modules=MODULES)),
+    "pbs_modules": (pbs_script.render, job(modules=MODULES, time_limit=600)),
+    "pbs_body": (lambda asked: pbs_script.render_body(asked, BODY), job(nodes=1, modules=MODULES, account="proj-1")),
+    "slurm_body": (lambda asked: slurm_script.render_body(asked, BODY), job(nodes=1)),
     "pbs_probe": (pbs_script.render, job(time_limit=300)),
     "pbs_polaris": (pbs_script.render, training(**POLARIS)),
     "pbs_ngpus": (pbs_script.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), cpus_per_node=16, queue="gpu")),
@@ -101,6 +109,26 @@ def test_a_pbs_job_leaves_log_and_status_in_its_folder(tmp_path: Path, code: int
     log = (tmp_path / "envbuild-probe-42.log").read_text()
     assert "[--ppn][1]" in log
     assert log.endswith("at x3001\n")
+
+
+@pytest.mark.parametrize("render", [slurm_script.render, pbs_script.render])
+def test_modules_are_loaded_before_anything_and_one_that_is_missing_ends_the_job(
+    tmp_path: Path, render: Callable[[Job], str]
+) -> None:
+    asked = job(modules=MODULES, output=str(tmp_path), steps=(JobStep(argv=("bash", "-c", "echo ran")),))
+    nodes = tmp_path / "nodes"
+    nodes.write_text("n1\nn2\n")
+    env = {
+        "PBS_JOBID": "7.s", "PBS_NODEFILE": str(nodes), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0",
+    }  # fmt: skip
+    # What a site's profile gives a login shell, not written for strict mode.
+    module = 'module() { echo "$1 $2 $unset" >> "$HOME/asked"; [ "$2" != "$MISSING" ]; }\n'
+    assert _run(module + render(asked), tmp_path, MISSING="-", **env).returncode == 0
+    assert (tmp_path / "asked").read_text() == "use /soft/modulefiles \nload conda \nload it's \n"
+    shutil.rmtree(tmp_path / "bin")
+    done = _run(module + render(asked), tmp_path, MISSING="conda", **env)
+    assert (done.returncode, "ran" in done.stdout) == (1, False)
 
 
 def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:

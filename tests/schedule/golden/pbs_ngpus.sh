@@ -1,10 +1,11 @@
 #!/bin/bash
 # envbuild-probe: 2 nodes of gpu for as long as the site allows.
 #PBS -N envbuild-probe
+#PBS -S /bin/bash
 #PBS -l select=2:ncpus=16:ngpus=4
 #PBS -l place=scatter
 #PBS -q gpu
-#PBS -r y
+#PBS -r n
 #PBS -j oe
 #PBS -o /shared/envbuild/jobs/
 

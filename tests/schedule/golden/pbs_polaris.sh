@@ -1,13 +1,14 @@
 #!/bin/bash
 # smoke: 2 nodes of debug for at most 1:00:00, 8 GPU-hours.
 #PBS -N smoke
+#PBS -S /bin/bash
 #PBS -l select=2:system=polaris
 #PBS -l place=scatter:excl
 #PBS -l walltime=1:00:00
 #PBS -l filesystems=home:eagle
 #PBS -q debug
 #PBS -A proj-1
-#PBS -r y
+#PBS -r n
 #PBS -j oe
 #PBS -o /eagle/p/me/jobs/
 

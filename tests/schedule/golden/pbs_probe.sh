@@ -1,10 +1,11 @@
 #!/bin/bash
 # envbuild-probe: 2 nodes for at most 0:05:00.
 #PBS -N envbuild-probe
+#PBS -S /bin/bash
 #PBS -l select=2
 #PBS -l place=scatter
 #PBS -l walltime=0:05:00
-#PBS -r y
+#PBS -r n
 #PBS -j oe
 #PBS -o /shared/envbuild/jobs/
 

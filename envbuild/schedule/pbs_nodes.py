@@ -1,0 +1,137 @@
+"""Queues and nodes of PBS, read from `qstat -Qf` and `pbsnodes -a`, and the queue that a job goes to. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import QueueLimits
+from envbuild.schedule.job import Gres, clock_text, seconds_of
+from envbuild.schedule.pbs_answers import unfolded
+
+# States of pbsnodes that keep jobs away (pbsnodes(1B)); a node may have several.
+_OUT = frozenset(("down", "offline", "stale", "state-unknown", "unknown", "unresolvable", "maintenance", "sleep"))
+_GPUS = "resources_available.ngpus"
+
+Attributes = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Queues:
+    """The queues that jobs may go to (none: the site's default), and the most GPUs that a node there offers."""
+
+    limits: tuple[QueueLimits, ...]
+    gpus_per_node: int = 0
+
+    @property
+    def told(self) -> str:
+        """`the queue debug`."""
+        names = [limit.name for limit in self.limits]
+        return f"the queue{'s' * (len(names) > 1)} {', '.join(names)}" if names else "the default queue"
+
+    def gres(self) -> Gres | None:
+        """`ngpus`, where the nodes offer it and not whole nodes are asked for."""
+        return Gres(name="ngpus") if self.gpus_per_node else None
+
+    def in_service(self) -> int:
+        """PBS gives a job as many nodes as it asks for. Raises EnvbuildError `job-nodes-unknown` (exit 2)."""
+        raise EnvbuildError(
+            "job-nodes-unknown",
+            "the target does not say how many nodes its job gets",
+            why="a PBS job has the nodes that it asks for; there is no list of them before",
+            hint="say it in the target file: `scheduler: {nodes: 2}`",
+        )
+
+    def queue(self, nodes: int, seconds: int) -> str | None:
+        """The first queue that takes such a job. Raises EnvbuildError `queue-none-fits` (exit 2)."""
+        if not self.limits:
+            return None
+        for limit in self.limits:
+            if _takes(limit, nodes, seconds):
+                return limit.name
+        raise EnvbuildError(
+            "queue-none-fits",
+            f"no queue takes a job of {nodes} node{'s' * (nodes != 1)} for {clock_text(seconds)}",
+            why="; ".join(map(_told, self.limits)),
+            hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
+        )
+
+
+def _takes(limit: QueueLimits, nodes: int, seconds: int) -> bool:
+    fits = limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
+    return fits and (limit.time_limit is None or seconds <= seconds_of(limit.time_limit))
+
+
+def _told(limit: QueueLimits) -> str:
+    least = f"{limit.min_nodes} to {limit.max_nodes}" if limit.max_nodes else f"{limit.min_nodes} or more"
+    return f"{limit.name}: {least} nodes" + (f", {limit.time_limit} at most" if limit.time_limit else "")
+
+
+def _blocks(text: str, header: str) -> dict[str, Attributes]:
+    """Attributes by the name in a line that `header` finds; the lines below it are `    key = value`."""
+    found: dict[str, Attributes] = {}
+    inside: Attributes = {}
+    for line in unfolded(text):
+        named = re.match(header, line)
+        if named:
+            inside = found.setdefault(named[1], {})
+        else:
+            key, equals, value = line.partition(" = ")
+            if equals and line.startswith(" "):
+                inside.setdefault(key.strip(), value.strip())
+    return found
+
+
+def parse_queues(text: str) -> dict[str, Attributes]:
+    """`qstat -Q -f`: attributes by queue."""
+    return _blocks(text, r"Queue: (\S+)\s*\Z")
+
+
+def parse_nodes(text: str) -> dict[str, Attributes]:
+    """`pbsnodes -a`: attributes by node, without its domain."""
+    return {name.partition(".")[0]: told for name, told in _blocks(text, r"(\S+)\s*\Z").items()}
+
+
+def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes], host: str) -> None:
+    """Raises EnvbuildError `queue-unknown` (exit 2), `queue-closed` (exit 75)."""
+    for limit in limits:
+        told = there.get(limit.name)
+        if told is None:
+            raise EnvbuildError(
+                "queue-unknown",
+                f"there is no queue {limit.name} on this cluster",
+                why=f"`qstat -Q` on {host} lists: {', '.join(sorted(there)) or 'nothing'}",
+                hint="name one of them: `scheduler: {queue: NAME}`",
+            )
+    # Where one of several is closed, jobs for it are refused by qsub in its own words.
+    if limits and all(there[limit.name].get("enabled") == "False" for limit in limits):
+        raise EnvbuildError(
+            "queue-closed",
+            f"the queue {limits[0].name} takes no jobs now",
+            why="its attribute `enabled` is False",
+            hint=f"`qstat -Qf {limits[0].name}` says more; name another queue, or wait",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+
+
+def most_gpus(nodes: Mapping[str, Attributes], constraints: str) -> int:
+    """The most GPUs that a node offers of those that `constraints` (`system=polaris:...`) selects."""
+    wanted = [part.partition("=") for part in constraints.split(":") if "=" in part]
+    fitting = [
+        told for told in nodes.values() if all(told.get(f"resources_available.{key}") == is_ for key, _, is_ in wanted)
+    ]
+    counts = (told.get(_GPUS, "") for told in fitting)
+    return max((int(count) for count in counts if count.isdigit()), default=0)
+
+
+def bad_nodes(nodes: Mapping[str, Attributes]) -> dict[str, str]:
+    """Nodes that take no jobs, with state and the administrator's comment."""
+    found: dict[str, str] = {}
+    for name, told in nodes.items():
+        states = told.get("state", "").split(",")
+        if _OUT & set(states):
+            comment = told.get("comment", "")
+            found[name] = f"{','.join(states)}: {comment}" if comment else ",".join(states)
+    return found

@@ -1,0 +1,9 @@
+#!/bin/bash
+# envbuild-probe: 1 node for as long as the site allows. Submit it with `sbatch FILE`.
+#SBATCH --job-name=envbuild-probe
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=%x-%j.log
+
+set -euo pipefail
+echo built

@@ -1,0 +1,44 @@
+#!/bin/bash -l
+# envbuild-probe: 2 nodes for as long as the site allows.
+#SBATCH --job-name=envbuild-probe
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/envbuild/jobs/envbuild-probe-%j.log
+#SBATCH --chdir=/shared/envbuild/jobs
+
+# What the site's programs need.
+module use /soft/modulefiles || exit 1
+module load conda || exit 1
+module load 'it'"'"'s' || exit 1
+
+set -euo pipefail
+unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
+JOB_ID="$SLURM_JOB_ID"
+output=/shared/envbuild/jobs
+
+# Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.
+status="$output/status-$JOB_ID"
+rm -f -- "$status"
+finish() {
+  local code=$?
+  trap - EXIT
+  printf '%d\n' "$code" > "$status.new" && mv -f -- "$status.new" "$status"
+  exit "$code"
+}
+trap finish EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+
+# Where ranks meet: the first node of the job, and a port that follows from its number.
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+NNODES="$SLURM_JOB_NUM_NODES"
+export MASTER_ADDR MASTER_PORT NNODES
+with_rank='export NODE_RANK="$SLURM_PROCID"; exec "$@"'
+
+# Once on every node; a node that fails does not stop the others.
+srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \
+  bash -c "$with_rank" step \
+  /opt/python3 probe.pyz

@@ -1,0 +1,129 @@
+"""`envbuild provision` through jobs of a small fake PBS that really runs what is submitted. No real PBS was run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uv
+import yaml
+
+from tests.e2e.world import Done, World
+from tests.node.test_sources import PROJECT
+from tests.schedule.fake_pbs import FakePbs, has_hosts
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_hosts(), reason="nodes with names of their own need UTS namespaces (root)"),
+]
+
+
+class PbsWorld(World):
+    """`work/cluster.yaml` is the target; its nodes are this machine under other names, so any folder is shared."""
+
+    def __init__(self, top: Path) -> None:
+        """A server that runs jobs beside qsub and prints JSON that is none, as a real one with ordinary variables."""
+        super().__init__(top)
+        self.fake = FakePbs(top, sys.executable)
+        self.fake.say("background")
+        self.fake.say("broken")
+        self.env["PATH"] = f"{self.fake.bin}{os.pathsep}{os.environ['PATH']}"
+        del self.env["ENVBUILD_PREFIX"]
+        self.target()
+
+    def target(self, **scheduler: Any) -> None:
+        """Write the target."""
+        asked = {
+            "nodes": 2, "exclusive": True, "account": "proj-1", "queue": None, "time_limit": "10m",
+            "queues": [{"name": "debug", "max_nodes": 2}, {"name": "prod", "min_nodes": 3}],
+        }  # fmt: skip
+        given = {
+            "name": "cluster", "extends": "pbs", "prefix": str(self.prefix), "delivery": "controller",
+            "environment": {"https_proxy": "http://proxy.example.org:3128"}, "stack": "./tiny.yaml",
+            "scheduler": asked | scheduler,
+        }  # fmt: skip
+        (self.work / "cluster.yaml").write_text(yaml.safe_dump(given))
+
+    def job(self, *args: str, verb: str = "provision", json: bool = True) -> Done:
+        """`envbuild VERB --target ./cluster.yaml ARGS`."""
+        return self.run(verb, "--target", "./cluster.yaml", *(["--json"] if json else []), *args)
+
+    def submitted(self) -> list[str]:
+        """Names of the jobs of the newest run."""
+        last = max(path for path in self.runs.iterdir() if path.is_dir())
+        events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
+        return [event["data"]["name"] for event in events if event["kind"] == "job-submitted"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> PbsWorld:
+    return PbsWorld(tmp_path)
+
+
+def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(world: PbsWorld) -> None:
+    world.tiny(sources=[{**world.repository("lib", PROJECT), "install": "wheel"}], imports=["alpha", "lib"])
+    world.target(nodes=3)
+    done = world.job()
+    assert done.rc == 0, done.err
+    nodes = {node["node"]: node for node in done.json["nodes"]}
+    assert sorted(nodes) == ["x3001", "x3002", "x3003"]
+    assert ({node["status"] for node in nodes.values()}, len({node["root"] for node in nodes.values()})) == ({"ok"}, 1)
+    # One node has built, all have tested and verified.
+    names = [[check["name"] for check in node["checks"]] for node in nodes.values()]
+    assert sum("record" in each for each in names) == 1
+    assert all({"stamp", "smoke/sound"} <= set(each) for each in names), names
+    assert world.submitted() == ["envbuild-probe", "envbuild-provision"]
+    last = max(path for path in world.runs.iterdir() if path.is_dir())
+    script = (last / "envbuild-provision.qsub").read_text()
+    for line in ("#PBS -q prod", "#PBS -A proj-1", "export https_proxy=http://proxy.example.org:3128"):
+        assert line in script
+    assert "3 nodes of prod for at most 0:10:00" in done.err
+    assert not (world.prefix / "jobs").exists()
+    again = world.job()
+    assert again.rc == 0, again.err
+    assert ({node["status"] for node in again.json["nodes"]}, world.submitted()) == ({"unchanged"}, [])
+
+
+def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends_before_it(world: PbsWorld) -> None:
+    world.tiny(imports=["nothing_of_this_name"])
+    done = world.job()
+    assert done.rc == 1, done.err
+    assert {node["status"] for node in done.json["nodes"]} == {"failed"}
+    world.fake.say("closed")
+    done = world.job()
+    # One of two queues may be closed; here both are.
+    assert (done.rc, done.code) == (75, "queue-closed")
+
+
+def test_a_node_that_was_taken_out_after_the_job_is_noted_and_its_answer_counts(world: PbsWorld) -> None:
+    world.tiny()
+    world.fake.say("offline-x3002")
+    done = world.job()
+    assert done.rc == 0, done.err
+    assert any("x3002 takes no more jobs after job" in text for text in done.json["warnings"])
+
+
+def test_the_printed_file_builds_the_same_without_envbuild(world: PbsWorld) -> None:
+    world.target(nodes=1)
+    path = world.work / "cluster.yaml"
+    path.write_text(path.read_text().replace("delivery: controller", "delivery: node"))
+    world.tiny()
+    refused = world.job("--print-script", json=False)
+    assert (refused.rc, refused.code) == (7, "nodes-unknown")
+    assert "of the queues debug, prod" in refused.err
+    assert world.job("--dry-run").rc == 0
+    text = world.job("--print-script", json=False).out
+    assert "#PBS -q debug" in text and "Submit it with `qsub FILE`" in text
+    script = world.work / "envbuild.qsub"
+    # What a user's own shell profile would say on the nodes; PBS takes no variables along.
+    uv_folder = Path(uv.find_uv_bin()).parent
+    more = f"export UV_FIND_LINKS={world.wheels} UV_NO_INDEX=1 PATH={uv_folder}:$PATH\nset -euo pipefail\n"
+    script.write_text(text.replace("set -euo pipefail\n", more, 1))
+    world.fake.stop("background")
+    subprocess.run(["qsub", script], env=world.env, cwd=world.work, check=True, capture_output=True)
+    assert world.python("import alpha; print('good')", world.prefix / "current" / "tiny") == "good"
