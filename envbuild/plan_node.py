@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,6 +83,11 @@ class Inputs:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def toolchain_words(tools: Iterable[NodeTool], prefix: str) -> str:
+    """What the toolchain step does."""
+    return f"put {', '.join(tool.name for tool in tools)} into {prefix}/tools"
 
 
 def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
@@ -172,10 +177,9 @@ class NodeSteps:
         if not missing:
             return ()
         amount = sum(self.inputs.tool_bytes.get(tool.folder, 0) for tool in missing)
-        names = ", ".join(tool.name for tool in missing)
         step = Step(
             kind="toolchain",
-            what=f"put {names} into {self.prefix}/tools",
+            what=toolchain_words(missing, self.facts.stage_prefix),
             why=f"not there yet, or not these very files (node program {self.inputs.pyz_digest[:12]})",
             disk_bytes=amount,
             inodes=2 * len(missing),
@@ -210,7 +214,7 @@ class NodeSteps:
         if self.target.delivery != "controller":
             return ()
         packages, sources = len(self.variant.packages), len(self.variant.sources)
-        store = store_folder(self.prefix, self.variant)
+        store = store_folder(self.facts.stage_prefix, self.variant)
         step = Step(
             kind="deliver",
             what=f"bring {_count(packages, 'file')} and {_count(sources, 'source')} to {store}",
@@ -227,7 +231,7 @@ class NodeSteps:
         if given is not None:
             return dict(given)
         if self.target.delivery == "controller":
-            return delivered(self.prefix, self.variant)
+            return delivered(self.facts.stage_prefix, self.variant)
         named = {package.index for package in self.variant.packages}
         indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
         return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
@@ -253,6 +257,8 @@ class NodeSteps:
         }
         if repaired:
             args["repair"] = True
+        if self.facts.shared:
+            args["staged"] = posixpath.join(self.facts.shared, "tools")
         args.update(self._source_args())
         fetched = self.target.delivery == "node"
         compiled = compile_text(self.variant, self._jobs)
@@ -300,28 +306,12 @@ class NodeSteps:
             request=self._request(
                 "smoke",
                 variant=self.variant.to_json_dict(),
-                items=self._smoke_items(),
-                cuda=self._uses_cuda(),
+                items=smoke_items(self.variant, self.target),
+                cuda=uses_cuda(self.variant, self.facts),
                 tmp=self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
             ),
             seconds=sum(SMOKE_SECONDS[item.name] for item in self.variant.smoke),
         )
-
-    def _smoke_items(self) -> list[dict[str, Any]]:
-        """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
-        items = [item.to_json_dict() for item in self.variant.smoke]
-        for metric, least in self.target.node_floors.items():
-            holders = [item for item in items if metric in item.get("floors", {})]
-            for item in holders or [item for item in items if item["name"] == "machine"]:
-                item["floors"] = {**item.get("floors", {}), metric: least}
-        return items
-
-    def _uses_cuda(self) -> bool:
-        if not gpu_usable(self.facts):
-            return False
-        flavour = self.variant.flavour or split_local(self.variant.provided.get("torch", ""))[1]
-        has_torch = self.variant.torch is not None or "torch" in self.variant.provided
-        return has_torch and flavour != "cpu"
 
     def _activate(self, why: str, read_bytes: int) -> Step:
         link = posixpath.join(self.prefix, "current", self.lock.stack)
@@ -363,3 +353,22 @@ class NodeSteps:
         if template is None:
             return None
         return template.replace("{user}", self.facts.user).replace("{home}", self.facts.home)
+
+
+def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
+    """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
+    items = [item.to_json_dict() for item in variant.smoke]
+    for metric, least in target.node_floors.items():
+        holders = [item for item in items if metric in item.get("floors", {})]
+        for item in holders or [item for item in items if item["name"] == "machine"]:
+            item["floors"] = {**item.get("floors", {}), metric: least}
+    return items
+
+
+def uses_cuda(variant: Variant, facts: NodeFacts) -> bool:
+    """Whether the smoke test uses the node's GPUs: it sees one, and the torch of the environment is built for it."""
+    if not gpu_usable(facts):
+        return False
+    flavour = variant.flavour or split_local(variant.provided.get("torch", ""))[1]
+    has_torch = variant.torch is not None or "torch" in variant.provided
+    return has_torch and flavour != "cpu"

@@ -93,7 +93,7 @@ def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[l
     able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     bare: dict[tuple[str, ...], list[NodePlan]] = {}
     for node in nodes:
-        base, tools = _base(node, facts[node.node]), _tools(node, facts[node.node])
+        base, tools = _base(node, facts[node.node]), tools_of(node, facts[node.node])
         if tools:
             able.setdefault((base, tools), []).append(node)
         else:
@@ -111,7 +111,7 @@ def _base(node: NodePlan, facts: NodeFacts) -> tuple[str, ...]:
     return (node.variant_digest, facts.os.arch, facts.libc.kind, facts.libc.version)
 
 
-def _tools(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
+def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
     """Compilers and nvcc as a build would find them; empty for a node that has no compiler."""
     plain = {(PurePosixPath(each.path).name, each.version) for each in facts.compilers}
     first = {each for each in plain if each[0] in ("gcc", "g++")} or plain
@@ -126,7 +126,7 @@ def _class(
 ) -> BuildClass | None:
     """None where one node is left to itself. Builders are those with most cores, in the order of the plan."""
     names = [node.node for node in group]
-    able = [node.node for node in group if _tools(node, facts[node.node])] or names
+    able = [node.node for node in group if tools_of(node, facts[node.node])] or names
     builders = sorted(able, key=lambda name: -(facts[name].cpus or 0))[:BUILDERS]
     if donor is None and len(names) < 2:
         return None
@@ -146,7 +146,7 @@ def _told(node: NodePlan, group: BuildClass, variant: Variant, width: int | None
         said = f"take over {names} as built on {group.donor}{_in_place(variant)}"
     elif node.node == group.builders[0]:
         others = [name for name in group.nodes if name != node.node]
-        said, gone = f"{compiled}; built on {node.node}, taken over by {_names(others)}", 0.0
+        said, gone = f"{compiled}; built on {node.node}, taken over by {names_of(others)}", 0.0
     else:
         said = f"take over {names}, built on {group.builders[0]} first{_in_place(variant)}"
 
@@ -163,7 +163,7 @@ def _in_place(variant: Variant) -> str:
     return f"; compile {', '.join(names)} in its tree" if names else ""
 
 
-def _names(names: list[str]) -> str:
+def names_of(names: list[str]) -> str:
     """`gpu2`, `gpu2, gpu3 and gpu4`, `gpu2, gpu3, gpu4 and 6 more`."""
     last = names[-1] if len(names) < 5 else f"{len(names) - 3} more"
     first = names[:-1] if len(names) < 5 else names[:3]

@@ -79,7 +79,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
             parts[0].replace("@NEEDS@", "").replace("@CHECK@", "")
             + "\nfail 'no node of this plan has anything that fits' 7\n"
         )
-    built = [_variant(lock, nodes[0]) for nodes in groups if _installs(nodes[0])]
+    built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
     needs, check, helpers = needs_of(built)
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
     parts += helpers
@@ -101,6 +101,11 @@ def _installs(node: NodePlan) -> bool:
     return any(step.kind == "install" and step.request is not None for step in node.steps)
 
 
+def _first(nodes: Sequence[NodePlan]) -> NodePlan:
+    """The node whose steps say how the environment is made; others may take it over from that one."""
+    return next((node for node in nodes if _installs(node)), nodes[0])
+
+
 def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
     if len(groups) == 1:
         return "build_1\n"
@@ -112,7 +117,7 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
 
 
 def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping[str, Mapping[str, str]]) -> str:
-    first = nodes[0]
+    first = _first(nodes)
     for step in first.steps:
         if step.kind == "fetch":
             raise _first_use(step)

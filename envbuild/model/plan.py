@@ -7,7 +7,7 @@ from typing import Any, Literal
 from envbuild.model.common import StrictModel
 from envbuild.model.resolution import Resolution
 
-StepKind = Literal["toolchain", "fetch", "deliver", "install", "smoke", "activate"]
+StepKind = Literal["toolchain", "fetch", "deliver", "install", "unpack", "smoke", "activate", "container"]
 
 
 class Step(StrictModel):
@@ -56,10 +56,24 @@ class BuildClass(StrictModel):
     donor: str | None = None
 
 
+class SpreadClass(StrictModel):
+    """Nodes that take over the finished environment of `builder`, because it would be the same on all of them.
+
+    `finished`: the builder has it already. `shared`: it lies on a prefix that all share, so nothing is carried; `nodes`
+    may be empty then.
+    """
+
+    environment: str
+    builder: str
+    nodes: tuple[str, ...]
+    finished: bool = False
+    shared: bool = False
+
+
 class Plan(StrictModel):
     """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed.
 
-    `builds` are the nodes that do not each compile for themselves.
+    `builds` are the nodes that do not each compile for themselves, `spreads` those that do not each install.
     """
 
     stack: str
@@ -68,6 +82,7 @@ class Plan(StrictModel):
     nodes: tuple[NodePlan, ...]
     warnings: tuple[str, ...] = ()
     builds: tuple[BuildClass, ...] = ()
+    spreads: tuple[SpreadClass, ...] = ()
 
     @property
     def nothing_to_do(self) -> bool:

@@ -175,10 +175,11 @@ class Target(StrictModel):
     """One target file after its `extends:` has been resolved.
 
     `prefix` may hold `{user}`, `{home}` and `{data}` (XDG data directory), filled on the node. `delivery` says who
-    fetches packages and sources: the node itself, or the controller for nodes without a network. `store` is the wheel
-    store for what is built from source (`<prefix>/store/wheels` without one; nodes may share it), `build_jobs` how many
-    compile jobs run at once (from cores and memory without one). What of this can be planned but not provisioned yet is
-    in `provision/supported.py`.
+    fetches packages and sources: the node itself, or the controller for nodes without a network. `spread`: nodes with a
+    disk each take an environment over from one that has built it; without it, each installs for itself. `store` is the
+    wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may share it), `build_jobs`
+    how many compile jobs run at once (from cores and memory without one). What of this can be planned but not
+    provisioned yet is in `provision/supported.py`.
     """
 
     name: Name
@@ -197,6 +198,7 @@ class Target(StrictModel):
     placement: Literal["shared", "node-local", "image"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"
     delivery: Literal["node", "controller"] = "node"
+    spread: bool = True
     cache: PathTemplate | None = None
     tmp: PathTemplate | None = None
     store: PathTemplate | None = None

@@ -35,7 +35,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
 
     With `args.ensure` later jobs get it from there (`packs.publish`). A pack of the same environment and root that is
-    there and whole is taken again. Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
+    there and whole is taken again. With `args.interpreter` false the interpreter stays out of it: all that take the
+    environment over have it. Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
     `pack-not-writable` (exit 7), `disk-full` or `inodes-full` (75).
     """
     args, prefix = request["args"], request["prefix"]
@@ -46,14 +47,15 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     found = stamp.read(environment)
     if found is None:
         raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
-    name = pack_name(environment, found)
+    alone = args.get("interpreter") is False
+    name = pack_name(environment, found) + ("-alone" if alone else "")
     there = known(folder, name)
     try:
         if there is not None and digest_of(there["file"]) == there["sha256"]:
             log("%s is there and whole" % there["file"])
             _publish(request, there)
             return False, there
-        manifest, members = describe(prefix, environment, found)
+        manifest, members = describe(prefix, environment, found, alone)
         os.makedirs(folder, exist_ok=True)
         made = _write(folder, name, usable(args.get("formats")), manifest, members)
         record = dict(manifest, **made)
@@ -133,14 +135,17 @@ def _squashfs_version() -> "tuple[int, ...]":
 
 
 def describe(
-    prefix: "str", environment: "str", found: "dict[str, Any]"
+    prefix: "str", environment: "str", found: "dict[str, Any]", alone: "bool" = False
 ) -> "tuple[dict[str, Any], list[tuple[str, os.stat_result]]]":
-    """The manifest of a pack, and its members: path relative to the prefix and what `lstat` says, folders first."""
+    """The manifest of a pack, and its members: path relative to the prefix and what `lstat` says, folders first.
+
+    `alone`: without the interpreter.
+    """
     top = os.path.realpath(prefix)
     folders = [os.path.relpath(os.path.realpath(environment), top)]
     interpreter = str(found.get("interpreter") or "")
     parts = os.path.relpath(os.path.realpath(interpreter), top).split(os.sep)
-    if parts[0] == "tools" and len(parts) > 2:
+    if parts[0] == "tools" and len(parts) > 2 and not alone:
         folders.append(os.path.join(*parts[:2]))
     members = [each for folder in folders for each in _walk(top, folder)]
     for name, facts in members:

@@ -27,9 +27,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Unpack `args.file` (`args.sha256`) as `args.environment`; returns (changed, the result of an install).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment is
-    left alone unless `args.repair`. Raises NodeError: `pack-damaged` (exit 5), `pack-missing` (2), `pack-does-not-fit`,
-    `pack-leads-out`, `pack-format-unknown`, `interpreter-missing`, `interpreter-mismatch`, `base-changed` (7),
-    `disk-full`, `inodes-full`, `prefix-busy` (75).
+    left alone unless `args.repair`; with `args.remove` the pack goes once it is unpacked. Raises NodeError:
+    `pack-damaged` (exit 5), `pack-missing` (2), `pack-does-not-fit`, `pack-leads-out`, `pack-format-unknown`,
+    `interpreter-missing`, `interpreter-mismatch`, `base-changed` (7), `disk-full`, `inodes-full`, `prefix-busy` (75).
     """
     args, prefix = request["args"], request["prefix"]
     for key in ("environment", "variant", "file", "sha256"):
@@ -45,7 +45,10 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             found = stamp.read(environment)
             if found is not None and not args.get("repair"):
                 return False, install.unchanged(environment, args["variant"], found)
-            return True, _unpack(request, environment, held)
+            result = _unpack(request, environment, held)
+            if args.get("remove"):
+                os.unlink(args["file"])
+            return True, result
     except OSError as error:
         held.release()
         raise paths.os_error(error, environment) or error from error
@@ -333,8 +336,13 @@ def _unreadable(kind: "str", why: "str") -> "NodeError":
     )
 
 
+def _read_plain(path: "str", pack: "Any", staging: "str", fits: "Any") -> "dict[str, Any]":
+    return _read_tar(path, pack, staging, fits, "r|")
+
+
 _READERS = {
     "tar.gz": _read_tar,
+    "tar": _read_plain,
     "tar.zst": _read_zst,
     "squashfs": _read_squashfs,
 }  # type: dict[str, Any]

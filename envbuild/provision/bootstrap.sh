@@ -27,6 +27,7 @@ printf '\n%s\n' "@BEGIN@"
 say protocol 1
 say hostname "$(uname -n)"
 say user "$user"
+say reached "${SSH_CONNECTION-}"
 say kernel "$(uname -s) $(uname -r)"
 say arch "$(uname -m)"
 libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)

@@ -151,7 +151,7 @@ class _Run:
         failed = group.tried[-1]
         error = self._error_of(failed)
         for node in group.waiting:
-            self.outcome.errors[node] = _not_built(node, failed, error)
+            self.outcome.errors[node] = not_built(node, failed, error)
         group.waiting = []
 
     def _error_of(self, node: str) -> EnvbuildError | None:
@@ -256,14 +256,14 @@ class _Run:
         store = files.store or store_folder(self.work.survey.facts[node].prefix.path, variant)
         # Nodes of one variant have one delivery; no play is under way that reads it.
         archive = files.artifacts or self.work.run.path / f"handed-{variant.digest[:12]}.tar"
-        _add(archive, member, pack.path)
+        add_member(archive, member, pack.path)
         if files.artifacts is None and archive not in self.packs:
             self.packs.append(archive)
         self.files[node] = replace(files, artifacts=archive, store=store)
         return posixpath.join(store, member)
 
 
-def _add(archive: Path, name: str, path: Path) -> None:
+def add_member(archive: Path, name: str, path: Path) -> None:
     """Append a file to a tar file, which is made where it is not there; once."""
     if archive.exists():
         with tarfile.open(archive) as there:
@@ -296,7 +296,8 @@ def _built_alone(outcome: Outcome) -> list[str]:
     return said
 
 
-def _not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildError:
+def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildError:
+    """The error of a node that waited for a builder of its kind, which failed."""
     return EnvbuildError(
         "not-built",
         f"{node}: {builder} was to build for all nodes of its kind, and failed",

@@ -26,6 +26,7 @@ def node_evidence(
     checks = tuple(_checks(responses))
     exit_code = gravest([int(error.exit_code) if error else 0, _checks_exit(checks)])
     install, activate, verify = (_result(responses, verb) for verb in ("install", "activate", "verify"))
+    install = install or _result(responses, "unpack")
     unchanged = plan.nothing_to_do and exit_code == ExitCode.OK
     return NodeEvidence(
         node=plan.node,
@@ -125,7 +126,7 @@ def _checks(responses: Responses) -> Iterable[Check]:
             says=_agreement(int(install["record_checked"])),
             seconds=(install.get("seconds") or {}).get("record"),
         )
-    for verb in ("smoke", "verify"):
+    for verb in ("smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):
             yield Check.from_plain(data)
 

@@ -15,7 +15,6 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.batches import in_waves
-from envbuild.provision.build_once import execute_once
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, Progress
 from envbuild.provision.journal import EventKind, utc_now
@@ -123,9 +122,11 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
 
 def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     """All steps of the nodes of one plan."""
+    from envbuild.provision.spread import execute_spread
+
     plan, files = _stage(work, plan)
     with work.phase("provision", "provisioning"):
-        return plan, execute_once(plan, files, work)
+        return execute_spread(plan, files, work, _stage)
 
 
 def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
@@ -174,8 +175,9 @@ def _stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, di
             deliveries = _deliver(work, plan)
         plan = plan_of(work, {node: request for node, (_, request) in deliveries.items()})
     nothing: tuple[None, None] = (None, None)
+    takers = {name for each in plan.spreads for name in each.nodes}
     files = {
-        node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0])
+        node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0], least=node.node in takers)
         for node in plan.nodes
         if node.steps and only in (None, node.node)
     }

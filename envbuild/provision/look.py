@@ -94,15 +94,34 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         check_rebuild=work.settings.check_rebuild,
     )
     made = made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
-    if prepared.target.connection.kind == "ssh":
+    if prepared.target.connection.kind == "ssh" and not made.nothing_to_do:
+        made = _spread(work, made, tools)
         jobs = work.settings.jobs or prepared.target.build_jobs
         rebuild = work.settings.check_rebuild
         made = share_builds(made, survey.facts, survey.variants, jobs=jobs, check_rebuild=rebuild)
     if prepared.target.connection.kind == "job":
+        from envbuild.provision.job_local import is_local
         from envbuild.provision.job_plan import share
 
-        return share(made)
+        return share(made, local=is_local(prepared.target))
     return made
+
+
+def _spread(work: Work, plan: Plan, tool_bytes: Mapping[str, int]) -> Plan:
+    """The plan with one builder for nodes that get the same environment."""
+    from envbuild.plan_spread import spread
+
+    survey = work.survey
+    return spread(
+        plan,
+        survey.facts,
+        survey.variants,
+        work.prepared.target,
+        least={node: tools.least(survey.facts[node].prefix.path) for node, tools in work.tools.items()},
+        tool_bytes=tool_bytes,
+        tried=work.tried,
+        rebuild=work.settings.check_rebuild,
+    )
 
 
 def _controller(survey: Survey) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from envbuild.provision.execute import NodeFiles, tmp_folder
@@ -9,14 +10,24 @@ from envbuild.provision.payload import write_payload
 from envbuild.provision.work import Work
 
 
-def node_files(work: Work, node: str, artifacts: Path | None = None, store: str | None = None) -> NodeFiles:
-    """The files of one node; `artifacts` is a delivery that goes into `store` there."""
+def node_files(
+    work: Work, node: str, artifacts: Path | None = None, store: str | None = None, *, least: bool = False
+) -> NodeFiles:
+    """The files of one node; `artifacts` is a delivery that goes into `store` there.
+
+    `least`: of the tools, only those that run the node program. Nodes that lack the same have one payload.
+    """
     tools, facts = work.tools[node], work.survey.facts[node]
     target = work.prepared.target
-    missing = tools.missing(facts.toolchain)
-    payload = work.run.path / f"toolchain-{node}.sh" if missing else None
-    if payload is not None:
-        write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
+    prefix = facts.stage_prefix
+    needed = tools.least(prefix) if least else tools.tools
+    missing = [tool for tool in needed if tool in tools.missing(facts.toolchain)]
+    payload = None
+    if missing:
+        told = "\0".join((prefix, *(tool.folder for tool in missing)))
+        payload = work.run.path / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
+        if not payload.exists():
+            write_payload(payload, missing, prefix=prefix, packed=target.connection.kind != "local")
     return NodeFiles(
         tools.python,
         tools.pyz,
@@ -24,5 +35,5 @@ def node_files(work: Work, node: str, artifacts: Path | None = None, store: str 
         artifacts,
         store,
         tmp=tmp_folder(target.tmp, facts.user, facts.home),
-        prefix=facts.prefix.path,
+        prefix=prefix,
     )

@@ -42,6 +42,10 @@ class NodeTools:
         there = set(present)
         return tuple(tool for tool in self.tools if tool.folder not in there)
 
+    def least(self, prefix: str) -> tuple[Tool, ...]:
+        """Those without which the node program does not run there; who installs nothing needs no others."""
+        return tuple(tool for tool in self.tools if tool.path(prefix) in (self.python, self.pyz))
+
 
 def least_python() -> Version:
     """The oldest Python on a node that the installed ansible-core can work with (its release notes)."""

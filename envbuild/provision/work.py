@@ -46,7 +46,8 @@ class Settings:
 class Work:
     """The state of one run; the only thing that its phases share.
 
-    `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished.
+    `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
+    `tried`: those that were to give an environment to others and could not.
     """
 
     prepared: Prepared
@@ -62,6 +63,7 @@ class Work:
     notes: list[str] = field(default_factory=list)
     only: frozenset[str] | None = None
     done: set[str] = field(default_factory=set)
+    tried: set[str] = field(default_factory=set)
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:
