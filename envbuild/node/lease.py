@@ -8,6 +8,7 @@ activate), each a process of its own. A lease anywhere else (`attempt`) belongs 
 import errno
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -18,24 +19,33 @@ from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Any
 
 BEAT = 5.0
 STALE_AFTER = 120.0
+# Of a run that has ended, on a machine of this name: it was started again, or is a container that was.
+RESTARTED_AFTER = 30.0
+_GRACE = 10.0
 _POLL = 0.2
 
 
-def is_abandoned(owner: "dict[str, Any]", age: "float") -> "bool":
-    """True when nobody can be working under this lease any more; `age` is that of its heartbeat in seconds."""
+def is_abandoned(owner: "dict[str, Any]", age: "float", ended: "Sequence[str]" = ()) -> "bool":
+    """True when nobody can be working under this lease any more; `age` is that of its heartbeat in seconds.
+
+    `ended`: runs whose controller is known to be gone; what it started may still be at work.
+    """
     parties = [owner]
-    if isinstance(owner.get("controller"), dict) and owner["controller"].get("pid"):
+    over = owner.get("run") in ended
+    if not over and isinstance(owner.get("controller"), dict) and owner["controller"].get("pid"):
         parties.append(owner["controller"])
     if all(identity.same_machine(party) for party in parties):
         return not any(identity.is_alive(party) for party in parties)
     if any(identity.same_machine(party) and identity.is_alive(party) for party in parties):
         return False
-    return age > STALE_AFTER
+    restarted = over and owner.get("host") == identity.here()["host"]
+    return age > (RESTARTED_AFTER if restarted else STALE_AFTER)
 
 
 class Lease:
@@ -178,12 +188,12 @@ def _take_over(path: "str", judged: "dict[str, Any]") -> "bool":
 
 
 def attempt(
-    path: "str", mine: "dict[str, Any]", again: "str | None" = None
+    path: "str", mine: "dict[str, Any]", again: "str | None" = None, ended: "Sequence[str]" = ()
 ) -> "tuple[Lease | None, dict[str, Any] | None]":
     """Try once to take the lease at `path`: (the lease, None), or (None, the owner who is at work).
 
     `mine`: the owner to write, with a `token` of its own; what nobody can be working under is taken over. `again`: the
-    run that gets its own lease again. Raises OSError where the folder cannot be written.
+    run that gets its own lease again; `ended` as in `is_abandoned`. Raises OSError where the folder cannot be written.
     """
     while True:
         now = _create(path, mine, replace=False)
@@ -193,6 +203,8 @@ def attempt(
         if owner is None:
             continue
         if again is not None and owner.get("run") == again:
+            if mine.get("controller") and owner.get("controller") == mine["controller"] and _end_earlier(owner):
+                continue
             mine["token"] = owner.get("token", mine["token"])
             _create(path, mine, replace=True)
             return Lease(path, mine), None
@@ -200,21 +212,23 @@ def attempt(
             age = now - os.stat(path).st_mtime
         except OSError:
             continue
-        if not is_abandoned(owner, age) or not _take_over(path, owner):
+        if not is_abandoned(owner, age, ended) or not _take_over(path, owner):
             return None, owner
 
 
 def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait: "float") -> "Lease":
     """Take the lease for `run`, waiting at most `wait` seconds; the same run gets its own lease again.
 
-    Raises NodeError `prefix-busy` (exit 75), which names the owner.
+    `controller`: who provisions, and in `ended` the runs of the same machine that have ended without giving back what
+    they held. Raises NodeError `prefix-busy` (exit 75), which names the owner.
     """
     deadline = time.monotonic() + wait
-    mine = dict(identity.here(), run=run, controller=controller or {}, token=uuid.uuid4().hex)
+    party, ended = _parted(controller)
+    mine = dict(identity.here(), run=run, controller=party, token=uuid.uuid4().hex)
     said = False
     while True:
         try:
-            held, owner = attempt(of_prefix(prefix), mine, again=run)
+            held, owner = attempt(of_prefix(prefix), mine, again=run, ended=ended)
         except OSError as error:
             raise paths.os_error(error, prefix) or error from error
         if held is not None:
@@ -240,12 +254,48 @@ def _busy(prefix: "str", owner: "dict[str, Any]") -> "NodeError":
 
 
 def resume(prefix: "str", run: "str", controller: "dict[str, Any] | None" = None) -> "Lease":
-    """The lease that an earlier step of `run` took; raises NodeError `lease-lost` (exit 75) when it is gone."""
-    owner = read(prefix)
+    """The lease that an earlier step of `run` took, or gave back because its connection broke: then it is taken again.
+
+    Raises NodeError `lease-lost` (exit 75) when another run has it.
+    """
+    path = of_prefix(prefix)
+    owner = read_at(path)
+    if owner is not None and owner.get("run") == run and _end_earlier(owner):
+        owner = read_at(path)
+    mine = dict(identity.here(), run=run, controller=_parted(controller)[0], token=uuid.uuid4().hex)
+    if owner is None:
+        if _create(path, mine, replace=False) is None:
+            return Lease(path, mine)
+        owner = read_at(path)
     if owner is None or owner.get("run") != run:
         raise lost(run, owner)
-    mine = dict(
-        identity.here(), run=run, controller=controller or owner.get("controller", {}), token=owner.get("token", "")
-    )
-    _create(of_prefix(prefix), mine, replace=True)
-    return Lease(of_prefix(prefix), mine)
+    mine.update(token=owner.get("token", ""), controller=mine["controller"] or owner.get("controller", {}))
+    _create(path, mine, replace=True)
+    return Lease(path, mine)
+
+
+def _parted(controller: "dict[str, Any] | None") -> "tuple[dict[str, Any], list[str]]":
+    """Who provisions, as it is written into a lease, and the runs that it says have ended."""
+    party = dict(controller or {})
+    return party, [str(run) for run in party.pop("ended", ())]
+
+
+def _end_earlier(owner: "dict[str, Any]") -> "bool":
+    """End the process of an earlier step of this run that is still at work here; True when one was ended.
+
+    Steps follow one another. One that still runs has lost its connection, and its step is being done again.
+    """
+    if owner.get("pid") == os.getpid() or not identity.same_machine(owner) or not identity.is_alive(owner):
+        return False
+    log("ending %s: its connection is gone" % describe(owner))
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(owner["pid"], number)
+        except OSError:
+            return True
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until:
+            if not identity.is_alive(owner):
+                return True
+            time.sleep(0.05)
+    return False  # it sleeps in the kernel and will never run again

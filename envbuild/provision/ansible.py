@@ -24,7 +24,14 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.ansible_config import configuration, variables, without_user_settings
-from envbuild.provision.processes import end_marked, end_orphans, marker_value
+from envbuild.provision.processes import (
+    end_marked,
+    end_masters,
+    end_masters_of_the_dead,
+    end_orphans,
+    marker_value,
+    sockets_prefix,
+)
 
 if TYPE_CHECKING:
     from envbuild.provision.inventory import Inventory
@@ -108,7 +115,7 @@ def run_playbook(
             try:
                 rc = _run(program, playbook, private, marker, forks, collector, watch)
             finally:
-                # Connection masters (ControlPersist), and whatever a cancelled task left behind.
+                # Whatever a cancelled task left behind.
                 end_marked(MARKER, marker)
     if watch.reason:
         raise _ended_early(name, watch.reason, deadline, collector)
@@ -145,8 +152,12 @@ def _sockets(inventory: Inventory) -> Iterator[Path]:
     if inventory.connection.kind == "local":
         yield Path("/nonexistent")
         return
-    with tempfile.TemporaryDirectory(prefix="envbuild-ssh-") as folder:
-        yield Path(folder)
+    end_masters_of_the_dead()
+    with tempfile.TemporaryDirectory(prefix=sockets_prefix()) as folder:
+        try:
+            yield Path(folder)
+        finally:
+            end_masters(Path(folder))
 
 
 class _Watch:

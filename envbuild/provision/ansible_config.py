@@ -74,5 +74,5 @@ pipelining = True
 pipelining = True
 retries = 2
 control_path_dir = {text(sockets)}
-ssh_args = -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=30 -o ServerAliveCountMax=10
+ssh_args = -o ControlMaster=auto -o ControlPersist=15s -o ServerAliveInterval=30 -o ServerAliveCountMax=10
 """

@@ -6,13 +6,16 @@ Process groups and parents do not do: Ansible's workers leave the group, and orp
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
 from envbuild.node.identity import start_time
 
 _PROC = Path("/proc")
+_SOCKETS = "envbuild-ssh-"
 
 
 def marker_value() -> str:
@@ -72,6 +75,38 @@ def end_marked(name: str, value: str, *, grace: float = 5.0) -> list[int]:
         time.sleep(0.05)
         found = find_marked(name, value)
     return first
+
+
+def sockets_prefix() -> str:
+    """How the name of a folder for OpenSSH's control sockets begins: it names its owner, this process."""
+    return f"{_SOCKETS}{os.getpid()}.{start_time(os.getpid())}."
+
+
+def end_masters(folder: Path) -> None:
+    """End OpenSSH's connection masters with a socket in `folder`; what ran through them on nodes ends with them.
+
+    A master writes its title over its environment, so that no marker is found there.
+    """
+    title = os.fsencode(f"ssh: {folder}/")
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes().startswith(title):
+                    _signal([int(entry.name)], signal.SIGTERM)
+            except OSError:
+                continue
+
+
+def end_masters_of_the_dead() -> None:
+    """The same for every folder of this user whose owner was killed; the folders are removed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SOCKETS}*"):
+        try:
+            mine = folder.stat().st_uid == os.getuid()
+        except OSError:
+            continue
+        if mine and not _owner_lives(folder.name.removeprefix(_SOCKETS)):
+            end_masters(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _signal(processes: list[int], number: signal.Signals) -> None:

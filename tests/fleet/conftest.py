@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,8 @@ def _nodes_possible() -> None:
         pytest.skip(f"no real SSH nodes here: {reason}")
 
 
-@pytest.fixture
-def fleet_network(_nodes_possible: None) -> Iterator[Fleet]:
-    """The network of this test's nodes; `gateway` is where this machine is reached from them."""
+@contextmanager
+def _network() -> Iterator[Fleet]:
     try:
         network = Fleet()
     except UnavailableError as error:
@@ -49,17 +49,40 @@ def fleet_network(_nodes_possible: None) -> Iterator[Fleet]:
         network.close()
 
 
-@pytest.fixture
-def fleet(fleet_network: Fleet, node_trees: Callable[[Kind], Path]) -> StartNodes:
-    """`fleet(2, kind="bare")` starts nodes; they end with the test."""
-
+def _starter(network: Fleet, trees: Callable[[Kind], Path]) -> StartNodes:
     def start(count: int = 1, kind: Kind = "bare") -> list[Node]:
         try:
-            return fleet_network.start(count, node_trees(kind))
+            return network.start(count, trees(kind))
         except UnavailableError as error:
             pytest.skip(f"no real SSH nodes here: {error}")
 
     return start
+
+
+@pytest.fixture
+def fleet_network(_nodes_possible: None) -> Iterator[Fleet]:
+    """The network of this test's nodes; `gateway` is where this machine is reached from them."""
+    with _network() as network:
+        yield network
+
+
+@pytest.fixture
+def fleet(fleet_network: Fleet, node_trees: Callable[[Kind], Path]) -> StartNodes:
+    """`fleet(2, kind="bare")` starts nodes; they end with the test."""
+    return _starter(fleet_network, node_trees)
+
+
+@pytest.fixture(scope="module")
+def lasting_network(_nodes_possible: None) -> Iterator[Fleet]:
+    """As `fleet_network`, for all tests of a module."""
+    with _network() as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def lasting_fleet(lasting_network: Fleet, node_trees: Callable[[Kind], Path]) -> StartNodes:
+    """As `fleet`; the nodes end with the module's last test."""
+    return _starter(lasting_network, node_trees)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ import platformdirs
 
 from envbuild.model.target import Connection
 
-Kind = Literal["bare", "py36", "full", "gcc"]
+Kind = Literal["bare", "py36", "full", "gcc", "podman"]
 PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
 _COMMON = ("bzip2", "ca-certificates", "git", "iproute2", "openssh-server", "procps")
 _PACKAGES: dict[Kind, tuple[str, ...]] = {
@@ -33,6 +33,7 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "py36": _COMMON,
     "full": (*_COMMON, "python3", "python3-venv"),
     "gcc": (*_COMMON, "gcc", "libc6-dev"),
+    "podman": (*_COMMON, "python3", "podman", "runc"),
 }
 # The folders for programs that a plain user's PATH does not have.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
@@ -193,7 +194,8 @@ class Fleet:
         self.number, self.gateway = _new_bridge()
         self._folder = Path(tempfile.mkdtemp(prefix="envbuild-fleet-"))
         (self._folder / "shared").mkdir(mode=0o755)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._trees: dict[str, Path] = {}
         self._namespaces: list[str] = []
         self.nodes: list[Node] = []
 
@@ -204,13 +206,31 @@ class Fleet:
             _keygen(identity)
         new = [self._start_one(len(self.nodes) + i + 1, tree, identity) for i in range(count)]
         for node in new:
-            _await_port(node, self._processes)
+            _await_port(node, self._processes[node.name])
         self.nodes += new
         return new
 
+    def plug(self, node: Node, state: Literal["up", "down"]) -> None:
+        """Plug its network cable in or out."""
+        _ip("link", "set", f"ebv{self.number}x{node.name.removeprefix('node')}", state)
+
+    def kill(self, node: Node) -> None:
+        """End everything that runs on a node, as a loss of power does; its disk stays."""
+        process = self._processes[node.name]
+        process.kill()
+        process.wait()
+        for pid in _pids(self._namespace(node.name)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def boot(self, node: Node) -> None:
+        """Start a killed node again and wait until it answers."""
+        self._boot(node)
+        _await_port(node, self._processes[node.name])
+
     def _start_one(self, index: int, tree: Path, identity: Path) -> Node:
         name, address = f"node{index}", f"10.77.{self.number}.{10 + index}"
-        namespace, cable = f"ebn{self.number}x{index}", f"ebv{self.number}x{index}"
+        namespace, cable = self._namespace(name), f"ebv{self.number}x{index}"
         folder = self._folder / name
         for part in ("etc", "upper", "work", "root"):
             (folder / part).mkdir(parents=True)
@@ -232,33 +252,40 @@ class Fleet:
         kind, key = (folder / "etc" / "key.pub").read_text().split()[:2]
         with known_hosts.open("a") as out:
             out.write(f"{address} {kind} {key}\n")
-        command = ["ip", "netns", "exec", namespace, "unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, "bash", "-c", _START],
-                env={"PATH": _PATH, "TREE": str(tree), "NODE": str(folder), "NODE_NAME": name},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        node = Node(name, address, 22, identity, known_hosts, folder)
+        self._trees[name] = tree
+        self._boot(node)
+        return node
+
+    def _namespace(self, name: str) -> str:
+        return f"ebn{self.number}x{name.removeprefix('node')}"
+
+    def _boot(self, node: Node) -> None:
+        """Start the first process of a node; it is over when `unshare` is."""
+        command = ["ip", "netns", "exec", self._namespace(node.name)]
+        command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "bash", "-c", _START]
+        environment = {
+            "PATH": _PATH,
+            "TREE": str(self._trees[node.name]),
+            "NODE": str(node.folder),
+            "NODE_NAME": node.name,
+        }
+        with (node.folder / "log").open("ab") as log:
+            self._processes[node.name] = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._processes.append(process)
-        return Node(name, address, 22, identity, known_hosts, folder)
 
     def close(self) -> None:
         """End all nodes and remove every trace of them."""
-        for process in self._processes:
+        for process in self._processes.values():
             # `unshare` waits through SIGTERM; when it is killed, so is the first process of the node, and with it all.
             process.kill()
             process.wait()
         for namespace in self._namespaces:
             # What logged-in processes left behind; usually the node's end has taken them along.
-            pids = subprocess.run(
-                ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": _PATH}
-            )
-            for pid in pids.stdout.split():
+            for pid in _pids(namespace):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             _ip("netns", "del", namespace)
             # The kernel takes a namespace apart when it has time for it; the name of the cable is needed again at once.
             cable = namespace.replace("ebn", "ebv")
@@ -269,6 +296,14 @@ class Fleet:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, env={"PATH": _PATH})
+
+
+def _pids(namespace: str) -> list[int]:
+    """Processes in a network namespace."""
+    done = subprocess.run(
+        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": _PATH}
+    )
+    return [int(pid) for pid in done.stdout.split()]
 
 
 def _new_bridge() -> tuple[int, str]:
@@ -295,14 +330,14 @@ def _keygen(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
-def _await_port(node: Node, processes: list[subprocess.Popen[bytes]]) -> None:
+def _await_port(node: Node, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         try:
             with socket.create_connection((node.address, node.port), timeout=1):
                 return
         except OSError:
-            if any(process.poll() is not None for process in processes):
+            if process.poll() is not None:
                 break
             time.sleep(0.02)
     raise UnavailableError(f"{node.name} did not start: {(node.folder / 'log').read_text()[-400:]}")

@@ -1,0 +1,51 @@
+"""Ends this process when the ssh session that started it is gone: nobody could read its answer any more.
+
+Without a terminal a process is not told: it would build on, alone, and hold the prefix.
+"""
+
+import os
+import signal
+import threading
+
+from envbuild.node import identity
+
+# Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
+VARIABLE = "ENVBUILD_CONNECTION"
+_SERVERS = ("sshd", "dropbear")
+_POLL = 1.0
+
+
+def follow(connection: "str | None") -> "None":
+    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh."""
+    if connection != "ansible.builtin.ssh":
+        return
+    session = find(os.getppid())
+    if session is not None:
+        threading.Thread(target=_watch, args=(session, os.getpid()), daemon=True).start()
+
+
+def find(pid: "int") -> "dict[str, object] | None":
+    """The nearest process from `pid` upwards that is an ssh server: `pid` and `started`."""
+    while pid > 1:
+        name, parent = _name_and_parent(pid)
+        if name.startswith(_SERVERS):
+            return {"pid": pid, "started": identity.start_time(pid)}
+        pid = parent
+    return None
+
+
+def _name_and_parent(pid: "int") -> "tuple[str, int]":
+    """As proc(5) has them; ("", 0) for a process that cannot be seen."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stream:
+            head, _, rest = stream.read(4096).decode("utf-8", "replace").rpartition(")")
+        return head.partition("(")[2], int(rest.split()[1])
+    except (OSError, ValueError, IndexError):
+        return "", 0
+
+
+def _watch(session: "dict[str, object]", pid: "int") -> "None":
+    gone = threading.Event()
+    while identity.is_alive(session):
+        gone.wait(_POLL)
+    os.kill(pid, signal.SIGTERM)
