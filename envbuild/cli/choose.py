@@ -36,6 +36,9 @@ _OPTIONS = (
 _BUILD_OPTIONS = (
     click.option("--variant", metavar="ID", help="Build this variant of the lock."),
     click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
+    click.option(
+        "--engine", type=click.Choice(["venv", "container"]), help="As environments on the nodes, or as one image."
+    ),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Cache folder on the nodes."),
     click.option(
@@ -86,6 +89,7 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
         variant=flags.get("variant"),
         interpreter=flags.get("interpreter"),
         base=flags.get("base"),
+        engine=flags.get("engine"),
         cache=config.cache,
         hosts=tuple(flags.get("hosts") or ()),
         trust_first_use=bool(flags.get("trust_first_use")),

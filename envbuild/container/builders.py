@@ -108,6 +108,17 @@ class Builder:
         command = [self.program, "pull", *_tls(insecure), reference]
         self._move(command, "image-pull-failed", f"{reference} could not be pulled")
 
+    def save(self, image: str, path: Path) -> None:
+        """The image as one file that docker, podman and Apptainer read; its id stays what it is.
+
+        Raises EnvbuildError `image-save-failed` (exit 75).
+        """
+        self._move(self.save_command(image, path), "image-save-failed", f"{image} could not be written to {path}")
+
+    def save_command(self, image: str, path: Path) -> list[str]:
+        """The argument list of `save`."""
+        return [self.program, "save", "--format", "docker-archive", "--output", str(path), image]
+
     def _move(self, command: list[str], code: str, what: str) -> None:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
@@ -159,6 +170,10 @@ class Buildah(Builder):
     def _isolation(self) -> list[str]:
         # Works everywhere buildah itself works; BUILDAH_ISOLATION says otherwise.
         return [] if os.environ.get("BUILDAH_ISOLATION") else ["--isolation", "chroot"]
+
+    def save_command(self, image: str, path: Path) -> list[str]:
+        """See `Builder.save_command`."""
+        return [self.program, "push", "--quiet", image, f"docker-archive:{path}:{image}"]
 
     def inspect(self, image: str) -> dict[str, Any]:
         """See `Builder.inspect`."""
@@ -214,6 +229,10 @@ class Docker(Builder):
         return [self.program, "run", "--rm", "--interactive", "--network=none", *(["--gpus", "all"] if gpus else []),
                 "--entrypoint", first, image, *rest]  # fmt: skip
 
+    def save_command(self, image: str, path: Path) -> list[str]:
+        """See `Builder.save_command`."""
+        return [self.program, "save", "--output", str(path), image]
+
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
         """See `Builder.push`; which registries may be unencrypted is a setting of docker's daemon."""
         self.tag(image, to)
@@ -229,6 +248,11 @@ _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "dock
 
 def _tls(insecure: bool) -> list[str]:
     return ["--tls-verify=false"] if insecure else []
+
+
+def _layers(build: Build) -> list[str]:
+    """A layer for each instruction in any case: one image, whether an earlier build helped or not."""
+    return ["--layers"] if build.cache else ["--layers", "--no-cache"]
 
 
 def _shared(build: Build) -> list[str]:

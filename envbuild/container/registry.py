@@ -91,6 +91,38 @@ def ask_digest(reference: str, *, plain_http: bool = False) -> str:
         return _digest_of(answer, parts, reference)
 
 
+def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, Any]]:
+    """Id (sha256 hex of the configuration) and configuration (Labels, Env ...) of the image that a reference names.
+
+    Raises EnvbuildError as `ask_digest`, and `image-of-several-platforms` (exit 2) for an index.
+    """
+    import requests
+
+    parts = parse_reference(reference)
+    scheme = "http" if plain_http else "https"
+    base = f"{scheme}://{parts.api}/v2/{parts.path}"
+    with requests.Session() as session:
+        session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
+        manifest, token = _get(session, f"{base}/manifests/{parts.digest or parts.tag}", reference), ""
+        if manifest.status == 401:
+            token = _token(session, manifest, parts, reference)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if token:
+            manifest = _get(session, f"{base}/manifests/{parts.digest or parts.tag}", reference, headers)
+        _digest_of(manifest, parts, reference)
+        config = dict(json.loads(manifest.body)).get("config")
+        if not isinstance(config, dict) or not _DIGEST.fullmatch(str(config.get("digest"))):
+            raise EnvbuildError(
+                "image-of-several-platforms",
+                f"{reference} names no single image",
+                hint="name the digest of the image for the platform of the nodes",
+            )
+        digest = str(config["digest"])
+        blob = _get(session, f"{base}/blobs/{digest}", reference, headers)
+        _digest_of(blob, Reference(parts.host, parts.path, parts.tag, digest), reference)
+    return digest.removeprefix("sha256:"), dict(json.loads(blob.body).get("config") or {})
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """What a registry or token server answered: status, headers (any case), at most `_LIMIT` bytes and one more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from envbuild.model.common import StrictModel
+from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
@@ -39,7 +40,8 @@ class Check(StrictModel):
 class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
-    `first_use` are files of its environment that nobody but a first user vouches for.
+    `first_use` are files of its environment that nobody but a first user vouches for. `image`: what it runs instead of an
+    environment of its own.
     """
 
     node: str
@@ -60,6 +62,23 @@ class NodeEvidence(StrictModel):
     error: dict[str, Any] | None = None
     files: int | None = None
     bytes: int | None = None
+    image: ImageEvidence | None = None
+
+
+class Deviation(StrictModel):
+    """Nodes whose environment is not the one that most have: `differs` says in what, in three lines at most."""
+
+    nodes: tuple[str, ...]
+    root: str | None = None
+    differs: tuple[str, ...] = ()
+
+
+class Equality(StrictModel):
+    """Whether all nodes have one environment: the Merkle root that most have, on which nodes, and who deviates."""
+
+    root: str
+    nodes: tuple[str, ...]
+    deviating: tuple[Deviation, ...] = ()
 
 
 class Evidence(StrictModel):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
+from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
@@ -197,6 +198,8 @@ class Target(StrictModel):
     prefix: PathTemplate
     placement: Literal["shared", "node-local", "image"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"
+    shared: PathTemplate | None = None
+    container: ContainerSettings | None = None
     delivery: Literal["node", "controller"] = "node"
     spread: bool = True
     cache: PathTemplate | None = None

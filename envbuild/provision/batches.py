@@ -22,7 +22,7 @@ from envbuild.provision.work import Work
 Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]
 
 
-def in_waves(work: Work, plan: Plan, wave: Wave) -> tuple[Plan, Outcome]:
+def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Plan] = plan_of) -> tuple[Plan, Outcome]:
     """Give `wave` the nodes that have something to do, some at a time; the plan as carried out, and all answers.
 
     Nodes whose wave does not begin any more have the error `not-begun`. Failed counts every node of the run, also one
@@ -44,7 +44,7 @@ def in_waves(work: Work, plan: Plan, wave: Wave) -> tuple[Plan, Outcome]:
             work.journal.append(EventKind.WAVE_STARTED, number=number + 1, of=len(waves), nodes=list(names))
             work.progress.stage(f"wave {number + 1} of {len(waves)}: {len(names)} node{'s' * (len(names) != 1)}")
             work.only = frozenset(names) | work.done
-            part = plan_of(work)
+            part = replan(work)
         made, found = wave(work, part)
         plan = _with_steps(plan, made, names)
         outcome.responses.update(found.responses)

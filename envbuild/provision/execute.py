@@ -67,7 +67,11 @@ def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
 
 
 def run_hosts(
-    requests: Mapping[str, Mapping[str, dict[str, Any]]], files: Mapping[str, NodeFiles], work: Work
+    requests: Mapping[str, Mapping[str, dict[str, Any]]],
+    files: Mapping[str, NodeFiles],
+    work: Work,
+    *,
+    playbook: str = "provision.yml",
 ) -> Outcome:
     """One play over the nodes of `requests` (node to verb to request); its tasks count in `work`.
 
@@ -80,7 +84,7 @@ def run_hosts(
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
     try:
         result = run_playbook(
-            "provision.yml",
+            playbook,
             Inventory(hosts, work.prepared.target.connection),
             run_dir=work.run.path,
             on_event=_Watcher(outcome, work.journal, work.progress),

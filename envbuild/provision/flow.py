@@ -42,9 +42,12 @@ def provision(
             profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
         )  # fmt: skip
         try:
-            plan = look_and_plan(work, bring_python=True)
-            show_plan(plan, work.survey)
-            evidence = _carry_out(work, plan)
+            if prepared.target.engine == "container":
+                evidence = _images(work, show_plan)
+            else:
+                plan = look_and_plan(work, bring_python=True)
+                show_plan(plan, work.survey)
+                evidence = _carry_out(work, plan)
         except EnvbuildError as error:
             kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
             journal.append(kind, error=error.as_dict())
@@ -64,10 +67,28 @@ def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple
     try:
         with run.open_journal() as journal:
             work = Work(prepared, settings, run, journal, progress)
-            plan = look_and_plan(work, bring_python=False)
+            if prepared.target.engine == "container":
+                from envbuild.provision.container import look_and_plan_images
+
+                plan, _ = look_and_plan_images(work)
+            else:
+                plan = look_and_plan(work, bring_python=False)
     finally:
         shutil.rmtree(run.path, ignore_errors=True)
     return plan, work.survey
+
+
+def _images(work: Work, show_plan: Callable[[Plan, Survey], None]) -> Evidence:
+    """The same with one image that every node runs."""
+    from envbuild.provision.container import carry_out_images, look_and_plan_images
+
+    plan, images = look_and_plan_images(work)
+    show_plan(plan, work.survey)
+    plan, nodes = carry_out_images(work, plan, images)
+    for node in nodes:
+        work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
+    warnings = (*plan.warnings, *work.notes)
+    return write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
 
 
 def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:

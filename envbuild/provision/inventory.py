@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 20_000
 _HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
-VERBS = ("fetch", "install", "unpack", "smoke", "activate")
+VERBS = ("fetch", "install", "unpack", "smoke", "activate", "container")
 
 
 @dataclass(frozen=True)

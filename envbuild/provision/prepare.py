@@ -29,6 +29,7 @@ class Choice:
     variant: str | None = None
     interpreter: str | None = None
     base: str | None = None
+    engine: str | None = None
     cache: str | None = None
     hosts: tuple[str, ...] = ()
     trust_first_use: bool = False
@@ -40,6 +41,7 @@ class Prepared:
     """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
 
     `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.
+    `reference`: the stack as a loader finds it, a shipped name or a path.
     """
 
     stack: Stack
@@ -50,6 +52,7 @@ class Prepared:
     lock_digest: str
     choice: Choice
     selection: Selection | None = None
+    reference: str = ""
 
 
 def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False) -> Prepared:
@@ -94,7 +97,8 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # Last: who names the hosts may be a program or a network away.
     target, selection = (target, None) if recorded else settle_hosts(found, choice.narrowing)
-    return Prepared(loaded.stack, profile, target, fill(lock, read_first_uses()), path, digest, choice, selection)
+    locked_now = fill(lock, read_first_uses())
+    return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference)
 
 
 def _beside(target_file: Path, reference: str | None) -> str | None:
@@ -109,6 +113,7 @@ def _overrides(choice: Choice) -> dict[str, Any]:
     given = {
         "prefix": choice.prefix,
         "base": choice.base,
+        "engine": choice.engine,
         "interpreter": choice.interpreter,
         "cache": choice.cache,
         "hosts": list(choice.hosts) or None,

@@ -28,10 +28,20 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:
         return missing
-    if target.engine != "venv":
-        missing[f"engine: {target.engine}"] = "engine: venv"
-    if target.placement == "image":
-        missing["placement: image"] = "placement: node-local"
+    if target.engine == "conda":
+        missing["engine: conda"] = "engine: venv"
+    if target.engine == "container":
+        missing.update(_images(target))
+    return missing
+
+
+def _images(target: Target) -> dict[str, str]:
+    """What images cannot do yet."""
+    missing = {}
+    if target.connection.kind == "job":
+        missing["engine: container with connection: job"] = "connection: {kind: ssh}"
+    if target.container is not None and target.container.build == "job":
+        missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
     return missing
 
 

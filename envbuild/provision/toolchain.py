@@ -79,6 +79,17 @@ def node_tools(
 
 
 def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
+def runner_tools(
+    facts: NodeFacts, python: str, version: str, *, folder: Path, toolchain_file: Path | None
+) -> NodeTools:
+    """The node program alone, for nodes that get an image; a Python too where `python`, theirs, is too old."""
+    tools = [_node_program(folder)]
+    if Version(version) < least_python():
+        tools.append(bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file))
+        python = tools[1].path(facts.prefix.path)
+    return NodeTools(tuple(tools), python, tools[0].path(facts.prefix.path), "", None)
+
+
     """What a node without any Python needs before it can be probed: a Python, the one of its lock where it has one."""
     arch = answer.findings.get("arch", platform.machine())
     libc = answer.findings.get("libc", "glibc").split()[0]

@@ -1,0 +1,188 @@
+"""How an image is run on a node: the runtime, its argument list and what is against it. Pure: facts in, words out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.container import ContainerSettings
+
+# What is tried where the target names none, best first.
+ORDER = ("podman", "docker", "apptainer", "enroot")
+NEEDS = {
+    "podman": "podman: 4.0 or newer, root or subordinate ids for the user",
+    "docker": "docker: its daemon, and leave to use it",
+    "apptainer": "apptainer: 1.0 or newer, setuid or user namespaces",
+    "enroot": "enroot: user namespaces, squashfuse and fuse-overlayfs; and podman, docker or a registry to import from",
+    "pyxis": "pyxis: a job of Slurm, and the .sqsh file on a file system that its nodes see",
+}
+CDI = "nvidia.com/gpu=all"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """What a node says of containers (verb `container`, action `look`).
+
+    `runtimes`: name to `version`, `works` and `why` it does not. `cdi`: a specification of NVIDIA's devices is there.
+    `memlock` in bytes, -1 without a limit; `raises_limits`: this user may raise it.
+    """
+
+    runtimes: Mapping[str, Mapping[str, Any]]
+    cdi: bool = False
+    infiniband: bool = False
+    memlock: int = -1
+    raises_limits: bool = False
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A runtime and the options of its `run`; `warnings` say what is not as training usually wants it."""
+
+    runtime: str
+    program: str
+    options: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def command(self, image: str, entry: str) -> list[str]:
+        """The argument list that a command is appended to; `image` is an id, or the path of a file.
+
+        `entry`: the entry point in the image, for runtimes that do not run it themselves.
+        """
+        if self.runtime == "apptainer":
+            return [self.program, "exec", *self.options, image, "/bin/sh", entry]
+        if self.runtime == "enroot":
+            return [self.program, "start", *self.options, image]
+        return [self.program, "run", "--rm", "--interactive", "--pull=never", "--network=host", *self.options, image]
+
+
+def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Chosen:
+    """The runtime of a node and its options. Raises EnvbuildError `container-no-runtime`, `container-no-gpu-access`,
+    `container-option` (exit 7).
+    """  # fmt: skip
+    runtime = _runtime(node, settings, facts)
+    there = facts.runtimes[runtime]
+    gpus = settings.gpus == "all" or (settings.gpus == "auto" and facts.gpus > 0)
+    warnings: list[str] = []
+    if runtime in ("podman", "docker"):
+        options = _like_docker(node, runtime, settings, facts, gpus, warnings)
+    elif runtime == "apptainer":
+        _refuse_memory(node, runtime, settings)
+        options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
+        for mount in settings.mounts:
+            options += ["--bind", mount]
+    else:
+        _refuse_memory(node, runtime, settings)
+        options = [] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
+        for mount in settings.mounts:
+            options += ["--mount", _fstab(mount)]
+    if runtime in ("apptainer", "enroot"):
+        _note_memlock(facts, warnings, f"{runtime} keeps the limits of the shell it is started from")
+    return Chosen(runtime, str(there.get("path") or runtime), (*options, *settings.options), tuple(warnings))
+
+
+def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> str:
+    wanted = ORDER if settings.runtime == "auto" else (settings.runtime,)
+    against = []
+    for name in wanted:
+        there = facts.runtimes.get(name)
+        if there is None:
+            against.append(f"{name} is not there" if name != "pyxis" else "pyxis runs in jobs of Slurm alone")
+        elif not there.get("works"):
+            against.append(f"{name} does not work: {there.get('why') or 'no reason given'}")
+        else:
+            return name
+    raise EnvbuildError(
+        "container-no-runtime",
+        f"{node}: nothing there can run the image (engine container: no)",
+        why="; ".join(against),
+        hint="one of these has to work there: " + "; ".join(NEEDS[name] for name in wanted),
+        exit_code=ExitCode.REFUSED,
+        details={"node": node},
+    )
+
+
+def _like_docker(
+    node: str, runtime: str, settings: ContainerSettings, facts: ContainerFacts, gpus: bool, warnings: list[str]
+) -> list[str]:
+    """The options that docker and podman share, and how each is given GPUs."""
+    options = [f"--shm-size={settings.shm_size}"] if settings.shm_size else []
+    if settings.shm_size is None and settings.ipc != "private":
+        options.append("--ipc=host")
+    if runtime == "docker" or facts.raises_limits or facts.memlock == -1:
+        options.append("--ulimit=memlock=-1:-1")
+    else:
+        _note_memlock(facts, warnings, "this user may not raise it")
+    if gpus and runtime == "podman":
+        if not facts.cdi:
+            raise EnvbuildError(
+                "container-no-gpu-access",
+                f"{node}: podman cannot give GPUs to a container there",
+                why="there is no CDI specification of NVIDIA's devices in /etc/cdi or /var/run/cdi",
+                hint="an administrator makes one: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; "
+                "or say `gpus: none` or another `runtime` in `container:`",
+                exit_code=ExitCode.REFUSED,
+                details={"node": node},
+            )
+        options.append(f"--device={CDI}")
+    elif gpus:
+        options.append("--gpus=all")
+    devices = [*(["/dev/infiniband"] if facts.infiniband else []), *settings.devices]
+    options += [f"--device={device}" for device in dict.fromkeys(devices)]
+    return options + [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in settings.mounts]
+
+
+def _note_memlock(facts: ContainerFacts, warnings: list[str], why: str) -> None:
+    if facts.memlock != -1:
+        text = f"locked memory stays limited to {facts.memlock >> 10} KiB in containers: {why}"
+        warnings.append(text + ("; InfiniBand needs more" if facts.infiniband else ""))
+
+
+def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None:
+    said = [f"shm_size: {settings.shm_size}"] if settings.shm_size else []
+    said += ["ipc: private"] if settings.ipc == "private" else []
+    said += [f"devices: {', '.join(settings.devices)}"] if settings.devices else []
+    if said:
+        raise EnvbuildError(
+            "container-option",
+            f"{node}: {runtime} cannot do what the target says: {'; '.join(said)}",
+            why=f"{runtime} shares /dev and /dev/shm with the node",
+            hint="leave it out, or name podman or docker as `runtime`",
+            exit_code=ExitCode.REFUSED,
+            details={"node": node},
+        )
+
+
+def _fstab(mount: str) -> str:
+    """`/from:/to:ro` as enroot writes it: fields of fstab with colons."""
+    parts = mount.split(":")
+    to = parts[1] if len(parts) > 1 else parts[0]
+    return ":".join([parts[0], to, "none", "x-create=auto,bind," + (parts[2] if len(parts) == 3 else "rw")])
+
+
+def pyxis_options(image: str, settings: ContainerSettings) -> list[str]:
+    """The options of srun for a `.sqsh` file (a path that all nodes of the job see)."""
+    mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in settings.mounts)
+    options = [f"--container-image={image}", "--no-container-mount-home"]
+    return [*options, *([f"--container-mounts={mounts}"] if mounts else []), *settings.options]
+
+
+def launcher(stack: str, command: list[str]) -> str:
+    """The text of `<prefix>/bin/<stack>`: its arguments are the command that runs inside.
+
+    A terminal is asked for where there is one; only podman and docker have to be told.
+    """
+    lines = [
+        "#!/bin/sh",
+        f"# Runs a command in the image of {stack}; written by envbuild, do not edit.",
+        '[ "$#" -gt 0 ] || set -- python',
+    ]
+    if "--interactive" in command:
+        at = command.index("--interactive")
+        plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]
+        lines.append(f'if [ -t 0 ] && [ -t 1 ]; then exec {shlex.join(terminal)} "$@"; fi')
+        return "\n".join([*lines, f'exec {shlex.join(plain)} "$@"', ""])
+    return "\n".join([*lines, f'exec {shlex.join(command)} "$@"', ""])

@@ -1,0 +1,181 @@
+"""The verb `container`: an image on this node instead of an environment.
+
+`look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of the node
+program that the image carries. The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
+"""
+
+import json
+import os
+import sys
+import time
+
+from envbuild.node import container_load, container_look, lease, paths, probe, proc, protocol
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TIMEOUT = 4 * 3600.0
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Do `args.action`; see docs/containers.md. Raises NodeError; see the functions."""
+    args, prefix = request["args"], request["prefix"]
+    args["stack"] = paths.checked_name(args.get("stack"), "stack")
+    action = args.get("action")
+    if action == "look":
+        return False, _look(args, prefix)
+    if action == "ask":
+        return False, _ask_recorded(args, prefix)
+    if action == "install":
+        return _install(args, request)
+    raise NodeError("request-invalid", "`container` has no action %r" % str(action)[:80])
+
+
+def _look(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """Brief facts of the node, which Python this is, and what it says of containers."""
+    _, facts = probe.run({"prefix": prefix, "args": {"node": args.get("node"), "brief": True}})
+    python = {"path": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
+    return {"facts": facts, "python": python, "containers": container_look.look(args["stack"], prefix)}
+
+
+def _install(args: "dict[str, Any]", request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
+
+    Raises NodeError: those of `container_load.load`, `prefix-busy` (75), `image-does-not-run` (exit 1).
+    """
+    prefix = args["prefix"] = request["prefix"]
+    paths.set_umask(prefix)
+    paths.make_dirs(prefix, "images", "bin")
+    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            image, file = container_load.load(args, prefix)
+            command = [image if word == "{image}" else word for word in args["command"]]
+            result = {"id": args["id"], "runtime": args["runtime"], "ok": True}  # type: dict[str, Any]
+            for verb in ("verify", "smoke"):
+                if verb in args["asks"]:
+                    result[verb] = _ask(command, args, verb, args["asks"][verb])
+                    if not result[verb].get("ok", True):
+                        result.update(ok=False, exit=result[verb].get("exit", Exit.CHECK_FAILED))
+                        return True, result
+            held.check()
+            result["launcher"] = _finish(args, prefix, image, command, file, result)
+    finally:
+        held.release()
+        # It is loaded, or it was not the right one; another run sends it again.
+        if args.get("archive") and os.path.exists(args["archive"]):
+            os.unlink(args["archive"])
+    return True, result
+
+
+def _finish(
+    args: "dict[str, Any]", prefix: "str", image: "str", command: "list[str]", file: "dict[str, Any] | None",
+    result: "dict[str, Any]",
+) -> "str":  # fmt: skip
+    """The launcher, then the record; the path of the launcher."""
+    path = os.path.join(prefix, "bin", args["stack"])
+    text = args["launcher"].replace("{image}", image).encode("utf-8")
+    paths.write_atomic(path, text)
+    os.chmod(path, 0o755 & ~_umask())
+    told = {
+        key: args[key] for key in ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
+    }
+    verify = result.get("verify") or {}
+    record = dict(
+        told,
+        version=container_look.RECORD_VERSION,
+        digest=args.get("digest"),
+        runtime_version=args.get("runtime_version"),
+        command=command,
+        inside=args["inside"],
+        file=file,
+        root=verify.get("root"),
+        packages=verify.get("packages") or {},
+        sources=verify.get("sources") or [],
+        launcher={"path": path, "sha256": container_look.digest_of(path)},
+        installed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+    paths.write_json(container_look.record_path(prefix, args["stack"]), record)
+    return path
+
+
+def _umask() -> "int":
+    value = os.umask(0o022)
+    os.umask(value)
+    return value
+
+
+def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """`args.verb` inside the image in use, and whether that is still what was recorded.
+
+    Raises NodeError `image-none` (exit 1): no image of the stack is in use here.
+    """
+    record = container_look.read_record(prefix, args["stack"])
+    if record is None:
+        raise NodeError(
+            "image-none",
+            "no image of %s is in use under %s" % (args["stack"], prefix),
+            hint="`envbuild provision` brings one",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    checks = [_image_check(record), _launcher_check(record)]
+    result = {"record": record, "checks": checks}  # type: dict[str, Any]
+    if checks[0]["status"] == "passed":
+        request = dict(args["request"])
+        if args["verb"] == "smoke":
+            request.update(cuda=bool(record.get("cuda")), environment=record.get("environment"))
+        asked = _ask(record["command"], dict(args, inside=record["inside"]), args["verb"], request)
+        result.update({key: value for key, value in asked.items() if key != "checks"})
+        result["checks"] = checks + list(asked.get("checks") or ())
+    result["ok"] = all(check["status"] != "failed" for check in result["checks"])
+    if not result["ok"]:
+        result.setdefault("exit", Exit.CHECK_FAILED)
+    return result
+
+
+def _image_check(record: "dict[str, Any]") -> "dict[str, Any]":
+    file = record.get("file")
+    if file:
+        good = container_look.digest_of(file["path"]) == file["sha256"]
+        says = "%s is as it was made" % file["path"] if good else "%s is not there or was changed" % file["path"]
+    else:
+        good = container_look.present(record)
+        says = "%s has the image %s" if good else "%s has no image %s any more"
+        says %= (record["runtime"], record["id"][:12])
+    return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
+
+
+def _launcher_check(record: "dict[str, Any]") -> "dict[str, Any]":
+    path = record["launcher"]["path"]
+    good = container_look.digest_of(path) == record["launcher"]["sha256"]
+    says = "%s is as it was written" % path if good else "%s is not there or was changed" % path
+    return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
+
+
+def _ask(command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]") -> "dict[str, Any]":
+    """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
+    inside = args["inside"]
+    request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
+    python = "%s/current/%s/bin/python" % (inside, args["stack"])
+    words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
+    done = proc.run(command + words, timeout=TIMEOUT, stdin=json.dumps(request).encode("utf-8"))
+    for line in reversed(done.out.splitlines()):
+        if line.startswith('{"protocol":'):
+            answer = json.loads(line)
+            if answer["ok"]:
+                return dict(answer["result"])
+            error = answer["error"]
+            raise NodeError(
+                error["code"], "in the image: " + error["what"], error.get("why", ""), error.get("hint", ""),
+                int(error.get("exit", Exit.CHECK_FAILED)), error.get("details"),
+            )  # fmt: skip
+    raise NodeError(
+        "image-does-not-run",
+        "the node program gave no answer in a container",
+        why=(done.err or done.out).strip()[-800:],
+        hint="`options` in the `container:` section of the target are given to the runtime as they are",
+        exit_code=Exit.CHECK_FAILED,
+        details={"command": command + words},
+    )

@@ -1,0 +1,149 @@
+"""An image comes to this node: a file that the controller sent, or a registry; its id is compared before it is used."""
+
+import hashlib
+import json
+import os
+import tarfile
+
+from envbuild.node import container_look, paths, proc
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TIMEOUT = 2 * 3600.0
+_CONFIG_LIMIT = 16 << 20
+
+
+def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | None]":
+    """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
+
+    Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
+    (exit 75), `disk-full` (75), `container-no-import` (7).
+    """
+    runtime, program, wanted = args["runtime"], args["program"], args["id"]
+    if runtime in ("podman", "docker"):
+        if args.get("force"):
+            # Layers that are there would be kept as they are, damaged or not.
+            proc.run([program, "rmi", "--force", wanted], timeout=600)
+        if container_look.image_id(program, wanted) != wanted:
+            _bring(args, program)
+        return wanted, None
+    extension = "sif" if runtime == "apptainer" else "sqsh"
+    path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
+    if args.get("force") or not os.path.exists(path):
+        half = path + ".half"
+        try:
+            _make_file(args, runtime, program, half)
+            os.replace(half, path)
+        finally:
+            if os.path.lexists(half):
+                os.unlink(half)
+    return path, {"path": path, "bytes": os.stat(path).st_size, "sha256": container_look.digest_of(path)}
+
+
+def _bring(args: "dict[str, Any]", program: "str") -> "None":
+    """Load or pull into the storage of docker or podman. An image with another id is not used."""
+    wanted = args["id"]
+    if args.get("archive"):
+        check_archive(args)
+        _run([program, "load", "--input", args["archive"]], "image-load-failed", args)
+        found = container_look.image_id(program, wanted)
+    else:
+        words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
+        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args)
+        found = container_look.image_id(program, args["pull"])
+    if found != wanted:
+        raise NodeError(
+            "image-id-differs",
+            "%s gave another image than the controller has" % args["runtime"],
+            why="wanted id %s, found %s" % (wanted[:12], (found or "none")[:12]),
+            exit_code=Exit.INTEGRITY,
+            changed=True,
+        )
+
+
+def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "str") -> "None":
+    """A SIF or a .sqsh file of the image."""
+    pull = args.get("pull")
+    if runtime == "apptainer":
+        if pull:
+            words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
+        else:
+            check_archive(args)
+            words = [path, "docker-archive://" + args["archive"]]
+        _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args)
+        return
+    if pull:
+        registry, _, name = pull.partition("/")
+        uri = "docker://%s#%s" % (registry, name)
+    else:
+        helper = args.get("importer") or {}
+        if not helper:
+            raise NodeError(
+                "container-no-import",
+                "enroot cannot read the file that the controller sends",
+                why="it imports from a registry, from podman or from docker, and neither works here",
+                hint="say `registry:` in the `container:` section of the target",
+                exit_code=Exit.REFUSED,
+            )
+        _bring(dict(args, runtime=helper["name"]), helper["path"])
+        uri = "%s://%s" % ({"docker": "dockerd"}.get(helper["name"], helper["name"]), args["name"])
+    code = "image-pull-failed" if pull else "image-load-failed"
+    _run([program, "import", "--output", path, uri], code, args)
+
+
+def check_archive(args: "dict[str, Any]") -> "None":
+    """The file is the one that was sent, and the image in it has the id that it should have.
+
+    Raises NodeError `image-archive-damaged` (exit 5); the file is then removed.
+    """
+    path = args["archive"]
+    found = container_look.digest_of(path)
+    why = _other_image(path, args["id"])
+    if found != args["sha256"]:
+        why = "its sha256 is %s, sent was %s" % ((found or "none")[:12], args["sha256"][:12])
+    if not why:
+        return
+    if os.path.exists(path):
+        os.unlink(path)
+    raise NodeError(
+        "image-archive-damaged",
+        "%s is not the image that the controller sent" % path,
+        why=why,
+        hint="the same command sends it again",
+        exit_code=Exit.INTEGRITY,
+    )
+
+
+def _other_image(path: "str", wanted: "str") -> "str":
+    """Why the archive is of another image, empty when it is this one."""
+    try:
+        with tarfile.open(path) as archive:
+            (entry,) = json.loads(_member(archive, "manifest.json").decode("utf-8"))
+            config = hashlib.sha256(_member(archive, str(entry["Config"]))).hexdigest()
+    except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return "it is no archive of one image (%s)" % str(error)[:200]
+    return "" if config == wanted else "its image has the id %s" % config[:12]
+
+
+def _member(archive: "tarfile.TarFile", name: "str") -> "bytes":
+    stream = archive.extractfile(name)
+    return stream.read(_CONFIG_LIMIT) if stream is not None else b""
+
+
+def _run(argv: "list[str]", code: "str", args: "dict[str, Any]") -> "None":
+    done = proc.run(argv, timeout=TIMEOUT)
+    if done.ok:
+        return
+    why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
+    if "no space left on device" in why.lower() or "disk quota exceeded" in why.lower():
+        raise paths.full_disk(args["prefix"], why)
+    raise NodeError(
+        code,
+        "%s could not take the image %s" % (args["runtime"], args["name"]),
+        why=why,
+        hint="the same command tries again",
+        exit_code=Exit.TRY_AGAIN,
+    )

@@ -1,0 +1,135 @@
+"""What this node says of containers: runtimes and whether they work, CDI, InfiniBand, limits, the image in use."""
+
+import hashlib
+import os
+from functools import partial
+
+from envbuild.node import paths, proc
+from envbuild.node.probe_files import names, read, search_path, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEADLINE = 60.0
+RECORD_VERSION = 1
+# Whether it answers tells more than whether it is there; podman's answer says its version first.
+_ASK = {
+    "podman": ["info", "--format", "{{.Version.Version}}"],
+    "docker": ["version", "--format", "{{.Server.Version}}"],
+    "apptainer": ["--version"],
+    "enroot": ["version"],
+}
+_CDI = ("/etc/cdi", "/var/run/cdi")
+_SYS_RESOURCE = 24
+
+
+def look(stack: "str", prefix: "str") -> "dict[str, Any]":
+    """`runtimes`, `cdi`, `infiniband`, `memlock`, `raises_limits`; `record` of the stack's image.
+
+    `present`: the runtime still has the image of the record; `launcher`: that file is as it was written.
+    """
+    folders = search_path()
+    paths_of = {name: which(name, folders) for name in _ASK}
+    # Before its fork Apptainer was called Singularity; the words are the same.
+    paths_of["apptainer"] = paths_of["apptainer"] or which("singularity", folders)
+    there = [(name, path) for name, path in paths_of.items() if path]
+    record = read_record(prefix, stack)
+    calls = [partial(_runtime, name, path) for name, path in there] + [partial(present, record)]
+    *answers, is_there = proc.parallel(calls, timeout=DEADLINE + 10)
+    runtimes = {name: answer for (name, _), answer in zip(there, answers) if answer}  # noqa: B905 - Python 3.10
+    return {
+        "runtimes": runtimes,
+        "cdi": cdi(),
+        "infiniband": os.path.isdir("/dev/infiniband"),
+        "memlock": memlock(),
+        "raises_limits": raises_limits(),
+        "record": record,
+        "present": bool(is_there),
+        "launcher": record is not None and digest_of(record["launcher"]["path"]) == record["launcher"]["sha256"],
+    }
+
+
+def _runtime(name: "str", path: "str") -> "dict[str, Any]":
+    done = proc.run([path] + _ASK[name], timeout=DEADLINE)
+    lines = (done.out if done.ok else done.err or done.out).strip().splitlines()
+    said = lines[-1].strip()[-300:] if lines else ""
+    return {
+        "path": path,
+        "version": said.split()[-1] if done.ok and said else None,
+        "works": done.ok and bool(said),
+        "why": "" if done.ok else said or "no answer within %d s" % DEADLINE,
+    }
+
+
+def cdi(folders: "tuple[str, ...]" = _CDI) -> "bool":
+    """Whether a CDI specification names NVIDIA's devices."""
+    for folder in folders:
+        for name in names(folder):
+            if not name.endswith((".yaml", ".yml", ".json")):
+                continue
+            if "nvidia.com/gpu" in read(os.path.join(folder, name), 65536):
+                return True
+    return False
+
+
+def memlock() -> "int":
+    """The hard limit of locked memory in bytes, -1 without one."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    return -1 if limit == resource.RLIM_INFINITY else int(limit)
+
+
+def raises_limits() -> "bool":
+    """Whether this process may raise its own hard limits (CAP_SYS_RESOURCE)."""
+    for line in read("/proc/self/status").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
+    return False
+
+
+def record_path(prefix: "str", stack: "str") -> "str":
+    """Where the record of a stack's image is."""
+    return os.path.join(prefix, "images", paths.checked_name(stack, "stack") + ".json")
+
+
+def read_record(prefix: "str", stack: "str") -> "dict[str, Any] | None":
+    """The record, None where there is none or it is no record."""
+    found = paths.read_json(record_path(prefix, stack))
+    if not isinstance(found, dict) or found.get("version") != RECORD_VERSION:
+        return None
+    wanted = (("id", str), ("runtime", str), ("program", str), ("command", list), ("launcher", dict), ("name", str))
+    return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
+
+
+def present(record: "dict[str, Any] | None") -> "bool":
+    """Whether the runtime of a record has its image; of a file only its size is compared here."""
+    if record is None:
+        return False
+    file = record.get("file")
+    if file:
+        try:
+            return bool(os.stat(file["path"]).st_size == file["bytes"])
+        except OSError:
+            return False
+    return bool(image_id(record["program"], record["id"]) == record["id"])
+
+
+def image_id(program: "str", image: "str") -> "str | None":
+    """The id (hex) that docker or podman has under a name or an id."""
+    done = proc.run([program, "image", "inspect", "--format", "{{.Id}}", image], timeout=DEADLINE)
+    found = done.out.strip().splitlines()
+    return found[-1].replace("sha256:", "") if done.ok and found else None
+
+
+def digest_of(path: "str") -> "str | None":
+    """sha256 (hex) of a file, None where it cannot be read."""
+    total = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            for block in iter(partial(stream.read, 1 << 20), b""):
+                total.update(block)
+    except OSError:
+        return None
+    return total.hexdigest()

@@ -1,0 +1,284 @@
+"""`provision` with `engine: container`: one image, built or pulled, and every node runs that one.
+
+`flow.py` drives it in the place of look, plan and execute; `container_plan.py` decides.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import Check, NodeEvidence
+from envbuild.model.facts import NodeFacts
+from envbuild.model.first_use import trusted_files
+from envbuild.model.plan import Plan
+from envbuild.node import identity
+from envbuild.provision import collect, container_plan
+from envbuild.provision.batches import in_waves
+from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.container_image import Obtained, Wanted, known_id, obtain, settings_of, wanted
+from envbuild.provision.container_plan import NodeImage
+from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.journal import EventKind
+from envbuild.provision.look import refusal
+from envbuild.provision.payload import write_payload
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.survey import decide
+from envbuild.provision.toolchain import runner_tools
+from envbuild.provision.work import Work
+from envbuild.redact import redact_data
+
+ASK_DEADLINE = 2 * 3600.0
+
+
+@dataclass
+class Images:
+    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on."""
+
+    wanted: Wanted
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: dict[str, NodeImage] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    used: dict[str, dict[str, Any]] = field(default_factory=dict)
+    built: bool = False
+
+
+def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
+    """Ask every node once, decide for each, and plan. Changes nothing."""
+    images = Images(wanted(work.prepared))
+    names = expand_hosts(work.prepared.target.hosts)
+    with work.phase("probe", f"asking {work.prepared.selection or f'{len(names)} node' + 's' * (len(names) != 1)}"):
+        _look(work, images, names)
+    survey = work.survey
+    # The rules of drivers and GPUs are about the variant that the image is of.
+    meant = replace(work.prepared.choice, variant=images.wanted.variant.id)
+    decide(replace(work.prepared, choice=meant), survey, list(survey.facts))
+    for node, facts in survey.facts.items():
+        resolution = survey.resolutions[node]
+        try:
+            if resolution.refused:
+                raise refusal(resolution)
+            images.nodes[node] = container_plan.node_image(
+                node, work.prepared, images.wanted, images.told[node]["containers"], facts, repair=work.settings.repair
+            )
+        except EnvbuildError as error:
+            survey.errors[node] = error
+    errors = {node: error.as_dict() for node, error in survey.errors.items()}
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=errors)
+    images.why = container_plan.todo(images.nodes, container_plan.expected_id(images.nodes, known_id(images.wanted)))
+    return _planned(work, images), images
+
+
+def _planned(work: Work, images: Images) -> Plan:
+    settings = settings_of(work.prepared)
+    plan = container_plan.make_plan(
+        work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
+        delivery="pull" if settings.image or settings.registry else "take in",
+    )  # fmt: skip
+    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
+    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
+    return plan
+
+
+def _look(work: Work, images: Images, names: list[str]) -> None:
+    target, stack = work.prepared.target, work.prepared.stack.name
+
+    def request_for(node: str) -> dict[str, Any]:
+        return node_request("container", target.prefix, {"action": "look", "node": node, "stack": stack}, work.run.id)
+
+    for node, answer in contact(names, request_for, target.connection).items():
+        try:
+            if isinstance(answer, EnvbuildError):
+                raise answer
+            images.told[node] = _told(answer)
+            work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
+        except EnvbuildError as error:
+            work.survey.errors[node] = error
+
+
+def _told(answer: ContactResult) -> dict[str, Any]:
+    """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
+    if answer.response is None:
+        raise EnvbuildError(
+            "node-without-python",
+            f"{answer.node} has no Python 3.6 or newer",
+            why="Ansible and the node program run on the node, outside of the image",
+            hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
+            exit_code=ExitCode.REFUSED,
+            details={"node": answer.node},
+        )
+    return answer.result()
+
+
+def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list[NodeEvidence]]:
+    """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
+    outcome = Outcome()
+    if not plan.nothing_to_do:
+        carried = any(_carried(work, images.nodes[node]) for node in images.why)
+        with work.phase("image", "getting the image"):
+            got = obtain(images.wanted, work.prepared, work.run.path, file=carried, say=work.progress.stage)
+        images.built = got.built
+        more = container_plan.todo(images.nodes, got.id)
+        if set(more) - set(images.why):
+            work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
+        images.why |= {node: why for node, why in more.items() if node not in images.why}
+        plan = _planned(work, images)
+        try:
+            with work.phase("provision", "bringing the image to the nodes"):
+                plan, outcome = in_waves(
+                    work, plan, lambda _, part: (part, _wave(work, part, images, got)), replan=lambda _: plan
+                )
+        finally:
+            if got.archive is not None:
+                got.archive.unlink(missing_ok=True)
+    return plan, _evidence(work, plan, images, outcome)
+
+
+def _carried(work: Work, node: NodeImage) -> bool:
+    """Whether the image has to be carried to a node."""
+    return work.settings.repair or not node.has or node.record.get("runtime") != node.chosen.runtime
+
+
+def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
+    """One play over the nodes of a wave."""
+    requests: dict[str, dict[str, Any]] = {}
+    files: dict[str, NodeFiles] = {}
+    for node_plan in plan.nodes:
+        node = node_plan.node
+        if not node_plan.steps or (work.only is not None and node not in work.only - work.done):
+            continue
+        facts, told, one = work.survey.facts[node], images.told[node], images.nodes[node]
+        store = posixpath.join(facts.prefix.path, "images")
+        carried = got.archive is not None and (_carried(work, one) or one.record.get("id") != got.id)
+        archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
+        args = container_plan.install_args(
+            work.prepared, images.wanted, got, one, told["containers"], archive=archive,
+            controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
+        )  # fmt: skip
+        images.used[node] = args
+        requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
+        files[node] = _files(work, node, facts, told["python"], got if carried else None, store)
+    return run_hosts(requests, files, work, playbook="image.yml")
+
+
+def _files(
+    work: Work, node: str, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str
+) -> NodeFiles:
+    target = work.prepared.target
+    tools = runner_tools(
+        facts, python["path"], python["version"], folder=work.run.path, toolchain_file=work.settings.toolchain_file
+    )
+    missing = tools.missing(facts.toolchain)
+    payload = work.run.path / f"toolchain-{node}.sh" if missing else None
+    if payload is not None:
+        write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
+    return NodeFiles(
+        tools.python, tools.pyz, payload, got.archive if got else None, store,
+        tmp=tmp_folder(target.tmp, facts.user, facts.home), prefix=facts.prefix.path,
+    )  # fmt: skip
+
+
+def _evidence(work: Work, plan: Plan, images: Images, outcome: Outcome) -> list[NodeEvidence]:
+    found = []
+    for node_plan in plan.nodes:
+        node = node_plan.node
+        facts, responses = work.survey.facts[node], outcome.responses.get(node, {})
+        answer = responses.get("container")
+        record = images.nodes[node].record
+        if answer is None and node not in outcome.errors and not node_plan.steps:
+            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}}
+        else:
+            parts = _parts(answer, responses)
+            record = images.used.get(node, {})
+        evidence = collect.node_evidence(node_plan, facts, parts, outcome.errors.get(node))
+        result = (answer or {}).get("result") or {}
+        good = evidence.status in ("ok", "unchanged") and bool(record)
+        update: dict[str, Any] = {"first_use": trusted_files(images.wanted.variant)}
+        if good:
+            image = container_plan.image_evidence(record, result.get("launcher"))
+            says = f"{image.runtime} runs the image {image.id[:12]}"
+            update["image"] = image
+            update["packages"] = {each.name: each.version for each in images.wanted.variant.packages}
+            update["checks"] = (Check(name="image/id", status="passed", says=says), *evidence.checks)
+        found.append(evidence.model_copy(update=update))
+    planned = {node.node for node in plan.nodes}
+    found += [
+        collect.failed_node(
+            node, error, facts=work.survey.facts.get(node), resolution=work.survey.resolutions.get(node)
+        )
+        for node, error in work.survey.errors.items()
+        if node not in planned
+    ]
+    return found
+
+
+def _parts(
+    answer: Mapping[str, Any] | None, responses: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """The answer of one verb as the answers of those that ran inside."""
+    if answer is None or not answer.get("ok"):
+        return dict(responses)
+    result = answer["result"]
+    return {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
+
+
+def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ok": True, "root": record.get("root"), "checks": [], "sources": record.get("sources") or []}
+
+
+def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float = ASK_DEADLINE) -> list[NodeEvidence]:
+    """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check."""
+    target, stack = work.prepared.target, work.prepared.stack.name
+    names = expand_hosts(target.hosts)
+    asked = {"action": "ask", "stack": stack, "verb": verb, "request": dict(args)}
+    with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
+        answers = contact(names, lambda _: node_request("container", target.prefix, asked, work.run.id),
+                          target.connection, deadline)  # fmt: skip
+    found = {node: _asked(node, answer, verb) for node, answer in answers.items()}
+    ids = {evidence.image.id for evidence in found.values() if evidence.image is not None}
+    image = container_plan.most_common([e.image.id for e in found.values() if e.image is not None])
+    if len(ids) > 1:
+        for node, evidence in found.items():
+            if evidence.image is not None and evidence.image.id != image:
+                says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
+                check = Check(name="image/equal", status="failed", says=says)
+                found[node] = evidence.model_copy(
+                    update={
+                        "checks": (*evidence.checks, check), "status": "failed",
+                        "exit": evidence.exit or int(ExitCode.CHECK_FAILED),
+                    }
+                )  # fmt: skip
+    return list(found.values())
+
+
+def _asked(node: str, answer: ContactResult | EnvbuildError, verb: str) -> NodeEvidence:
+    try:
+        if isinstance(answer, EnvbuildError):
+            raise answer
+        result = answer.result()
+    except EnvbuildError as error:
+        return collect.failed_node(node, error)
+    record = result["record"]
+    evidence = collect.inspected_node(node, {verb: {"ok": True, "result": result}})
+    return evidence.model_copy(
+        update={
+            "environment": result.get("environment"),
+            "root": result.get("root") or record.get("root"),
+            "sources": tuple(record.get("sources") or ()),
+            "image": container_plan.image_evidence(record),
+        }
+    )
+
+
+def asks_of(prepared: Prepared, verb: str) -> dict[str, Any]:
+    """The arguments of a verb inside the image that the target asks for."""
+    image = wanted(prepared)
+    variant = image.variant.to_json_dict()
+    if verb == "verify":
+        return {"stack": prepared.stack.name, "deep": True, "variant": variant, "limit": 20}
+    # The node knows whether its containers have GPUs.
+    return container_plan.smoke_args(prepared, image)

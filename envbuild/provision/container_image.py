@@ -1,0 +1,207 @@
+"""The image that a run is about: what it is made from, built at most once here, and how it gets to nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from envbuild.container.build import Options, build_image
+from envbuild.container.builders import Builder, find_builder
+from envbuild.container.recipe import ImageRecipe
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.container import ContainerSettings
+from envbuild.model.lock import Variant
+from envbuild.provision.bundle import node_pyz_digest
+from envbuild.provision.prepare import Prepared
+
+PREFIX = "/opt/envbuild"
+_LABEL = "dev.envbuild."
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The image that every node should run.
+
+    `key`: sha256 of what decides its content; two runs with one key want the same image. `id` is known beforehand
+    only where an image is pulled. `prefix` and `environment` are paths inside.
+    """
+
+    key: str
+    name: str
+    prefix: str
+    environment: str
+    variant: Variant
+    recipe: ImageRecipe | None = None
+    id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """An image that can go to nodes: as a file, or by a reference with a digest."""
+
+    id: str
+    builder: str | None = None
+    archive: Path | None = None
+    sha256: str | None = None
+    pull: str | None = None
+    built: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str | None:
+        """What the registry calls it."""
+        return self.pull.partition("@")[2] if self.pull else None
+
+
+def settings_of(prepared: Prepared) -> ContainerSettings:
+    """The `container:` section of the target, or what holds without one."""
+    return prepared.target.container or ContainerSettings()
+
+
+def wanted(prepared: Prepared) -> Wanted:
+    """What the target asks for. Raises what `recipe_for` raises, or `_pulled`."""
+    settings = settings_of(prepared)
+    if settings.image is not None:
+        return _pulled(prepared, settings, settings.image)
+    from envbuild.container.choose import Choice, recipe_for
+    from envbuild.container.dockerfile import render
+    from envbuild.container.place import Given
+
+    given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
+    recipe = recipe_for(
+        Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
+    )
+    total = hashlib.sha256(node_pyz_digest().encode())
+    for name, text in sorted({**recipe.files, "Dockerfile": render(recipe)}.items()):
+        total.update(f"{name}\0{len(text)}\0{text}".encode())
+    return Wanted(
+        total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,
+        warnings=recipe.warnings,
+    )  # fmt: skip
+
+
+def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> Wanted:
+    """An image of a registry, when its labels say that it is of this lock.
+
+    Raises EnvbuildError `image-not-ours`, `image-of-another-lock` (exit 7), and what asking a registry raises.
+    """
+    from envbuild.container.registry import ask_config
+
+    found, config = ask_config(reference, plain_http=settings.insecure)
+    labels = {key: str(value) for key, value in dict(config.get("Labels") or {}).items()}
+    environment = labels.get(_LABEL + "environment", "")
+    if not environment.startswith(f"{PREFIX}/envs/"):
+        raise EnvbuildError(
+            "image-not-ours",
+            f"{reference} was not built by envbuild",
+            why="it has no label that names an environment",
+            hint="`envbuild image build STACK --push REF` makes one",
+            exit_code=ExitCode.REFUSED,
+        )
+    environ = dict(str(each).partition("=")[::2] for each in config.get("Env") or ())
+    archs = environ.get("TORCH_CUDA_ARCH_LIST")
+    lock = prepared.lock
+    for locked in lock.variants:
+        for bound in (None, tuple(archs.split(";")) if archs else ()):
+            variant = locked.with_arch_list(lock.stack, lock.profile, bound)
+            if f"sha256:{variant.digest}" == labels.get(_LABEL + "lock"):
+                return Wanted(reference, reference, PREFIX, environment, variant, id=found)
+    raise EnvbuildError(
+        "image-of-another-lock",
+        f"{reference} is of no variant of {prepared.lock_file.name}",
+        why=f"its labels say {labels.get(_LABEL + 'stack')} ({labels.get(_LABEL + 'profile')}), "
+        f"{labels.get(_LABEL + 'lock', 'no lock')[:19]}",
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def known_id(image: Wanted) -> str | None:
+    """The id that the image has, or had when it was built here."""
+    return image.id or _remembered(image.key).get("id")
+
+
+def obtain(image: Wanted, prepared: Prepared, folder: Path, *, file: bool, say: Any) -> Obtained:
+    """The image, built at most once; `file`: nodes need it as a file, which is written into `folder`.
+
+    Raises EnvbuildError: what building, saving and pushing raise.
+    """
+    settings = settings_of(prepared)
+    if image.recipe is None:
+        assert image.id is not None and settings.image is not None  # noqa: S101 - see `_pulled`
+        return Obtained(image.id, pull=settings.image)
+    builder = find_builder(settings.builder)
+    found, built, seconds = _remembered(image.key), False, dict[str, float]()
+    if _id(builder, image.name) is None or _id(builder, image.name) != found.get("id"):
+        options = Options(
+            wheelhouses=tuple(Path(each).expanduser() for each in settings.wheelhouse),
+            gitconfig=Path(settings.gitconfig).expanduser() if settings.gitconfig else None,
+            on_line=None,
+        )
+        say(f"building the image with {builder.name}")
+        made = build_image(image.recipe, builder, options)
+        found, built, seconds = {"id": made["id"]}, True, made["seconds"]
+        _remember(image.key, {"id": made["id"], "name": image.name, "builder": builder.name})
+    if settings.registry is not None:
+        return Obtained(found["id"], builder.name, pull=_push(builder, image, settings), built=built, seconds=seconds)
+    if not file:
+        return Obtained(found["id"], builder.name, built=built, seconds=seconds)
+    path = folder / f"image-{found['id'][:12]}.tar"
+    path.unlink(missing_ok=True)
+    say("writing the image to a file")
+    builder.save(image.name, path)
+    from envbuild.provision.payload import sha256_of
+
+    return Obtained(found["id"], builder.name, path, sha256_of(path), built=built, seconds=seconds)
+
+
+def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> str:
+    """The reference by digest after a push. Raises EnvbuildError `image-id-differs` (exit 5)."""
+    from envbuild.container.registry import ask_config, ask_digest
+
+    to = f"{settings.registry}:{image.name.rpartition(':')[2]}"
+    builder.push(image.name, to, insecure=settings.insecure)
+    digest = ask_digest(to, plain_http=settings.insecure)
+    reference = f"{settings.registry}@sha256:{digest}"
+    there, _ = ask_config(reference, plain_http=settings.insecure)
+    if there != builder.id(image.name):
+        raise EnvbuildError(
+            "image-id-differs",
+            f"{to} is not the image that was pushed",
+            why=f"the registry has id {there[:12]}, the builder {builder.id(image.name)[:12]}",
+            hint="somebody else may push to the same tag",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    return reference
+
+
+def _id(builder: Builder, name: str) -> str | None:
+    try:
+        return builder.id(name)
+    except EnvbuildError:
+        return None
+
+
+def _memory(key: str) -> Path:
+    return platformdirs.user_cache_path("envbuild") / "images" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+
+def _remembered(key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(_memory(key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("id"), str) else {}
+
+
+def _remember(key: str, data: dict[str, Any]) -> None:
+    path = _memory(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".half")
+    half.write_text(json.dumps(data), encoding="utf-8")
+    half.replace(path)

@@ -1,0 +1,193 @@
+"""What has to be done so that every node runs one image. Pure: what nodes said and what is wanted in, a plan out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envbuild.container.engine import Chosen, ContainerFacts, choose, launcher
+from envbuild.model.container import ImageEvidence
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.model.resolution import Resolution
+from envbuild.plan_node import smoke_items, uses_cuda
+from envbuild.provision.container_image import Obtained, Wanted, settings_of
+from envbuild.provision.prepare import Prepared
+
+IMAGE = "{image}"
+
+
+@dataclass(frozen=True)
+class NodeImage:
+    """One node: how it runs images, and what is in use there (`record`); `needs`: why that is not the wanted one.
+
+    `has`: the runtime has the image of the record, so nothing has to be carried. `command` has IMAGE where the image is
+    named.
+    """
+
+    chosen: Chosen
+    command: tuple[str, ...]
+    cuda: bool
+    record: Mapping[str, Any] = field(default_factory=dict)
+    has: bool = False
+    needs: str = ""
+
+
+def container_facts(told: Mapping[str, Any], facts: NodeFacts) -> ContainerFacts:
+    """What the rules of `engine.choose` read."""
+    return ContainerFacts(
+        runtimes=told.get("runtimes") or {},
+        cdi=bool(told.get("cdi")),
+        infiniband=bool(told.get("infiniband")),
+        memlock=int(told.get("memlock", -1)),
+        raises_limits=bool(told.get("raises_limits")),
+        gpus=len(facts.gpus),
+    )
+
+
+def node_image(
+    node: str, prepared: Prepared, image: Wanted, told: Mapping[str, Any], facts: NodeFacts, *, repair: bool
+) -> NodeImage:
+    """Decide for one node. Raises what `engine.choose` raises."""
+    chosen = choose(node, settings_of(prepared), container_facts(told, facts))
+    command = tuple(chosen.command(IMAGE, f"{image.prefix}/image/entrypoint.sh"))
+    record: Mapping[str, Any] = told.get("record") or {}
+    has = bool(told.get("present"))
+    needs = _needs(record, image, command, told, repair=repair)
+    return NodeImage(chosen, command, uses_cuda(image.variant, facts), record, has, needs)
+
+
+def _needs(
+    record: Mapping[str, Any], image: Wanted, command: tuple[str, ...], told: Mapping[str, Any], *, repair: bool
+) -> str:
+    """Why the image in use does not do; empty when it does."""
+    if not record:
+        return "no image of this stack is in use there"
+    if repair:
+        return "--repair was given"
+    if record.get("key") != image.key:
+        return "the image in use was made from something else"
+    if not told.get("present"):
+        return f"{record['runtime']} has the image {str(record['id'])[:12]} no more"
+    if tuple(record.get("planned") or ()) != command:
+        return "it would be run with other options now"
+    return "" if told.get("launcher") else "the launcher is not there or was changed"
+
+
+def expected_id(nodes: Mapping[str, NodeImage], known: str | None) -> str | None:
+    """The id that all should have: the one known here, else the one that most of the good nodes have."""
+    if known is not None:
+        return known
+    return most_common([str(node.record["id"]) for node in nodes.values() if not node.needs])
+
+
+def most_common(ids: list[str]) -> str | None:
+    """The id that most have, None where none has one."""
+    return Counter(ids).most_common(1)[0][0] if ids else None
+
+
+def todo(nodes: Mapping[str, NodeImage], wanted_id: str | None) -> dict[str, str]:
+    """Node -> why something has to be done there."""
+    found = {name: node.needs for name, node in nodes.items() if node.needs}
+    for name, node in nodes.items():
+        if not node.needs and wanted_id is not None and node.record["id"] != wanted_id:
+            found[name] = f"it has the image {str(node.record['id'])[:12]}, the others have {wanted_id[:12]}"
+    return found
+
+
+def make_plan(
+    prepared: Prepared, image: Wanted, nodes: Mapping[str, NodeImage], why: Mapping[str, str],
+    resolutions: Mapping[str, Resolution], *, delivery: str,
+) -> Plan:  # fmt: skip
+    """The plan of a run. `delivery`: how the image gets to a node, as `load` or `pull`."""
+    plans = []
+    for name, node in nodes.items():
+        steps: tuple[Step, ...] = ()
+        if name in why:
+            what = f"{delivery} {image.name}, compare its id, verify and smoke-test inside, write the launcher"
+            steps = (Step(kind="container", what=f"with {node.chosen.runtime}: {what}", why=why[name], seconds=60.0),)
+        plans.append(
+            NodePlan(
+                node=name,
+                environment=image.environment,
+                variant_digest=image.variant.digest,
+                python=None,
+                steps=steps,
+                resolution=resolutions[name],
+            )
+        )
+    warnings = (*image.warnings, *_folded(nodes))
+    return Plan(
+        stack=prepared.stack.name, profile=prepared.profile, target=prepared.target.name, nodes=tuple(plans),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )  # fmt: skip
+
+
+def _folded(nodes: Mapping[str, NodeImage]) -> list[str]:
+    """Warnings of nodes, each once with how many nodes it is about."""
+    counted = Counter(text for node in nodes.values() for text in node.chosen.warnings)
+    return [f"{text} (on {count} node{'s' * (count != 1)})" for text, count in counted.items()]
+
+
+def install_args(
+    prepared: Prepared, image: Wanted, obtained: Obtained, node: NodeImage, told: Mapping[str, Any],
+    *, archive: str | None, controller: Mapping[str, Any], wait: float, force: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of the verb `container`, action `install`."""
+    settings, stack, runtime = settings_of(prepared), prepared.stack.name, node.chosen.runtime
+    variant = image.variant.to_json_dict()
+    smoke = {**smoke_args(prepared, image), "cuda": node.cuda}
+    args: dict[str, Any] = {
+        "action": "install",
+        "stack": stack,
+        "id": obtained.id,
+        "name": image.name,
+        "digest": obtained.digest,
+        "runtime": runtime,
+        "program": node.chosen.program,
+        "runtime_version": (told["runtimes"].get(runtime) or {}).get("version"),
+        "key": image.key,
+        "command": list(node.command),
+        "planned": list(node.command),
+        "inside": image.prefix,
+        "environment": image.environment,
+        "cuda": node.cuda,
+        "launcher": launcher(stack, list(node.command)),
+        "asks": {"verify": {"stack": stack, "deep": True, "variant": variant, "limit": 20}, "smoke": smoke},
+        "controller": dict(controller),
+        "wait": wait,
+        "force": force,
+    }
+    if archive is not None:
+        args |= {"archive": archive, "sha256": obtained.sha256}
+    elif obtained.pull is not None:
+        args |= {"pull": obtained.pull, "insecure": settings.insecure}
+    if runtime == "enroot":
+        working = [name for name in ("podman", "docker") if (told["runtimes"].get(name) or {}).get("works")]
+        if working:
+            args["importer"] = {"name": working[0], "path": told["runtimes"][working[0]]["path"]}
+    return args
+
+
+def smoke_args(prepared: Prepared, image: Wanted) -> dict[str, Any]:
+    """The arguments of `smoke` inside an image, all but `cuda`."""
+    return {
+        "environment": image.environment,
+        "variant": image.variant.to_json_dict(),
+        "items": smoke_items(image.variant, prepared.target),
+        "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
+    }
+
+
+def image_evidence(record: Mapping[str, Any], launcher_path: str | None = None) -> ImageEvidence:
+    """What a record, or the arguments of an install, say of the image."""
+    return ImageEvidence(
+        runtime=str(record["runtime"]),
+        version=record.get("runtime_version"),
+        id=str(record["id"]),
+        name=str(record["name"]),
+        digest=record.get("digest"),
+        launcher=launcher_path or (record.get("launcher") or {}).get("path"),
+    )

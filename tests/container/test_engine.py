@@ -1,0 +1,163 @@
+"""How a node runs an image: the argument list of each runtime, what is chosen where, and what is refused with why."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envbuild.container.engine import ContainerFacts, choose, launcher, pyxis_options
+from envbuild.errors import EnvbuildError
+from envbuild.model.container import ContainerSettings
+
+ENTRY = "/opt/envbuild/image/entrypoint.sh"
+WORKS = {"works": True, "version": "4.3.1"}
+
+
+def _facts(*names: str, **more: Any) -> ContainerFacts:
+    return ContainerFacts({name: {**WORKS, "path": f"/usr/bin/{name}"} for name in names}, **more)
+
+
+def _command(runtime: str, facts: ContainerFacts | None = None, image: str = "0123abcd", **settings: Any) -> str:
+    given = ContainerSettings.from_plain({"runtime": runtime, **settings})
+    return " ".join(choose("gpu01", given, facts or _facts(runtime)).command(image, ENTRY))
+
+
+def test_podman_shares_network_and_memory_and_never_pulls_by_itself() -> None:
+    assert _command("podman") == (
+        "/usr/bin/podman run --rm --interactive --pull=never --network=host --ipc=host --ulimit=memlock=-1:-1 0123abcd"
+    )
+
+
+def test_gpus_infiniband_devices_mounts_and_options_of_podman() -> None:
+    facts = _facts("podman", gpus=8, cdi=True, infiniband=True)
+    more = {"devices": ["/dev/gdrdrv"], "mounts": ["/data", "/eagle:/mnt:ro"], "options": ["--pids-limit=-1"]}
+    assert _command("podman", facts, shm_size="16g", **more) == (
+        "/usr/bin/podman run --rm --interactive --pull=never --network=host --shm-size=16g --ulimit=memlock=-1:-1 "
+        "--device=nvidia.com/gpu=all --device=/dev/infiniband --device=/dev/gdrdrv --volume=/data:/data "
+        "--volume=/eagle:/mnt:ro --pids-limit=-1 0123abcd"
+    )
+
+
+def test_docker_gives_gpus_by_its_own_option() -> None:
+    facts = _facts("docker", gpus=4, infiniband=True, memlock=65536)
+    assert _command("docker", facts) == (
+        "/usr/bin/docker run --rm --interactive --pull=never --network=host --ipc=host --ulimit=memlock=-1:-1 "
+        "--gpus=all --device=/dev/infiniband 0123abcd"
+    )
+
+
+def test_apptainer_runs_the_entry_point_itself_and_nothing_of_the_home_folder() -> None:
+    facts = _facts("apptainer", gpus=4)
+    assert _command("apptainer", facts, "/p/images/x.sif", mounts=["/eagle:/mnt:ro"]) == (
+        f"/usr/bin/apptainer exec --cleanenv --no-home --nv --bind /eagle:/mnt:ro /p/images/x.sif /bin/sh {ENTRY}"
+    )
+
+
+def test_enroot_mounts_in_the_words_of_fstab() -> None:
+    facts = _facts("enroot", gpus=4)
+    assert _command("enroot", facts, "/p/images/x.sqsh", mounts=["/eagle:/mnt:ro", "/data"]) == (
+        "/usr/bin/enroot start --mount /eagle:/mnt:none:x-create=auto,bind,ro "
+        "--mount /data:/data:none:x-create=auto,bind,rw /p/images/x.sqsh"
+    )
+    assert "--env NVIDIA_VISIBLE_DEVICES=void" in _command("enroot", _facts("enroot"), "/p/x.sqsh")
+
+
+def test_pyxis_takes_a_file_and_leaves_the_home_folder_out() -> None:
+    settings = ContainerSettings.from_plain({"runtime": "pyxis", "mounts": ["/eagle:/mnt:ro", "/data"]})
+    assert pyxis_options("/shared/x.sqsh", settings) == [
+        "--container-image=/shared/x.sqsh", "--no-container-mount-home",
+        "--container-mounts=/eagle:/mnt:ro,/data:/data",
+    ]  # fmt: skip
+
+
+def test_the_first_runtime_that_works_is_taken() -> None:
+    broken = {"works": False, "why": "permission denied"}
+    facts = ContainerFacts({"podman": broken, "docker": broken, "enroot": WORKS, "apptainer": WORKS})
+    assert choose("gpu01", ContainerSettings(), facts).runtime == "apptainer"
+
+
+def test_no_runtime_says_what_is_wrong_with_each_and_what_each_needs() -> None:
+    facts = ContainerFacts({"docker": {"works": False, "why": "permission denied while trying to connect"}})
+    with pytest.raises(EnvbuildError) as caught:
+        choose("gpu01", ContainerSettings(), facts)
+    assert (caught.value.code, caught.value.exit_code) == ("container-no-runtime", 7)
+    assert "engine container: no" in caught.value.what
+    assert "podman is not there; docker does not work: permission denied" in caught.value.why
+    assert "subordinate ids" in caught.value.hint
+
+
+def test_pyxis_over_ssh_is_refused() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        choose("gpu01", ContainerSettings(runtime="pyxis"), _facts("enroot", "podman"))
+    assert "pyxis runs in jobs of Slurm alone" in caught.value.why
+
+
+def test_podman_without_cdi_cannot_give_gpus() -> None:
+    facts = _facts("podman", gpus=1)
+    with pytest.raises(EnvbuildError) as caught:
+        choose("gpu01", ContainerSettings(runtime="podman"), facts)
+    assert caught.value.code == "container-no-gpu-access"
+    assert "nvidia-ctk cdi generate" in caught.value.hint
+    assert "--device" not in _command("podman", facts, gpus="none")
+
+
+def test_a_user_who_may_not_raise_limits_is_told() -> None:
+    chosen = choose("gpu01", ContainerSettings(), _facts("podman", memlock=8 << 20, infiniband=True))
+    assert not any("memlock" in option for option in chosen.options)
+    assert "limited to 8192 KiB" in chosen.warnings[0] and "InfiniBand needs more" in chosen.warnings[0]
+    assert choose("gpu01", ContainerSettings(), _facts("podman", memlock=1, raises_limits=True)).warnings == ()
+
+
+@pytest.mark.parametrize("setting", [{"shm_size": "16g"}, {"ipc": "private"}, {"devices": ["/dev/gdrdrv"]}])
+def test_what_apptainer_cannot_do_is_refused_and_not_left_out(setting: dict[str, Any]) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        _command("apptainer", **setting)
+    assert (caught.value.code, caught.value.exit_code) == ("container-option", 7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image": "nvcr.io/nvidia/pytorch:23.04-py3"},
+        {"image": "x@sha256:" + "0" * 63},
+        {"registry": "-oProxyCommand=x"},
+        {"registry": "a b"},
+        {"mounts": ["relative:/x"]},
+        {"mounts": ["/a:/b:/c"]},
+        {"mounts": ["/a,/b"]},
+        {"mounts": ["/../etc"]},
+        {"devices": ["/etc/passwd"]},
+        {"shm_size": "16 GB"},
+        {"shm_size": "16g", "ipc": "host"},
+        {"options": ["a\nb"]},
+        {"wheelhouse": ["wheels"]},
+        {"runtime": "lxc"},
+    ],
+)
+def test_settings_that_mean_nothing_or_something_else_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ContainerSettings.from_plain(wrong)
+
+
+def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "podman it's"
+    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
+    program.chmod(0o755)
+    path = tmp_path / "tiny"
+    path.write_text(launcher("tiny", [str(program), "run", "--interactive", "id"]))
+    done = subprocess.run(["sh", str(path), "a b", "$(id)", "*"], capture_output=True, text=True, check=True)
+    assert done.stdout == "[run][--interactive][id][a b][$(id)][*]"
+    alone = subprocess.run(["sh", str(path)], capture_output=True, text=True, check=True)
+    assert alone.stdout == "[run][--interactive][id][python]"
+    assert "--tty" in path.read_text()
+    if shutil.which("dash"):
+        subprocess.run(["dash", "-n", str(path)], check=True)
+
+
+def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:
+    assert "--tty" not in launcher("tiny", ["/usr/bin/apptainer", "exec", "/p/x.sif", "/bin/sh", ENTRY])

@@ -1,0 +1,188 @@
+"""`engine: container` on real nodes: built once, carried to two, run by podman there, repaired where it was lost."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.container.storage import BASE, PYTHON, Storage, make_storage
+from tests.container.storage import UnavailableError as NoImagesError
+from tests.e2e.world import Done, World
+from tests.fleet.fleet_world import by_node, checks
+from tests.fleet.nodes import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
+StartNodes = Callable[..., list[Node]]
+PREFIX = "/opt/envbuild"
+LONG = 400.0
+# What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits.
+_CONTAINERS = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+_STORAGE = '[storage]\ndriver = "overlay"\ngraphroot = "/nodeetc/images"\nrunroot = "/run/images"\n'
+_CGROUPS = """\
+mount -t tmpfs cgroups /sys/fs/cgroup
+for each in cpu cpuacct cpuset memory devices freezer blkio pids; do
+    mkdir "/sys/fs/cgroup/$each"
+    mount -t cgroup -o "$each" cgroups "/sys/fs/cgroup/$each" || rmdir "/sys/fs/cgroup/$each"
+done
+mkdir /sys/fs/cgroup/systemd
+mount -t cgroup -o none,name=systemd cgroups /sys/fs/cgroup/systemd
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """Where this machine builds images."""
+    top = tmp_path_factory.mktemp("images")
+    try:
+        yield make_storage(top)
+    except NoImagesError as error:
+        pytest.skip(str(error))
+    finally:
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
+            subprocess.run(["umount", mount], capture_output=True, check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture
+def world(tmp_path: Path, storage: Storage) -> World:
+    """A stack of one wheel on the Python of the base."""
+    world = World(tmp_path)
+    del world.env["ENVBUILD_PREFIX"]
+    world.env |= storage.env
+    world.wheel("alpha", "1.0")
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "hello $(id) 'you'"}))
+    return world
+
+
+def _target(world: World, nodes: list[Node], **container: Any) -> None:
+    house = world.top / "house"
+    house.mkdir(exist_ok=True)
+    if not list(house.glob("uv-*.whl")):
+        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
+        words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
+        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+    section = {
+        "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}", "glibc": "2.36",
+        "wheelhouse": [str(house)], **container,
+    }  # fmt: skip
+    connection = nodes[0].connection().to_json_dict() | {"connect_timeout": 3.0}
+    target = {
+        "name": "nodes", "extends": "ssh", "hosts": [node.address for node in nodes], "connection": connection,
+        "prefix": PREFIX, "engine": "container", "placement": "image", "stack": "./tiny.yaml", "container": section,
+    }  # fmt: skip
+    (world.work / "nodes.yaml").write_text(yaml.safe_dump(target))
+
+
+def _ready(nodes: list[Node]) -> None:
+    """The settings of podman that these nodes need."""
+    for node in nodes:
+        for path, text in (("containers.conf", _CONTAINERS), ("storage.conf", _STORAGE)):
+            node.run(["sh", "-c", f"cat > /etc/containers/{path}"], stdin=text)
+        node.run(["sh", "-e"], stdin=_CGROUPS)
+
+
+def _run(world: World, verb: str, *more: str) -> Done:
+    return world.run(verb, "--target", "./nodes.yaml", "--json", *more, timeout=LONG)
+
+
+def _touched(world: World) -> set[str]:
+    """The nodes on which Ansible did something in the last run."""
+    return {event["node"] for event in world.events() if event["kind"] == "step-started"}
+
+
+def _ids(done: Done) -> set[str]:
+    return {node["image"]["id"] for node in done.json["nodes"]}
+
+
+def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: StartNodes, world: World) -> None:
+    nodes = fleet(2, kind="podman")
+    _ready(nodes)
+    first, second = nodes
+    _target(world, nodes)
+    done = _run(world, "provision")
+    found = by_node(done)
+    assert done.rc == 0, (done.err, found)
+    (image,) = _ids(done)
+    roots = {each["root"] for each in found.values()}
+    assert len(roots) == 1 and None not in roots
+    for node in nodes:
+        assert found[node.address]["status"] == "ok"
+        assert {"image/id", "smoke/sound"} <= set(checks(found[node.address]))
+        assert set(checks(found[node.address]).values()) == {"passed"}
+        assert node.run(["podman", "images", "-q", "--no-trunc"]).stdout.split() == [f"sha256:{image}"]
+        code = "import alpha, os; print(alpha.VERSION, os.getuid(), os.environ['GREETING'])"
+        said = node.run([f"{PREFIX}/bin/tiny", "python", "-c", code]).stdout
+        assert said == "1.0 10001 hello $(id) 'you'\n"
+        assert node.run(["ls", f"{PREFIX}/images"]).stdout == "tiny.json\n", "the file that came is gone"
+
+    _nothing_to_do(world)
+    _lost(world, first, second, image)
+    _launcher_changed(world, first)
+    _tampered(world, first, second, image)
+
+
+def _nothing_to_do(world: World) -> None:
+    again = _run(world, "provision")
+    assert (again.rc, again.json["ansible_tasks"]) == (0, 0), again.err
+    assert {node["status"] for node in again.json["nodes"]} == {"unchanged"}
+    assert len(_ids(again)) == 1
+    assert "nothing to do" in again.err
+    smoked = _run(world, "smoke")
+    assert smoked.rc == 0, smoked.err
+    assert all("smoke/sound" in checks(node) for node in smoked.json["nodes"])
+
+
+def _lost(world: World, good: Node, other: Node, image: str) -> None:
+    """The image is gone on one node: `verify` says so, `provision` touches that node alone."""
+    other.run(["podman", "rmi", "--all", "--force"])
+    verified = _run(world, "verify")
+    found = by_node(verified)
+    assert verified.rc in (1, 8)
+    assert checks(found[other.address])["image/id"] == "failed"
+    assert set(checks(found[good.address]).values()) == {"passed"}
+    back = _run(world, "provision")
+    assert back.rc == 0, back.err
+    assert _touched(world) == {other.address}
+    assert _ids(back) == {image}
+
+
+def _launcher_changed(world: World, node: Node) -> None:
+    node.run(["sh", "-c", f"echo 'echo no' > {PREFIX}/bin/tiny"])
+    verified = _run(world, "verify")
+    assert checks(by_node(verified)[node.address])["image/launcher"] == "failed"
+    assert _run(world, "provision").rc == 0
+    assert _touched(world) == {node.address}
+    assert node.run([f"{PREFIX}/bin/tiny", "python", "-c", "print(1)"]).stdout == "1\n"
+
+
+def _tampered(world: World, node: Node, other: Node, image: str) -> None:
+    """One file of the image was changed in podman's storage: named by node and file, and repaired there."""
+    where = node.run(["sh", "-c", "find /nodeetc/images -path '*site-packages/alpha/*.py' | head -1"]).stdout.strip()
+    assert where.endswith(".py")
+    node.run(["sh", "-c", f"echo 'x = 1' >> {where}"])
+    verified = _run(world, "verify")
+    found = by_node(verified)
+    assert verified.rc in (1, 8)
+    assert [row["path"] for row in found[node.address]["drift"]] == [where.partition("/envs/")[2].partition("/")[2]]
+    assert found[other.address]["exit"] == 0
+    repaired = _run(world, "provision", "--repair", "--limit", node.address)
+    assert repaired.rc == 0, repaired.err
+    assert _ids(repaired) == {image}
+    assert _run(world, "verify").rc == 0
