@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 from envbuild.container.dockerfile import comment_lines
-from envbuild.container.recipe import (
-    NODE,
-    Arg,
-    Comment,
-    Copy,
-    Env,
-    ImageRecipe,
-    Instruction,
-    Labels,
-    Run,
-    Stage,
-    Start,
-    pretty,
-)
+from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
+from envbuild.container.recipe import NODE, ImageRecipe, pretty
 from envbuild.node.protocol import PROTOCOL
 
 FILE = "apptainer.def"
 _TESTS = ("verify.json", "smoke.json")
+_PAIRS = (("fetch", "sources"), ("packages", "build"), ("installed", "runtime"))
+_JOINED = {"sources": "fetch", "packages": "build", "installed": "runtime"}
 
 
 def files(recipe: ImageRecipe) -> dict[str, str]:
@@ -53,9 +44,27 @@ def render(recipe: ImageRecipe) -> str:
         "# The stage `build` needs no network; Apptainer gives it that of this machine, and the stamp says so.",
         "# A wheelhouse and configuration of yours: `--bind DIR:/wheelhouse --bind pip.conf:/etc/pip.conf`.",
     ]
-    for name in ("fetch", "build", "runtime"):
-        lines += ["", *_stage(recipe.stage(name), recipe)]
+    for first, name in _PAIRS:
+        lines += ["", *_stage(_joined(recipe, first, name), recipe)]
     return "\n".join(lines) + "\n"
+
+
+def _joined(recipe: ImageRecipe, first: str, name: str) -> Stage:
+    """Two stages in one: a stage of Apptainer cannot go on from another, and a SIF has no layers to keep."""
+    stages = [each for each in recipe.stages if each.name in (first, name)]
+    whole = [each for stage in stages for each in stage.instructions if isinstance(each, Added)]
+    replaced = {f"{added.prefix}/{below}" for added in whole for below in added.names}
+    made: list[Instruction] = []
+    for each in (each for stage in stages for each in stage.instructions):
+        if isinstance(each, Added):
+            paths = [f"{each.prefix}/{below}" for below in each.names]
+            made += [Copy((path,), path, each.stage) for path in paths]
+        elif isinstance(each, Copy) and each.stage is not None:
+            if each.to not in replaced:
+                made.append(replace(each, stage=_JOINED.get(each.stage, each.stage)))
+        elif each not in made:
+            made.append(each)
+    return replace(stages[0], name=_JOINED.get(stages[0].name, stages[0].name), instructions=tuple(made))
 
 
 def _stage(stage: Stage, recipe: ImageRecipe) -> list[str]:
@@ -64,9 +73,13 @@ def _stage(stage: Stage, recipe: ImageRecipe) -> list[str]:
     copies = [each for each in stage.instructions if isinstance(each, Copy)]
     for source in dict.fromkeys(each.stage for each in copies):
         lines += ["", f"%files from {source}" if source else "%files"]
-        for copy in copies:
-            if copy.stage == source:
-                lines += [f"    {path} {copy.to}{path if copy.to.endswith('/') else ''}" for path in copy.sources]
+        moved = [
+            f"    {path} {copy.to}{path if copy.to.endswith('/') else ''}"
+            for copy in copies
+            if copy.stage == source
+            for path in copy.sources
+        ]
+        lines += dict.fromkeys(moved)
         if source is None and stage.name == "runtime":
             lines += [f"    {name} {recipe.prefix}/image/{name}" for name in _TESTS]
     lines += ["", "%post", "    set -eu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from envbuild.container import context
 from envbuild.container.builders import EPOCH, Build, Builder
-from envbuild.container.dockerfile import render_fetch, render_rest
-from envbuild.container.recipe import NODE, ImageRecipe
+from envbuild.container.dockerfile import render_part
+from envbuild.container.instructions import Copy
+from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
 from envbuild.node import pipconf
 from envbuild.provision.payload import sha256_of
@@ -39,39 +42,102 @@ class Options:
 
 
 def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict[str, Any]:
-    """Build; returns `image` (name), `id`, `seconds` {stage: s} and `network` of the build stage.
+    """Build; returns `image` (name), `id` and `seconds` {part: s}, 0 for a part that was there.
 
     Raises EnvbuildError: what `context.check` and `Builder.build` raise.
     """
     epoch = int(options.environ.get("SOURCE_DATE_EPOCH") or EPOCH)
     tag = options.tag or recipe.tag
-    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="envbuild-image-") as top:
         folder = Path(top, "context")
         context.write(recipe, folder)
         context.check(folder)
+        parts = _Parts(recipe, builder, options, folder, epoch)
+        parts.fetch("fetch")
+        if "sources.json" in recipe.files:
+            parts.fetch("sources")
+        parts.make("packages", "fetch")
+        parts.make("installed", "packages")
         begun = time.monotonic()
-        fetched = f"{tag.rpartition(':')[0] or tag}-fetched:{recipe.variant.digest[:12]}"
-        part = _write(Path(top, "Dockerfile.fetch"), render_fetch(recipe, cached=options.cache))
-        with _wheelhouse(recipe, options) as house, _secrets(options) as secrets:
-            first = Build(
-                folder, part, fetched, target="fetch", contexts={"wheelhouse": house}, secrets=secrets, epoch=epoch,
-                cache=options.cache,
-            )  # fmt: skip
-            builder.build(first, options.on_line)
-        seconds["fetch"] = round(time.monotonic() - begun, 2)
-        begun = time.monotonic()
-        _bring(recipe, builder)
-        rest = _write(Path(top, "Dockerfile"), render_rest(recipe, fetched, cached=options.cache))
+        text = render_part(recipe, ("build", "runtime"), parts.made, cached=options.cache)
         arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(epoch), **_origin()}
-        second = Build(
-            folder, rest, tag, network=False, arguments=arguments, pull=False, epoch=epoch, cache=options.cache
+        last = Build(
+            folder, _write(Path(top, "Dockerfile"), text), tag, network=False, arguments=arguments, pull=False,
+            epoch=epoch, cache=options.cache,
+        )  # fmt: skip
+        found = builder.build(last, options.on_line)
+        parts.seconds["build"] = round(time.monotonic() - begun, 2)
+    return {"image": tag, "id": found, "builder": builder.name, "seconds": parts.seconds}
+
+
+@dataclass
+class _Parts:
+    """Stages that are built one by one as images of their own; one whose inputs did not change is there already.
+
+    Builders compare what a COPY brings by copying it, gigabytes here: the name of a part says what it was made from.
+    """
+
+    recipe: ImageRecipe
+    builder: Builder
+    options: Options
+    folder: Path
+    epoch: int
+    made: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def fetch(self, name: str) -> None:
+        """A stage with a network."""
+        stages = ("wheelhouse", name)
+        if not self._is_there(name, stages):
+            with _wheelhouse(self.recipe, self.options) as house, _secrets(self.options) as secrets:
+                self._build(name, stages, contexts={"wheelhouse": house}, secrets=secrets)
+
+    def make(self, name: str, after: str) -> None:
+        """A stage without a network, which takes files of the part `after`. Its image must be here before."""
+        stage = self.recipe.stage(name)
+        reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
+        base = self._id(reference)
+        if not base:
+            self.builder.pull(reference)
+            base = self.builder.id(reference)
+        given = {after: self.made[after]}
+        if not self._is_there(name, (name,), given, base):
+            arguments = {"ENVBUILD_NETWORK": "off"} if name == "packages" else {}
+            self._build(name, (name,), given, network=False, pull=False, arguments=arguments)
+
+    def _is_there(
+        self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), base: str = ""
+    ) -> bool:
+        """Name the part by all that it is made from; True when an earlier build made it."""
+        text = render_part(self.recipe, stages, given)
+        total = hashlib.sha256(f"{self.epoch}\n{base}\n{text}".encode())
+        copies = [each for each in self.recipe.stage(name).instructions if isinstance(each, Copy) and not each.stage]
+        # Where files come from is no matter: their hashes are in the request.
+        for file in sorted({file for copy in copies for file in copy.sources} - {INDEXES}):
+            total.update(hashlib.sha256((self.folder / file).read_bytes()).digest())
+        key = total.hexdigest()[:12]
+        self.made[name] = f"localhost/envbuild/{self.recipe.stack}-{name}:{self.recipe.profile}-{key}"
+        self.seconds[name] = 0.0
+        return self.options.cache and bool(self._id(self.made[name]))
+
+    def _build(
+        self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), **more: Any
+    ) -> None:
+        begun = time.monotonic()
+        text = render_part(self.recipe, stages, given, cached=self.options.cache)
+        path = _write(self.folder.parent / f"Dockerfile.{name}", text)
+        build = Build(
+            self.folder, path, self.made[name], target=name, epoch=self.epoch, cache=self.options.cache, **more
         )
-        found = builder.build(second, options.on_line)
-        seconds["build"] = round(time.monotonic() - begun, 2)
-        if not options.cache:
-            builder.remove(fetched)
-    return {"image": tag, "id": found, "builder": builder.name, "seconds": seconds}
+        self.builder.build(build, self.options.on_line)
+        self.seconds[name] = round(time.monotonic() - begun, 2)
+
+    def _id(self, image: str) -> str:
+        """The id of an image, empty where it is not here."""
+        try:
+            return self.builder.id(image)
+        except EnvbuildError:
+            return ""
 
 
 def _write(path: Path, text: str) -> Path:
@@ -81,17 +147,6 @@ def _write(path: Path, text: str) -> Path:
 
 def _rfc3339(epoch: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
-
-
-def _bring(recipe: ImageRecipe, builder: Builder) -> None:
-    """Images of the stages that are built without a network must be here before."""
-    for name in ("build", "runtime"):
-        stage = recipe.stage(name)
-        reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
-        try:
-            builder.id(reference)
-        except EnvbuildError:
-            builder.pull(reference)
 
 
 def _origin() -> dict[str, str]:

@@ -56,7 +56,7 @@ class Builder:
     def build_command(self, build: Build) -> list[str]:
         """The argument list of one build."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += ["--layers" if build.cache else "--no-cache", "--pull=missing" if build.pull else "--pull=never"]
+        words += [*_layers(build), "--pull=missing" if build.pull else "--pull=never"]
         # The host's network needs no plugin and no bridge; only the fetch stage has it.
         words += ["--network=host" if build.network else "--network=none"]
         return words + _shared(build)
@@ -163,7 +163,7 @@ class Buildah(Builder):
     def build_command(self, build: Build) -> list[str]:
         """As described above: `unshare -n` where there must be no network."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += ["--layers" if build.cache else "--no-cache", "--pull=true" if build.pull else "--pull-never"]
+        words += [*_layers(build), "--pull=true" if build.pull else "--pull-never"]
         away = [] if build.network else ["unshare", "-n"]
         return away + words + _shared(build)
 

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from envbuild.container.recipe import (
-    Arg,
-    Comment,
-    Copy,
-    Env,
-    ImageRecipe,
-    Instruction,
-    Labels,
-    Run,
-    Stage,
-    Start,
-)
+from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
+from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError
 
 _WIDTH = 118
@@ -35,17 +25,13 @@ def render(recipe: ImageRecipe) -> str:
     return "\n".join([*head, *_stages(recipe.stages)]) + "\n"
 
 
-def render_fetch(recipe: ImageRecipe, *, cached: bool = True) -> str:
-    """The stage that needs a network, alone; `cached`: with what earlier builds left in cache mounts."""
-    return _text([recipe.stage("wheelhouse"), recipe.stage("fetch")], cached)
+def render_part(recipe: ImageRecipe, names: Iterable[str], given: Mapping[str, str], *, cached: bool = True) -> str:
+    """The stages `names` alone, on images that earlier parts gave: `given` is stage to image.
 
-
-def render_rest(recipe: ImageRecipe, fetched: str, *, cached: bool = True) -> str:
-    """The stages that need no network, on an image `fetched` that `render_fetch` gave."""
-    return _text([Stage("fetch", fetched, None, ()), recipe.stage("build"), recipe.stage("runtime")], cached)
-
-
-def _text(stages: Iterable[Stage], cached: bool) -> str:
+    `cached`: with what earlier builds left in cache mounts.
+    """
+    stages = [Stage(name, image, None, ()) for name, image in given.items()]
+    stages += [recipe.stage(name) for name in names]
     return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
 
 
@@ -64,12 +50,14 @@ def _stages(stages: Iterable[Stage]) -> list[str]:
     lines: list[str] = []
     for stage in stages:
         lines.append("")
-        if stage.digest is None and stage.image != "scratch" and not stage.image.startswith("localhost/"):
+        if stage.above is not None:
+            pass
+        elif stage.digest is None and stage.image != "scratch" and not stage.image.startswith("localhost/"):
             lines.append("# digest: not recorded")
         elif stage.digest is not None:
             lines.append(f"# digest: sha256:{stage.digest}")
         pinned = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
-        lines.append(f"FROM {pinned} AS {stage.name}")
+        lines.append(f"FROM {stage.above or pinned} AS {stage.name}")
         for instruction in stage.instructions:
             lines += _lines(instruction)
     return lines[1:]
@@ -84,6 +72,8 @@ def _lines(instruction: Instruction) -> list[str]:
         case Copy(sources, to, stage):
             option = f"--from={stage} " if stage else ""
             return [f"COPY {option}{' '.join([*sources, to])}"]
+        case Added():
+            return [f"COPY --from={instruction.stage} {instruction.folder} {instruction.prefix}"]
         case Run():
             return _run(instruction)
         case Env(values, prepend):

@@ -1,8 +1,11 @@
 """What an image is made of, as typed instructions in stages. Pure: made from a lock, a target and the catalog.
 
 The requests of the node program are those that the planner makes for a node whose prefix is inside the image, so a step
-exists once. Three stages: `fetch` has a network and gets everything by hash; `build` has compilers and needs no
-network; `runtime` is what runs.
+exists once. Stages in pairs, so that what has no source in it outlives a change of one:
+
+    fetch       sources     have a network and get everything by hash
+    packages    build       have compilers and need no network
+    installed   runtime     what runs
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.container.bases import AskedDigest, Containers, SystemPackages
+from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
 from envbuild.container.place import Place
 from envbuild.container.requests import Requests, make_requests
 from envbuild.errors import EnvbuildError
@@ -28,78 +32,6 @@ INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
 HOME = "/home/envbuild"
-
-
-@dataclass(frozen=True, slots=True)
-class Comment:
-    """A line that says why, before the instruction it is about."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arg:
-    """A build argument with its default."""
-
-    name: str
-    default: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Files of the context, or of another stage, to one place."""
-
-    sources: tuple[str, ...]
-    to: str
-    stage: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One shell line of ours; `mounts` are values of `--mount`, `ignore` hadolint rules that it breaks on purpose."""
-
-    line: str
-    mounts: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Env:
-    """Variables. A value holds nothing to expand, except with `prepend`: then `:$NAME` follows."""
-
-    values: Mapping[str, str]
-    prepend: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """Labels; `given` are those whose value is a build argument: label to argument."""
-
-    values: Mapping[str, str]
-    given: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a container runs: user and group id, working directory, entry point and default command."""
-
-    user: int
-    folder: str
-    entry: tuple[str, ...]
-    command: tuple[str, ...]
-
-
-Instruction = Comment | Arg | Copy | Run | Env | Labels | Start
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage: its name, the image it begins with (pinned where a digest is known), what is done in it."""
-
-    name: str
-    image: str
-    digest: str | None
-    instructions: tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +127,27 @@ class _Maker:
         return f"{self.prefix}/image"
 
     def files(self) -> dict[str, str]:
-        return {
-            "fetch.json": pretty(self.requests.fetch),
-            "build.json": pretty(self.requests.build),
-            "variant.json": pretty(self.requests.variant.to_json_dict()),
-            ENTRY: self._entry(),
-        }
+        found = {"fetch.json": self.requests.fetch}
+        if self.requests.sources is not None:
+            found["sources.json"] = self.requests.sources
+        found |= {"packages.json": self.requests.packages, "build.json": self.requests.build}
+        found["variant.json"] = self.requests.variant.to_json_dict()
+        return {**{name: pretty(data) for name, data in found.items()}, ENTRY: self._entry()}
 
     def stages(self) -> tuple[Stage, ...]:
+        fetched = [self._stage("fetch", self.place.fetch, self._fetch())]
+        if self.requests.sources is not None:
+            fetched.append(self._stage("sources", self.place.fetch, self._sources()))
         return (
             Stage("wheelhouse", "scratch", None, ()),
-            self._stage("fetch", self.place.fetch, self._fetch()),
-            self._stage("build", self.place.build, self._build()),
-            self._stage("runtime", self.place.runtime, self._runtime()),
+            *fetched,
+            self._stage("packages", self.place.build, self._packages()),
+            self._stage("installed", self.place.runtime, self._installed()),
+            self._stage("build", self.place.build, self._build(), above="packages"),
+            self._stage("runtime", self.place.runtime, self._runtime(), above="installed"),
         )
 
-    def _stage(self, name: str, image: str, instructions: tuple[Instruction, ...]) -> Stage:
+    def _stage(self, name: str, image: str, instructions: tuple[Instruction, ...], above: str | None = None) -> Stage:
         plain, _, digest = image.partition("@sha256:")
         locked = self.requests.variant.image
         if not digest and locked is not None and locked.name == plain and locked.digest != "unrecorded":
@@ -222,62 +159,90 @@ class _Maker:
                 f"the digest of {plain} is not recorded, so its registry decides what the tag is today "
                 "(`envbuild lock create STACK --images` asks)"
             )
-        return Stage(name, plain, digest or None, instructions)
+        return Stage(name, plain, digest or None, instructions, above)
 
     def _fetch(self) -> tuple[Instruction, ...]:
-        mounts = (
-            "type=bind,from=wheelhouse,target=/wheelhouse",
-            "type=cache,target=/var/cache/envbuild",
-            "type=secret,id=pip.conf,target=/etc/pip.conf",
-            "type=secret,id=netrc,target=/root/.netrc",
-            "type=secret,id=gitconfig,target=/root/.gitconfig",
-            "type=secret,id=certificates,target=/run/secrets/certificates.crt",
-        )
         return (
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
                 "Everything by hash; mirrors, logins and certificates only as build secrets, which no layer keeps."
             ),
-            Run(f"python3 {self.folder}/{NODE} image < {self.folder}/fetch.json", mounts),
+            self._fetching("fetch.json", "pip.conf"),
         )
 
-    def _build(self) -> tuple[Instruction, ...]:
+    def _sources(self) -> tuple[Instruction, ...]:
+        return (
+            Copy((NODE, "sources.json"), self.folder + "/"),
+            Comment("Commits with their trees; those that an earlier build fetched are in the cache."),
+            self._fetching("sources.json", "gitconfig"),
+        )
+
+    def _fetching(self, request: str, config: str) -> Run:
+        where = {"pip.conf": "/etc/pip.conf", "gitconfig": "/root/.gitconfig"}[config]
+        mounts = (
+            "type=bind,from=wheelhouse,target=/wheelhouse",
+            "type=cache,target=/var/cache/envbuild",
+            f"type=secret,id={config},target={where}",
+            "type=secret,id=netrc,target=/root/.netrc",
+            "type=secret,id=certificates,target=/run/secrets/certificates.crt",
+        )
+        return Run(f"python3 {self.folder}/{NODE} image < {self.folder}/{request}", mounts)
+
+    def _packages(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
         if self.place.system is not None:
             out += _system(self.place.system, "to compile against")
         out += [
             Arg("ENVBUILD_NETWORK", "any"),
-            Copy((self.requests.out,), self.requests.out, "fetch"),
+            Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
-            Copy((NODE, "variant.json", "build.json"), self.folder + "/"),
+            Copy((NODE, "packages.json"), self.folder + "/"),
             Comment("No network is needed; with ENVBUILD_NETWORK=off one that is there is an error."),
+            Run(self._building("packages.json")),
         ]
-        python = self.requests.runner
-        line = f'ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 {python} {self.folder}/{NODE} image'
+        return tuple(out)
+
+    def _build(self) -> tuple[Instruction, ...]:
+        out: list[Instruction] = [Arg("ENVBUILD_NETWORK", "any")]
+        if self.requests.sources is not None:
+            out.append(Copy((f"{self.requests.out}/sources",), f"{self.requests.out}/sources", "sources"))
+        out += [
+            Copy(("variant.json", "build.json"), self.folder + "/"),
+            Comment("Sources, the smoke item `sound`, the stamp; what this adds to the packages becomes a layer."),
+        ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
-        out.append(Run(f"{line} < {self.folder}/build.json", mounts))
+        out.append(Run(self._building("build.json"), mounts))
+        return tuple(out)
+
+    def _building(self, request: str) -> str:
+        said = f'ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 {self.requests.runner}'
+        return f"{said} {self.folder}/{NODE} image < {self.folder}/{request}"
+
+    def _installed(self) -> tuple[Instruction, ...]:
+        out: list[Instruction] = []
+        if self.place.system is not None:
+            out += _system(self.place.system, "at run time")
+        if self.requests.python_folder is not None:
+            out.append(Comment("The environment's interpreter; the image brings none."))
+            out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
+        out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
         return tuple(out)
 
     def _runtime(self) -> tuple[Instruction, ...]:
-        variant, out = self.requests.variant, list[Instruction]()
-        if self.place.system is not None:
-            out += _system(self.place.system, "at run time")
-        out += [Copy((f"{self.prefix}/{name}",), f"{self.prefix}/{name}", "build") for name in ("envs", "current")]
-        if self.requests.python_folder is not None:
-            out.append(Comment("The environment's interpreter; the image brings none."))
-            out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "build"))
-        out.append(Copy((NODE, "variant.json", ENTRY), self.folder + "/"))
-        out.append(Run(self._user()))
-        out.append(
-            Comment("For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist).")
-        )
         current = f"{self.prefix}/current/{self.lock.stack}"
-        out.append(Env(self._environment(current)))
-        out.append(Env({"PATH": f"{current}/bin"}, prepend=True))
-        out += [Arg("CREATED", "1980-01-01T00:00:00Z"), Arg("SOURCE"), Arg("REVISION")]
-        out.append(self._labels(variant))
-        out.append(Start(USER, HOME, ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)))
-        return tuple(out)
+        return (
+            Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current")),
+            Copy((NODE, "variant.json", ENTRY), self.folder + "/"),
+            Run(self._user()),
+            Comment("For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist)."),
+            Env(self._environment(current)),
+            Env({"PATH": f"{current}/bin"}, prepend=True),
+            Arg("CREATED", "1980-01-01T00:00:00Z"),
+            Arg("SOURCE"),
+            Arg("REVISION"),
+            self._labels(self.requests.variant),
+            Start(USER, HOME, ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)),
+        )
 
     def _environment(self, current: str) -> dict[str, str]:
         plain = {key: value for key, value in self.requests.variables.items() if isinstance(value, str)}

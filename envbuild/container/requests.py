@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ from envbuild.model.target import Target
 from envbuild.node.image_fetch import repository
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan import make_plan
+from envbuild.plan_node import environment_path
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.candidate import request_for
@@ -27,20 +30,27 @@ from envbuild.resolve.image import image_tag
 NODE = "image"
 RUN = "image"
 CUDA_HOME = "/usr/local/cuda"
+# What packages are installed by; nothing of a source is in it, so it stays the same when only a source changes.
+_OF_PACKAGES = ("base", "engine", "flavour", "id", "image", "interpreter", "packages", "platform", "provided", "python",
+                "torch")  # fmt: skip
+_ASKED_OF_PACKAGES = ("cache", "controller", "environment", "interpreter", "profile", "stack", "tmp", "tools", "wait")
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The two requests of the verb `image`, and what the recipe needs to know of them.
+    """The requests of the verb `image`, and what the recipe needs to know of them.
 
-    `indexes`: {name: {url, kind}}, which `fetch` reads from a file of its own. `runner`: the interpreter that runs the
-    node program in the build stage; `python_folder`: a standalone Python.
+    `fetch` and `packages` say nothing of sources (`sources` does, None where there are none), so layers made by them
+    outlive a change of one. `indexes`: {name: {url, kind}}, which `fetch` reads from a file of its own. `runner`: the
+    interpreter that runs the node program in the build stages; `python_folder`: a standalone Python.
     """
 
     variant: Variant
     environment: str
     fetch: dict[str, Any]
+    sources: dict[str, Any] | None
     indexes: dict[str, dict[str, str]]
+    packages: dict[str, Any]
     build: dict[str, Any]
     out: str
     store: str
@@ -68,7 +78,11 @@ def make_requests(
     compat: Compat,
     patches: Mapping[str, Patch],
 ) -> Requests:
-    """Requests for one variant at one place. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7)."""
+    """Requests for one variant at one place. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
+
+    The environment is named by its packages, not by the whole variant: an image has one, and a layer of packages has to
+    lie where it is used.
+    """
     toolchain = load_toolchain()
     python = _standalone(variant, place, toolchain)
     folder = f"{prefix}/tools/python-{python.sha256[:12]}" if python else None
@@ -89,23 +103,26 @@ def make_requests(
         files.append({"file": python.name, "sha256": python.sha256, "url": python.url})
         unpack.append({"file": python.name, "folder": folder})
     named = {file["index"] for file in files if "index" in file}
-    fetch = {
-        "stage": "fetch",
-        "files": files,
-        "addresses": f"{prefix}/image/indexes.json",
-        "sources": [source.to_json_dict() for source in variant.sources],
-        "find_links": ["/wheelhouse"],
-        "cache": "/var/cache/envbuild",
-        "out": out,
-        "tools": unpack,
-    }
-    build = {"stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps}
+    common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}
+    fetch = {**common, "files": files, "addresses": f"{prefix}/image/indexes.json", "tools": unpack}
+    sources = {**common, "files": [], "sources": [source.to_json_dict() for source in variant.sources]}
+    part = _packages_part(variant)
+    environment = environment_path(prefix, lock.stack, lock.profile, part["digest"])
+    for step in steps:
+        step["args"]["environment"] = environment
     install = steps[0]["args"]
+    packages = {"stage": "packages", "variant": part, "request": _packages_request(steps[0])}
+    install["part"] = "rest"
+    build = {
+        "stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps, "added": f"{prefix}/added",
+    }  # fmt: skip
     return Requests(
         variant=variant,
-        environment=install["environment"],
+        environment=environment,
         fetch=_request(fetch, prefix),
+        sources=_request(sources, prefix) if variant.sources else None,
         indexes={n: {"url": e.url, "kind": e.kind} for n, e in load_indexes().items() if n in named and e.url},
+        packages=_request(packages, prefix),
         build=_request(build, prefix),
         out=out,
         store=f"{prefix}/store/wheels",
@@ -118,6 +135,21 @@ def make_requests(
 
 def _request(args: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {"protocol": PROTOCOL, "verb": "image", "run": RUN, "prefix": prefix, "args": args}
+
+
+def _packages_part(variant: Variant) -> dict[str, Any]:
+    """What of a variant decides about its packages, with a digest of that."""
+    decides = {key: value for key, value in variant.contents().items() if key in _OF_PACKAGES}
+    text = json.dumps(decides, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    part = {key: value for key, value in variant.to_json_dict().items() if key in _OF_PACKAGES}
+    return {**part, "digest": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _packages_request(step: dict[str, Any]) -> dict[str, Any]:
+    """The planner's `install` as far as it is about packages."""
+    args = {key: step["args"][key] for key in _ASKED_OF_PACKAGES if key in step["args"]}
+    artifacts = {key: value for key, value in step["args"]["artifacts"].items() if key != "sources"}
+    return {**step, "args": {**args, "artifacts": artifacts, "part": "packages"}}
 
 
 def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> ToolchainPython | None:

@@ -1,21 +1,22 @@
-"""The verb `image`: one stage of an image build. `fetch` has a network; `build` needs none and says whether it had one.
+"""The verb `image`: one stage of an image build. `fetch` has a network; the others need none and say if they had one.
 
-`build` runs the requests that the planner made for a node (install, smoke, activate) one after another in one process,
-and takes out of the outcome what differs from build to build: times, caches, how busy the machine was.
+`packages` and `build` run the requests that the planner made for a node (install, smoke, activate) one after another,
+and take out of the outcome what differs from build to build: times, caches, how busy the machine was. `packages` has
+the first part of `install`, all that does not depend on a source; `build` has the rest and says what it added.
 """
 
 import importlib
 import os
 import shutil
 
-from envbuild.node import base, image_fetch, paths, record, stamp
+from envbuild.node import base, image_added, image_fetch, paths, record, stamp
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_VERBS = ("install", "smoke", "activate")
+_VERBS = {"packages": ("install",), "build": ("install", "smoke", "activate")}
 # What a build says of itself that the next one need not repeat.
 _VOLATILE = ("seconds", "jobs", "ccache", "retried", "from", "store", "rebuild", "canonical", "memory")
 # 1980-01-01, the earliest time that a zip entry can have.
@@ -30,8 +31,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     args = request["args"]
     if args.get("stage") == "fetch":
         return True, image_fetch.run(args)
-    if args.get("stage") != "build":
-        raise NodeError("request-invalid", "an image has the stages fetch and build")
+    if args.get("stage") not in _VERBS:
+        raise NodeError("request-invalid", "an image has the stages fetch, packages and build")
     network = network_state()
     if network != "off" and os.environ.get("ENVBUILD_NETWORK") == "off":
         raise NodeError(
@@ -43,7 +44,11 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         )
     log("network: %s" % network)
     _check_libc()
-    return True, _build(args, request["prefix"], network)
+    stage = _packages if args["stage"] == "packages" else _build
+    done = stage(args, request["prefix"], network)
+    for name in ("cache", "tmp"):
+        shutil.rmtree(os.path.join(request["prefix"], name), ignore_errors=True)
+    return True, done
 
 
 def network_state() -> "str":
@@ -76,26 +81,38 @@ def _check_libc() -> "None":
         )
 
 
+def _packages(args: "dict[str, Any]", _prefix: "str", network: "str") -> "dict[str, Any]":
+    """The environment with its packages and nothing else."""
+    variant, step = args["variant"], args["request"]
+    kept = _keep_base(variant, step["args"]["interpreter"])
+    result = _run("packages", step, variant)
+    settle(result["environment"])
+    return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
+
+
 def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, Any]":
+    """Sources, the smoke test and the stamp, on what `_packages` left."""
     variant = paths.read_json(args["variant"])
     if not isinstance(variant, dict) or not variant.get("digest"):
         raise NodeError("request-invalid", "%s is no variant of a lock" % args["variant"])
-    kept = _keep_base(variant, args["requests"][0]["args"]["interpreter"])
+    install = args["requests"][0]["args"]
+    environment = paths.checked_environment(prefix, install["environment"])
+    before = image_added.look(environment)
+    kept = _keep_base(variant, install["interpreter"])
     results = {}  # type: dict[str, Any]
-    for each in args["requests"]:
-        verb = each["verb"]
-        if verb not in _VERBS:
-            raise NodeError("request-invalid", "an image is not built with the verb %r" % str(verb)[:80])
-        step = dict(each, args=dict(each["args"], variant=variant))
-        if verb == "activate":
+    for step in args["requests"]:
+        verb = step["verb"]
+        if verb == "install":
+            # The packages are there; what their files take was asked for before.
+            step["args"].update(needed={"bytes": 0, "inodes": 0})
+        elif verb == "activate":
             evidence = dict(step["args"].get("evidence") or {}, network=network)
             if kept:
                 evidence["kept_of_base"] = kept
             step["args"].update(stamped_at=EPOCH, evidence=evidence)
-        log("image: %s" % verb)
-        _changed, result = importlib.import_module("envbuild.node." + verb).run(step)
+        result = results[verb] = _run("build", step, variant)
         if verb == "install":
-            settle(step["args"]["environment"])
+            settle(environment)
         elif verb == "smoke" and not result["ok"]:
             failed = [check for check in result["checks"] if check["status"] == "failed"]
             raise NodeError(
@@ -106,11 +123,21 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
                 details={"checks": result["checks"]},
                 changed=True,
             )
-        results[verb] = result
+    image_added.set_apart(prefix, environment, before, args["added"])
     told = results.get("activate") or {}
-    for name in ("cache", "tmp"):
-        shutil.rmtree(os.path.join(prefix, name), ignore_errors=True)
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
+
+
+def _run(stage: "str", step: "dict[str, Any]", variant: "dict[str, Any]") -> "dict[str, Any]":
+    """The result of one request of the planner, with the variant that it was made without."""
+    verb = step["verb"]
+    if verb not in _VERBS[stage]:
+        raise NodeError("request-invalid", "an image is not built with the verb %r" % str(verb)[:80])
+    log("image: %s" % verb)
+    _changed, result = importlib.import_module("envbuild.node." + verb).run(
+        dict(step, args=dict(step["args"], variant=variant))
+    )
+    return dict(result)
 
 
 def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list[str]]":

@@ -45,10 +45,10 @@ def run(args: "dict[str, Any]") -> "dict[str, Any]":
     try:
         place = _Places(args)
         with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
-            jobs = [pool.submit(place.bring, each, wheels) for each in args["files"]]
+            jobs = [pool.submit(place.bring, each, wheels) for each in args.get("files") or []]
             sizes = [job.result() for job in jobs]
         for source in args.get("sources") or []:
-            _source(source, os.path.join(out, "sources"), place.links)
+            _source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
         for tool in args.get("tools") or []:
             _tool(tool, wheels)
     except OSError as error:
@@ -203,19 +203,40 @@ def _keep(path: "str", kept: "str") -> "None":
         log("not kept in the cache: %s" % error)
 
 
-def _source(source: "dict[str, Any]", folder: "str", links: "list[str]") -> "None":
-    """The repositories of a source and of its submodules, each with the pinned commit and nothing else."""
+def _keep_folder(folder: "str", kept: "str") -> "None":
+    """As `_keep`, for a repository."""
+    part = None  # type: str | None
+    try:
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        part = tempfile.mkdtemp(dir=os.path.dirname(kept))
+        shutil.copytree(folder, os.path.join(part, "made"), symlinks=True)
+        os.rename(os.path.join(part, "made"), kept)
+    except OSError as error:
+        log("not kept in the cache: %s" % error)
+    finally:
+        if part:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _source(source: "dict[str, Any]", folder: "str", links: "list[str]", cache: "str | None") -> "None":
+    """The repositories of a source and of its submodules, each with the pinned commit and nothing else.
+
+    One that an earlier build fetched is taken from `cache`; its tree is compared as any other's.
+    """
     os.makedirs(folder, exist_ok=True)
     parts = [(source["name"], source)]
     parts += [("%s/%s" % (source["name"], each["path"]), each) for each in source.get("submodules") or []]
     for name, pin in parts:
         log("fetching source %s at %.12s" % (name, pin["commit"]))
         given = [repository(os.path.join(each, "sources"), name) for each in links]
-        bundle = "%s-%s-%.12s.bundle" % (name, pin["commit"], pin["tree"])
+        bundle = "%s-%s-%.12s.bundle" % (name.replace("/", "-"), pin["commit"], pin["tree"])
         given += [os.path.join(each, bundle) for each in links]
-        sources.mirror(
-            pin, repository(folder, name), name, next((each for each in given if os.path.exists(each)), None)
-        )
+        kept = os.path.join(cache, bundle[: -len(".bundle")] + ".git") if cache else None
+        given += [kept] if kept else []
+        to = repository(folder, name)
+        sources.mirror(pin, to, name, next((each for each in given if os.path.exists(each)), None))
+        if kept and not os.path.exists(kept):
+            _keep_folder(to, kept)
 
 
 def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
@@ -230,8 +251,9 @@ def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
     else:
         os.makedirs(tool["folder"], exist_ok=True)
         with tarfile.open(archive) as opened_tar:
-            # Its hash was compared: the archive is the one that the catalog pins.
-            opened_tar.extractall(tool["folder"])  # noqa: S202
+            # Its hash was compared: the archive is the one that the catalog pins. Old Pythons have no filters.
+            safe = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # type: dict[str, Any]
+            opened_tar.extractall(tool["folder"], **safe)  # noqa: S202
         for top, _folders, names in os.walk(tool["folder"]):
             for each in [top] + [os.path.join(top, name) for name in names]:
                 os.chown(each, 0, 0, follow_symlinks=False) if os.geteuid() == 0 else None

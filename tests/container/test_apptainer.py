@@ -9,8 +9,8 @@ import pytest
 
 from envbuild.container import apptainer, context
 from envbuild.container.choose import Choice, recipe_for, shipped
+from envbuild.container.instructions import Run
 from envbuild.container.place import Given
-from envbuild.container.recipe import Run
 
 GIVEN = Given(base="localhost/base", fetch="localhost/fetch", python="/usr/bin/python3.11", glibc="2.36")
 
@@ -47,11 +47,12 @@ From: localhost/base
 Stage: build
 
 %files from fetch
-    /opt/envbuild/fetched /opt/envbuild/fetched
+    /opt/envbuild/fetched/wheels /opt/envbuild/fetched/wheels
     /opt/envbuild/tools /opt/envbuild/tools
 
 %files
     envbuild-node.pyz /opt/envbuild/image/envbuild-node.pyz
+    packages.json /opt/envbuild/image/packages.json
     variant.json /opt/envbuild/image/variant.json
     build.json /opt/envbuild/image/build.json
 
@@ -59,6 +60,9 @@ Stage: build
     set -eu
     export ENVBUILD_NETWORK=any
     # No network is needed; with ENVBUILD_NETWORK=off one that is there is an error.
+    ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
+/opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/packages.json
+    # Sources, the smoke item `sound`, the stamp; what this adds to the packages becomes a layer.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/build.json
 

@@ -34,13 +34,14 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
         "buildah", "build", "--isolation", "chroot", *time, "--layers", "--pull=true", *SHARED,
     ]  # fmt: skip
     assert buildah.build_command(REST) == [
-        "unshare", "-n", "buildah", "build", "--isolation", "chroot", *time, "--no-cache", "--pull-never", *LAST,
+        "unshare", "-n", "buildah", "build", "--isolation", "chroot", *time, "--layers", "--no-cache", "--pull-never",
+        *LAST,
     ]  # fmt: skip
     assert podman.build_command(FIRST) == [
         "podman", "build", *time, "--layers", "--pull=missing", "--network=host", *SHARED,
     ]  # fmt: skip
     assert podman.build_command(REST) == [
-        "podman", "build", *time, "--no-cache", "--pull=never", "--network=none", *LAST,
+        "podman", "build", *time, "--layers", "--no-cache", "--pull=never", "--network=none", *LAST,
     ]  # fmt: skip
     same = [
         "--build-arg",

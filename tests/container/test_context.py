@@ -72,9 +72,8 @@ def test_a_dockerignore_that_hides_the_lock_is_refused(recipe: ImageRecipe, tmp_
     ignore.write_text(ignore.read_text() + line + "\n")
     error = refused(tmp_path)
     assert error.code == "context-hides"
-    ignore.write_text(
-        ignore.read_text() + "# again\n!fetch.json\n!indexes.json\n!build.json\n!variant.json\n!*.pyz\n!entrypoint.sh\n"
-    )
+    needed = [*recipe.files, *context.UNCOMMITTED]
+    ignore.write_text(ignore.read_text() + "# again\n" + "".join(f"!{name}\n" for name in needed))
     context.check(tmp_path)
 
 

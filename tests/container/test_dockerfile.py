@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
-from envbuild.container import context
+from envbuild.container import choose, context
 from envbuild.container.bases import load_containers
 from envbuild.container.choose import Choice, recipe_for, shipped
-from envbuild.container.dockerfile import quoted, render, render_fetch, render_rest
+from envbuild.container.dockerfile import quoted, render, render_part
+from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Labels, Run, Stage, Start
 from envbuild.container.place import Given
-from envbuild.container.recipe import Arg, Comment, Copy, Env, ImageRecipe, Labels, Run, Stage, Start
+from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError
+from envbuild.lock.files import read_lock
+from envbuild.model.lock import Lock, Variant
 
 DIGEST = "4" * 64
 
@@ -75,10 +81,15 @@ def test_the_text_of_every_kind_of_instruction() -> None:
             "fetch", "registry.example.org/base:1", DIGEST,
             (Copy(("a", "b"), "/x/"), Run("true", ("type=cache,target=/c",))),
         ),
-        Stage("build", "base:2", None, (Arg("A", "1"), Arg("B"), Comment("why " * 40), Copy(("/x",), "/x", "fetch"))),
+        Stage(
+            "packages", "base:2", None,
+            (Arg("A", "1"), Arg("B"), Comment("why " * 40), Copy(("/x",), "/x", "fetch")),
+        ),
+        Stage("build", "base:2", None, (Run("two", ("type=cache,target=/d",)),), above="packages"),
         Stage(
             "runtime", "localhost/base", None,
             (
+                Added("build", "/p/added", "/p", ("envs", "current")),
                 Run("one && two", ignore=("DL3008",)),
                 Env({"V": 'a "b" $c \\'}), Env({"PATH": "/x/bin"}, prepend=True),
                 Labels({"l": "v"}, {"created": "CREATED"}),
@@ -100,14 +111,18 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "RUN --mount=type=cache,target=/c true",
         "",
         "# digest: not recorded",
-        "FROM base:2 AS build",
+        "FROM base:2 AS packages",
         'ARG A="1"',
         "ARG B",
         "# " + " ".join(["why"] * 29),
         "# " + " ".join(["why"] * 11),
         "COPY --from=fetch /x /x",
         "",
+        "FROM packages AS build",
+        "RUN --mount=type=cache,target=/d two",
+        "",
         "FROM localhost/base AS runtime",
+        "COPY --from=build /p/added /p",
         "# hadolint ignore=DL3008",
         "RUN one && two",
         'ENV V="a \\"b\\" \\$c \\\\"',
@@ -118,10 +133,10 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         'ENTRYPOINT ["/bin/sh", "e"]',
         'CMD ["python"]',
     ]
-    assert "AS build" not in render_fetch(made) and "AS fetch" in render_fetch(made)
-    assert "type=cache" in render_fetch(made) and "type=cache" not in render_fetch(made, cached=False)
-    rest = render_rest(made, "localhost/fetched:1")
-    assert rest.startswith("FROM localhost/fetched:1 AS fetch\n") and "AS runtime" in rest
+    part = render_part(made, ("build", "runtime"), {"packages": "localhost/made:1"})
+    assert part.startswith("FROM localhost/made:1 AS packages\n\nFROM packages AS build\nRUN --mount=type=cache,")
+    assert "AS fetch" not in part and "AS runtime" in part
+    assert "type=cache" not in render_part(made, ("build",), {}, cached=False)
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "\x00", "a\x1bb", "\x7f"])
@@ -174,8 +189,44 @@ def test_a_build_holds_the_same_requests_as_the_planner_and_no_secret() -> None:
     verbs = [each["verb"] for each in json.loads(recipe.files["build.json"])["args"]["requests"]]
     assert verbs == ["install", "smoke", "activate"]
     text = render(recipe)
-    assert text.count("type=secret") == 4
+    assert text.count("type=secret") == 3
+    assert "AS sources" not in text, "this stack has none"
+    compiled = render(recipe_for(Choice("opt-175b")))
+    assert compiled.count("type=secret") == 6 and compiled.count("type=secret,id=gitconfig") == 1
     assert all("required" not in line for line in text.splitlines())
+
+
+def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a change of one line of a source would install the packages again."""
+
+    def with_lock(change: Callable[[Variant], dict[str, Any]]) -> ImageRecipe:
+        def read(path: Path) -> Lock:
+            lock = read_lock(path)
+            return lock.model_copy(
+                update={"variants": tuple(each.model_copy(update=change(each)) for each in lock.variants)}
+            )
+
+        monkeypatch.setattr(choose, "read_lock", read)
+        return recipe_for(Choice("opt-175b"))
+
+    def another_commit(variant: Variant) -> dict[str, Any]:
+        moved = variant.sources[0].model_copy(update={"commit": "1" * 40, "tree": "2" * 40})
+        return {"sources": (moved, *variant.sources[1:])}
+
+    before, after = recipe_for(Choice("opt-175b")), with_lock(another_commit)
+    assert before.environment == after.environment
+    differ = {name for name in before.files if before.files[name] != after.files[name]}
+    assert differ == {"sources.json", "variant.json"}
+    for name in ("fetch", "packages", "installed"):
+        copied = [each.sources for each in after.stage(name).instructions if isinstance(each, Copy)]
+        assert before.stage(name) == after.stage(name) and not differ & set(itertools.chain(*copied))
+    assert with_lock(lambda variant: {"packages": variant.packages[1:]}).environment != before.environment
+
+    part = json.loads(before.files["packages.json"])["args"]
+    assert part["request"]["args"]["part"] == "packages"
+    assert part["variant"]["packages"] == json.loads(before.files["variant.json"])["packages"]
+    steps = json.loads(before.files["build.json"])["args"]["requests"]
+    assert {each["args"]["environment"] for each in steps} == {before.environment}
 
 
 def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
@@ -184,7 +235,7 @@ def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
     assert {recipe.stage(name).image for name in ("build", "runtime")} == {"localhost/mine:1"}
     assert "/usr/bin/python3 /opt/envbuild/image/" in render(recipe)
     brought = recipe_for(Choice("torch-smoke", given=Given(base="localhost/mine:1", glibc="2.36")))
-    assert "COPY --from=build /opt/envbuild/tools/python-" in render(brought)
+    assert "COPY --from=packages /opt/envbuild/tools/python-" in render(brought)
     assert any("url" in each for each in json.loads(brought.files["fetch.json"])["args"]["files"])
 
 

@@ -149,6 +149,9 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     bundle(site, house)
     third = _build(site, house, "--tag", "localhost/tiny/one:2")
     assert third["id"] != first["id"]
+    # The packages did not change, and with their layers the image is the one of a build without any.
+    assert third["seconds"]["fetch"] == third["seconds"]["packages"] == third["seconds"]["installed"] == 0.0
+    assert _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:3")["id"] == third["id"]
     differ = site.run("image", "diff", "localhost/tiny/one:1", "localhost/tiny/one:2", "--json", timeout=LONG)
     assert differ.rc == 1
     assert any(row["path"].endswith(".so") for row in differ.json["files"])
