@@ -16,7 +16,7 @@ from .smoke_part import Clock, Part, Spec
 from .smoke_proc import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
 
 NAME = "smoke/nodes/all-reduce"
-METRIC = "multi_node_all_reduce_busbw_gbps"
+METRIC = "multi_node_busbw_gbps"
 _INTERFACES = (("GLOO_SOCKET_IFNAME", "%s"), ("NCCL_SOCKET_IFNAME", "=%s"))
 _OUTPUT = 6000
 # torchrun gives its ranks sessions of their own: the kernel ends them with it (PR_SET_PDEATHSIG, SIGKILL).
@@ -37,8 +37,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     place = dict(args["place"]) if args.get("place") else smoke_nodes_meet.in_job(args.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
         return False, smoke.summary([])
-    spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
-    spec.variables.update(args.get("variables") or {})
+    spec = Spec(environment, {"environment": args.get("variables") or {}}, bool(args.get("cuda")))
     return False, _meet(spec, place, args)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import probe_system
 from .protocol import Exit, NodeError
 
+PORTS = 4  # in a row, of which the first that is free is taken
 _LINE = 4096
 _CONNECT = 2.0  # s; in one network an answer takes milliseconds, a dropped packet gives none
 _PAUSE = 0.3
@@ -218,5 +219,5 @@ def in_job(most: Optional[int]) -> Dict[str, Any]:
     # Slurm's own word for the node that srun runs on: node names need not be names of hosts.
     named = (os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))
     addresses = [name for name in dict.fromkeys(named) if name]
-    ports = [port + index for index in range(4)]
+    ports = [port + index for index in range(PORTS)]
     return {"rank": rank, "nodes": min(count, most or count), "addresses": addresses, "ports": ports}

@@ -17,9 +17,8 @@ from envbuild.model.evidence import Check
 from envbuild.node import smoke_nodes, smoke_nodes_meet
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke_proc import Scratch
-from tests.node.torch_env import PYTHON, torch_environment
+from tests.node.torch_env import torch_environment
 
-VARIANT = {"python": PYTHON, "torch": "2.13.0", "flavour": "cpu"}
 TOKEN = "t" * 32
 
 
@@ -105,7 +104,7 @@ def test_a_job_says_who_a_node_is_and_how_many_take_part(monkeypatch: pytest.Mon
 
 def request(environment: Path, rank: int, ports: list[int], **more: Any) -> dict[str, Any]:
     place = {"rank": rank, "nodes": 2, "addresses": ["127.0.0.1"], "ports": ports, "names": ["first", "second"]}
-    args = {"environment": str(environment), "variant": VARIANT, "cuda": False, "ranks": 1, "token": TOKEN,
+    args = {"environment": str(environment), "cuda": False, "ranks": 1, "token": TOKEN,
             "place": place, "wait": 30, "deadline": 120, **more}  # fmt: skip
     return {"protocol": 1, "verb": "meet", "run": "r1", "prefix": "/", "args": args}
 
@@ -157,7 +156,7 @@ def part_of(
             meeting = smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 20)
         else:
             meeting = smoke_nodes_meet.receive(ports, 2, TOKEN, 20)
-        spec = smoke_nodes.Spec(str(torch_environment()), dict(VARIANT), False)
+        spec = smoke_nodes.Spec(str(torch_environment()), {}, False)
         part = smoke_nodes.Part(smoke_nodes.NAME)
         with Scratch(str(tmp) if tmp else None, programs) as scratch:
             smoke_nodes.JointTest(spec, rank, 2, 1, meeting).run(part, scratch, smoke_nodes.Clock(deadline))

@@ -1,0 +1,195 @@
+"""The joint smoke test: which nodes meet and what each is asked (pure), and asking all of them at once over SSH.
+
+Nodes with the same environment meet once all of them have activated it. In a job the script's own variables say who a
+node is, see `job_work.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Variant
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import Connection, Target
+from envbuild.node.smoke_nodes_meet import PORTS
+from envbuild.plan_node import uses_cuda
+from envbuild.provision.collect import all_well
+from envbuild.provision.contact import WORKERS, contact, node_request
+from envbuild.provision.execute import Outcome
+from envbuild.provision.work import Work
+from envbuild.schedule.script import PORT_BASE, PORT_RANGE
+
+VERB = "meet"
+# Nodes are asked within a second of each other over SSH; a job starts them within some.
+WAIT = 60.0
+RANKS_WITHOUT_GPUS = 2
+_SLACK = 60.0
+_MOST_ADDRESSES = 6
+_NOWHERE = ("127.", "169.254.", "::1", "fe80", "localhost")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node that may take part: where others may reach it, best first, and its GPUs (0: the processors do it)."""
+
+    node: str
+    environment: str
+    variant: Variant
+    addresses: tuple[str, ...] = ()
+    gpus: int = 0
+
+
+def wants_to_meet(variant: Variant, target: Target) -> bool:
+    """Whether a joint test is meant: the stack tests machines, which takes torch, and the target does not say no."""
+    return target.smoke_nodes != 0 and any(item.name == "machine" for item in variant.smoke)
+
+
+def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]]:
+    """Who meets whom: nodes with one environment, two at least, at most as many as the target says."""
+    found: dict[tuple[str, str], list[Member]] = {}
+    for member in members:
+        if wants_to_meet(member.variant, target):
+            found.setdefault((member.environment, member.variant.digest), []).append(member)
+    return [tuple(each[: target.smoke_nodes]) for each in found.values() if len(each) > 1]
+
+
+def meet_args(variant: Variant, target: Target, environment: str, gpus: int) -> dict[str, Any]:
+    """The arguments of `meet` that are the same on all nodes; `gpus` of the node that has the fewest."""
+    machine = next(item for item in variant.smoke if item.name == "machine")
+    return {
+        "environment": environment,
+        "cuda": gpus > 0,
+        "ranks": gpus or RANKS_WITHOUT_GPUS,
+        "variables": variant.variables(target.environment),
+        "floors": target.joint_floors,
+        "deadline": machine.deadline,
+        "wait": WAIT,
+        "token": secrets.token_hex(16),
+    }
+
+
+def requests(group: Sequence[Member], target: Target, run: str, number: int = 0) -> dict[str, dict[str, Any]]:
+    """The request of each node of a group; its first node is the one that the others come to."""
+    first = group[0]
+    args = meet_args(first.variant, target, first.environment, min(member.gpus for member in group))
+    seed = int(hashlib.sha256(f"{run} {number}".encode()).hexdigest()[:8], 16)
+    ports = [PORT_BASE + (seed + index) % PORT_RANGE for index in range(PORTS)]
+    place = {"nodes": len(group), "addresses": list(first.addresses), "ports": ports}
+    names = [member.node for member in group]
+    return {
+        member.node: node_request(VERB, target.prefix, {**args, "place": {**place, "rank": rank, "names": names}}, run)
+        for rank, member in enumerate(group)
+    }
+
+
+def job_request(work: Work, plan: NodePlan, nodes: int) -> dict[str, Any] | None:
+    """The request of every node of a job, whose script says which rank it is; None where no joint test is meant."""
+    target, variant = work.prepared.target, work.survey.variants[plan.node]
+    if nodes < 2 or not wants_to_meet(variant, target):
+        return None
+    facts = work.survey.facts[plan.node]
+    args = meet_args(variant, target, plan.environment, gpus_of(variant, facts))
+    return node_request(VERB, facts.prefix.path, {**args, "most": target.smoke_nodes}, work.run.id)
+
+
+def addresses(node: str, nics: Sequence[Any], connection: Connection) -> tuple[str, ...]:
+    """Where other nodes may reach a node: the address that we reach it by, then those of its interfaces."""
+    told = [connection.reaches(node)[0], *(address for nic in nics for address in nic.addresses)]
+    usable = [each for each in dict.fromkeys(told) if not each.startswith(_NOWHERE)]
+    return tuple(usable[:_MOST_ADDRESSES])
+
+
+def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
+    """The joint tests of a run over SSH in which something was done; answers and errors go into the outcome."""
+    target = work.prepared.target
+    members = [
+        member
+        for node in plan.nodes
+        if node.node not in outcome.errors
+        and all_well(outcome.responses.get(node.node, {}))
+        and (member := _member(work, node.node, node.environment)) is not None
+    ]
+    changed = {node.node for node in plan.nodes if node.steps}
+    chosen = [group for group in groups(members, target) if changed & {member.node for member in group}]
+    for number, group in enumerate(chosen):
+        _note_more(work, group)
+        with work.phase("together", f"joint smoke test of {len(group)} nodes"):
+            answers = ask_together(group[:WORKERS], target, work.run.id, number)
+        for node, answer in answers.items():
+            if isinstance(answer, EnvbuildError):
+                outcome.errors[node] = answer
+            else:
+                outcome.responses.setdefault(node, {})[VERB] = answer
+    note_floors(work, outcome)
+
+
+def _member(work: Work, node: str, environment: str) -> Member | None:
+    facts, variant = work.survey.facts.get(node), work.survey.variants.get(node)
+    if facts is None:
+        return None
+    if variant is None:  # nothing had to be done there
+        stamp = next((each for each in facts.environments if each.path == environment), None)
+        variant = variant_of(work, stamp.stamp if stamp else None)
+    if variant is None:
+        return None
+    where = addresses(node, facts.nics, work.prepared.target.connection)
+    return Member(node, environment, variant, where, gpus_of(variant, facts))
+
+
+def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
+    """The variant of the lock that an environment was built from."""
+    from envbuild.provision.inspect import matching_variant
+
+    return matching_variant(work.prepared.lock, stamp) if stamp else None
+
+
+def gpus_of(variant: Variant, facts: NodeFacts) -> int:
+    """How many GPUs of a node take part; 0 where its torch or its driver use none."""
+    return len(facts.gpus) if uses_cuda(variant, facts) else 0
+
+
+def ask_together(
+    group: Sequence[Member], target: Target, run: str, number: int = 0
+) -> dict[str, dict[str, Any] | EnvbuildError]:
+    """Ask all nodes of a group at the same time; each response of the node program, or why there is none."""
+    told = requests(group, target, run, number)
+    deadline = float(next(iter(told.values()))["args"]["deadline"]) + WAIT + _SLACK
+    out: dict[str, dict[str, Any] | EnvbuildError] = {}
+    for node, answer in contact(told, told.__getitem__, target.connection, deadline).items():
+        if isinstance(answer, EnvbuildError):
+            out[node] = answer
+        elif answer.response is None:
+            out[node] = _no_python(node)
+        else:
+            out[node] = answer.response
+    return out
+
+
+def _no_python(node: str) -> EnvbuildError:
+    return EnvbuildError(
+        "node-without-python", f"{node} has no Python that could run its part of the joint smoke test",
+        hint="`envbuild provision` brings one into the prefix", exit_code=ExitCode.REFUSED, details={"node": node},
+    )  # fmt: skip
+
+
+def _note_more(work: Work, group: Sequence[Member]) -> None:
+    if len(group) > WORKERS:
+        work.notes.append(
+            f"the joint smoke test took the first {WORKERS} of {len(group)} nodes: more are not asked at once over SSH"
+        )
+
+
+def note_floors(work: Work, outcome: Outcome) -> None:
+    """A floor that nothing was measured against is not one that was met."""
+    target = work.prepared.target
+    results = [answers[VERB].get("result") or {} for answers in outcome.responses.values() if VERB in answers]
+    measured = any(check.get("metrics") for result in results for check in result.get("checks") or ())
+    if target.joint_floors and not measured and target.smoke_nodes != 0:
+        names = ", ".join(target.joint_floors)
+        work.notes.append(f"not measured: {names}; the joint smoke test takes two good nodes with one environment")

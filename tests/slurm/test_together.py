@@ -1,0 +1,51 @@
+"""Through a real Slurm: a stack with torch and a source build on four nodes, two of which meet as one torchrun job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import Done
+from tests.node.forge import FILES, need_compiler
+from tests.slurm.cluster import NODES, Cluster
+from tests.slurm.job_world import JobWorld, by_node
+from tests.support.torch_stack import torch_stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1500)]
+JOINT = "smoke/nodes/all-reduce"
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
+    return JobWorld(tmp_path, cluster)
+
+
+def joint(done: Done) -> dict[str, dict[str, Any]]:
+    """The check of the joint test by node."""
+    return {name: check for name, node in by_node(done).items() for check in node["checks"] if check["name"] == JOINT}
+
+
+def test_one_command_builds_on_four_nodes_and_two_of_them_meet(world: JobWorld) -> None:
+    need_compiler()
+    source = {**world.repository("quick", FILES), "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
+    torch_stack(world, sources=[source], imports=["torch", "quick._fast"])
+    more: dict[str, Any] = {"smoke_nodes": 2, "floors": {"multi_node_busbw_gbps": 0.001}}
+    world.target(scheduler={"nodes": NODES, "time_limit": "30m"}, **more)
+    done = world.job(timeout=1200)
+    nodes = by_node(done)
+    assert done.rc == 0, done.err[-3000:]
+    assert len(nodes) == NODES
+    assert len({node["root"] for node in nodes.values()}) == 1
+    met = joint(done)
+    assert sorted(met) == ["gpu1", "gpu2"], "the first two nodes"
+    for check in met.values():
+        assert check["status"] == "passed", check
+        assert (check["details"]["ranks"], check["details"]["nodes"], check["details"]["backend"]) == (4, 2, "gloo")
+        assert check["metrics"][0]["name"] == "multi_node_busbw_gbps"
+        assert check["metrics"][0]["floor"] == 0.001
+    page = (world.runs / done.json["run"] / "report.html").read_text()
+    assert JOINT in page and "multi_node_busbw_gbps" in page
+    again = world.job()
+    assert (again.rc, world.submitted()) == (0, [])
