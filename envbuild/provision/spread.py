@@ -200,7 +200,7 @@ class _Run:
     def _not_given(self, group: _Group, error: EnvbuildError | None) -> list[str]:
         """A finished builder could not pack what it has: that is not its own failure, and another one builds."""
         builder = group.made.builder
-        why = f"{error.what} ({error.why})" if error is not None else "nothing was there to pack"
+        why = ": ".join(filter(None, (error.what, error.why))) if error is not None else "nothing was there to pack"
         self.work.notes.append(f"the environment of {builder} could not be handed to {names_of(group.waiting)}: {why}")
         self.work.tried.add(builder)
         waiting, group.waiting = group.waiting, []
@@ -316,8 +316,8 @@ class _Run:
         journey.archive = archive
         megabytes = max(1, round(pack["bytes"] / 1e6))
         work.notes.append(
-            f"this machine sent the environment of {builder} ({megabytes} MB) to {names_of(journey.sent)}: "
-            "they could not get it from another node"
+            f"this machine sent the environment of {builder} ({megabytes} MB) to {names_of(journey.sent)}, "
+            "which could not get it from another node"
         )
 
 

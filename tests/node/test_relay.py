@@ -1,0 +1,252 @@
+"""A file goes from process to process along a tree; who lies, stops or comes too late is found out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import relay
+from envbuild.node.protocol import NodeError
+
+DATA = os.urandom(1 << 20) * 3
+SHA = hashlib.sha256(DATA).hexdigest()
+NAME = "tiny-exact-0123456789ab.tar"
+TOKENS = {name: str(number) * 64 for number, name in enumerate("abcdef")}
+
+
+def free_ports(count: int = 2) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Place:
+    """A prefix that stands for a node; `run` is the verb in a process of its own."""
+
+    def __init__(self, top: Path, name: str) -> None:
+        self.name = name
+        self.prefix = top / name
+        self.file = self.prefix / relay.FOLDER / NAME
+        self.ports = free_ports()
+
+    def args(self, parent: Place | None = None, children: tuple[Place, ...] = (), **more: Any) -> dict[str, Any]:
+        args: dict[str, Any] = {"file": str(self.file), "sha256": SHA, "bytes": len(DATA), "patience": 2, **more}
+        if parent is not None:
+            args["parent"] = {"address": "127.0.0.1", "ports": parent.ports, "token": TOKENS[self.name]}
+        if children:
+            args["children"] = [{"name": child.name, "token": TOKENS[child.name]} for child in children]
+            args["listen"] = {"address": "127.0.0.1", "ports": self.ports}
+        return args
+
+    def put(self, data: bytes = DATA) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_bytes(data)
+
+    def request(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"protocol": 1, "verb": "relay", "run": "r", "prefix": str(self.prefix), "args": args}
+
+    def run(self, args: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+        return relay.run(self.request(args))
+
+    def start(self, args: dict[str, Any]) -> subprocess.Popen[str]:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "envbuild.node", "relay"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert started.stdin is not None
+        started.stdin.write(json.dumps(self.request(args)))
+        started.stdin.close()
+        started.stdin = None
+        return started
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=30)
+    assert out, err
+    data = json.loads(out)
+    assert isinstance(data, dict)
+    return data
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[list[Place]]:
+    yield [Place(tmp_path, name) for name in "abcdef"]
+
+
+def code(args: dict[str, Any], place: Place) -> tuple[str, int]:
+    with pytest.raises(NodeError) as caught:
+        place.run(args)
+    return caught.value.code, caught.value.exit_code
+
+
+def test_all_of_a_tree_get_the_file_whoever_begins_first(places: list[Place]) -> None:
+    a, b, c, d, e, f = places
+    a.put()
+    started = [
+        e.start(e.args(b)),
+        d.start(d.args(c)),
+        c.start(c.args(a, (d,))),
+        b.start(b.args(a, (e, f))),
+        f.start(f.args(b)),
+        a.start(a.args(None, (b, c))),
+    ]
+    answers = [ended(each) for each in started]
+    assert all(each["ok"] for each in answers), answers
+    results = [each["result"] for each in answers]
+    assert [each["given"] for each in results] == [[], [], ["d"], ["e", "f"], [], ["b", "c"]]
+    assert {each.file.read_bytes() == DATA for each in places} == {True}
+    assert [sorted(path.name for path in each.file.parent.iterdir()) for each in places] == [[NAME]] * 6
+
+
+def test_what_is_there_is_not_sent_again_and_the_parent_does_not_wait(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put()
+    b.put()
+    began = time.monotonic()
+    child = b.start(b.args(a, patience=20))
+    changed, told = a.run(a.args(None, (b,), patience=20))
+    assert (changed, told["given"], told["missed"]) == (False, [], ["b"])
+    assert ended(child)["result"]["there"]
+    assert time.monotonic() - began < 10
+
+
+def test_a_changed_byte_is_found_and_nothing_stays(places: list[Place]) -> None:
+    a, b = places[:2]
+    bad = bytearray(DATA)
+    bad[1 << 20] ^= 1
+    a.put()
+    giving = threading.Thread(target=lambda: a.run(a.args(None, (b,), sha256=hashlib.sha256(bad).hexdigest())))
+    a.put(bytes(bad))
+    giving.start()
+    assert code(b.args(a), b) == ("transfer-damaged", 5)
+    giving.join()
+    assert list(b.file.parent.iterdir()) == []
+
+
+def test_a_parent_that_is_not_there_is_named_in_time(places: list[Place]) -> None:
+    a, b = places[:2]
+    began = time.monotonic()
+    assert code(b.args(a, patience=0.5), b) == ("peer-unreachable", 3)
+    assert time.monotonic() - began < 5
+    assert list(b.file.parent.iterdir()) == []
+
+
+def test_who_waits_for_a_parent_that_gets_nothing_itself_is_told(places: list[Place]) -> None:
+    a, b, c = places[:3]
+    child = c.start(c.args(b, patience=20))
+    assert code(b.args(a, (c,), patience=1.5), b) == ("peer-unreachable", 3)
+    answer = ended(child)
+    assert (answer["error"]["code"], answer["error"]["exit"]) == ("peer-gave-up", 3)
+
+
+def test_a_child_that_does_not_come_is_missed_and_the_others_are_served(places: list[Place]) -> None:
+    a, b, c = places[:3]
+    a.put()
+    child = c.start(c.args(a))
+    _, told = a.run(a.args(None, (b, c)))
+    assert (told["given"], told["missed"]) == (["c"], ["b"])
+    assert ended(child)["ok"]
+
+
+def test_nobody_without_the_token_gets_the_file_and_a_token_is_good_once(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put()
+    giving = threading.Thread(target=lambda: a.run(a.args(None, (b,), patience=2)))
+    giving.start()
+
+    def ask(token: str) -> bytes:
+        until = time.monotonic() + 5
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", a.ports[0]), timeout=5)
+                break
+            except OSError:
+                assert time.monotonic() < until
+        with connection:
+            greeting = connection.recv(200)
+            proof = hmac.new(token.encode(), greeting[-relay._NONCE :], hashlib.sha256).hexdigest()
+            connection.sendall(proof.encode())
+            return connection.recv(1 << 16).lstrip(b".")[:1]
+
+    assert ask("0" * 64) == b""
+    assert ask(TOKENS["b"]) in (b"F", b""), "the dots may come alone first"
+    assert ask(TOKENS["b"]) == b""
+    giving.join()
+
+
+def test_another_program_on_the_port_is_passed_over(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put()
+    with socket.create_server(("127.0.0.1", a.ports[0])) as other:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection = other.accept()[0]
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH\r\n" + b" " * 100)
+
+        threading.Thread(target=answer, daemon=True).start()
+        child = b.start(b.args(a))
+        _, told = a.run(a.args(None, (b,)))
+    assert told["given"] == ["b"]
+    assert ended(child)["ok"]
+
+
+def test_a_full_disk_is_said_before_anything_is_sent(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    b = places[1]
+    real = os.statvfs
+
+    def full(path: Any) -> Any:
+        found = list(real(path))
+        found[4] = 1
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", full)
+    assert code(b.args(places[0]), b) == ("disk-full", 75)
+
+
+def test_only_a_plain_name_in_the_folder_for_packs_is_touched(places: list[Place]) -> None:
+    a = places[0]
+    for bad in (f"{a.prefix}/tools/x", f"{a.prefix}/store/packs/../../x", f"{a.prefix}/store/packs/.x", "x", None):
+        assert code({"file": bad, "remove": True}, a) == ("request-invalid", 2)
+
+
+def test_a_pack_is_removed_with_its_record(places: list[Place]) -> None:
+    a = places[0]
+    a.put()
+    record = a.file.with_suffix(".json")
+    record.write_text("{}")
+    assert a.run({"file": str(a.file), "remove": True})[0]
+    assert list(a.file.parent.iterdir()) == []
+    assert not a.run({"file": str(a.file), "remove": True})[0]
+
+
+def test_what_a_killed_run_left_more_than_a_day_ago_is_swept(places: list[Place]) -> None:
+    a, b = places[:2]
+    b.file.parent.mkdir(parents=True)
+    old, young = b.file.with_name("old.tar.half-1"), b.file.with_name("young.tar.half-2")
+    for each in (old, young):
+        each.write_text("half")
+    os.utime(old, (1, 1))
+    assert code(b.args(a, patience=0.1), b) == ("peer-unreachable", 3)
+    assert [path.name for path in b.file.parent.iterdir()] == [young.name]
