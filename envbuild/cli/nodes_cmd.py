@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,36 +14,59 @@ from envbuild.errors import EnvbuildError, gravest
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
+    from envbuild.model.facts import NodeFacts
+    from envbuild.model.target import Target
     from envbuild.provision.rundir import RunDir
+
+DEADLINE_OPTION = click.option(
+    "--deadline",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="A node that has not answered then is silent; the others do not wait for it.",
+)
 
 
 @click.command("probe")
 @place_options
+@DEADLINE_OPTION
 @common_options
-def probe(ui: Ui, /, **flags: Any) -> int:
+def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
     """Read the facts of every node of a target."""
+    from envbuild.provision.contact import DEADLINE
     from envbuild.provision.survey import probe_nodes
+
+    target = target_of(ui, flags)
+    facts, errors = probe_nodes(target, deadline or DEADLINE)
+    show_probed(ui, target, facts, errors)
+    return gravest(int(error.exit_code) for error in errors.values())
+
+
+def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dict[str, EnvbuildError]) -> None:
+    """The facts of nodes: by class for people, whole under `--json`."""
+    from envbuild.cli.nodes_table import probe_lines
     from envbuild.resolve.classes import group
 
-    facts, errors = probe_nodes(target_of(ui, flags))
+    exclusive = target.scheduler.exclusive
+    plain = {node: item.to_json_dict() for node, item in facts.items()}
     data = {
-        "facts": {node: item.to_json_dict() for node, item in facts.items()},
+        "facts": plain,
         "errors": {node: error.as_dict() for node, error in errors.items()},
+        "classes": [asdict(each) for each in group(facts, exclusive=exclusive)],
     }
 
-    def human() -> str:
-        lines = [f"{len(item.nodes)} x {item.label}: {', '.join(item.nodes)}" for item in group(facts)]
-        lines += [f"{node}: {error}" for node, error in errors.items()]
-        if len(facts) == 1:
-            lines += _facts_lines(next(iter(data["facts"].values())))
-        return "\n".join(lines)
+    def human(width: int) -> list[tuple[str, str]]:
+        lines = probe_lines(facts, errors, exclusive=exclusive, width=width if sys.stdout.isatty() else 0)
+        if len(plain) == 1:
+            lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
+        return lines
 
-    ui.result(data, human)
-    return gravest(int(error.exit_code) for error in errors.values())
+    ui.lines(data, human)
 
 
 def _facts_lines(facts: dict[str, Any]) -> list[str]:
     """The facts of one node that people look for first."""
+    from envbuild.report.text import visible
+
     prefix = facts["prefix"]
     rows = {
         "system": f"{facts['os']['id']} {facts['os']['version']}, {facts['libc']['kind']} {facts['libc']['version']}",
@@ -58,14 +81,15 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
         + ("" if prefix["writable"] else f", not writable: {prefix.get('reason') or ''}"),
         "environments": ", ".join(item["path"].rsplit("/", 1)[-1] for item in facts["environments"]) or "none",
     }
-    return [f"  {name:<13} {value}" for name, value in rows.items()]
+    return [f"  {name:<13} {visible(value)}" for name, value in rows.items()]
 
 
 @click.command("verify")
 @place_options
 @click.option("--deep", is_flag=True, help="Hash every file and check every .pyc against its source.")
+@DEADLINE_OPTION
 @common_options
-def verify(ui: Ui, /, deep: bool, **flags: Any) -> int:
+def verify(ui: Ui, /, deep: bool, deadline: float | None, **flags: Any) -> int:
     """Compare the environment in use with its lock and its stamp; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
@@ -80,7 +104,7 @@ def verify(ui: Ui, /, deep: bool, **flags: Any) -> int:
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
-        return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep))
+        return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep, deadline=deadline))
 
 
 @click.command("smoke")

@@ -102,3 +102,4 @@ class Evidence(StrictModel):
     tools: dict[str, str] = {}
     ansible_tasks: int = 0
     phases: dict[str, float] = {}
+    equality: Equality | None = None

@@ -28,6 +28,7 @@ VERBS = {
     "packs": "packs",
     "activate": "activate",
     "verify": "verify",
+    "files": "env_files",
     "envs": "envs",
     "use": "use",
     "remove": "remove",

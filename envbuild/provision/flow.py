@@ -134,11 +134,20 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
     if not through_jobs:
         with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
             _verify(work, plan, outcome)
+        _meet(work, plan, outcome)
     nodes = _node_evidence(work, plan, outcome)
     for node in nodes:
         work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
     warnings = (*plan.warnings, *work.notes)
     return write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
+
+
+def _meet(work: Work, plan: Plan, outcome: Outcome) -> None:
+    """The joint smoke test of nodes with one environment, where one of them has been changed."""
+    if work.prepared.target.connection.kind == "ssh" and not plan.nothing_to_do:
+        from envbuild.provision.together import meet_nodes
+
+        meet_nodes(work, plan, outcome)
 
 
 def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
@@ -223,7 +232,7 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[s
         archive = work.run.path / f"artifacts-{variant.digest[:12]}.tar"
         if not archive.exists():
             delivery.write_archive(archive)
-        store = store_folder(facts.prefix.path, variant)
+        store = store_folder(facts.stage_prefix, variant)
         out[node.node] = ((archive, store), delivery.request(store))
     return out
 
@@ -296,6 +305,7 @@ def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
+    from envbuild.provision.equality import equality_of, files_on
     from envbuild.report.render import write_report
 
     prepared = work.prepared
@@ -317,6 +327,7 @@ def write_evidence(
         tools=_tool_versions(),
         ansible_tasks=work.tasks,
         phases=work.phases,
+        equality=equality_of(nodes, files_on(prepared.target, work.run.id)),
     )
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))

@@ -56,13 +56,15 @@ def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
     return None
 
 
-def verify(prepared: Prepared, settings: Settings, progress: Progress, *, deep: bool) -> tuple[Evidence, RunDir]:
+def verify(
+    prepared: Prepared, settings: Settings, progress: Progress, *, deep: bool, deadline: float | None = None
+) -> tuple[Evidence, RunDir]:
     """Compare the environment in use on every node with its lock and its stamp; exit 1 on drift."""
 
     def args(variant: Variant, _: Mapping[str, Any]) -> dict[str, Any]:
         return {"variant": variant.to_json_dict(), "deep": deep}
 
-    return _inspect(prepared, settings, progress, "verify", args, 3600.0 if deep else DEADLINE)
+    return _inspect(prepared, settings, progress, "verify", args, deadline or (3600.0 if deep else DEADLINE))
 
 
 def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
@@ -91,13 +93,13 @@ def _inspect(
             EventKind.RUN_STARTED, **identity.here(), verb=verb, stack=prepared.stack.name, profile=prepared.profile,
             target=prepared.target.name, command=list(settings.command),
         )  # fmt: skip
-        with work.phase("probe", "asking which environments are there"):
-            current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
         if prepared.target.engine == "container":
             nodes = _ask_images(work, verb)
             evidence = write_evidence(work, verb, nodes)
             journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
             return evidence, run
+        with work.phase("probe", "asking which environments are there"):
+            current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
         requests: dict[str, dict[str, Any]] = {}
         for node, found in current.items():
             if isinstance(found, EnvbuildError):
@@ -113,14 +115,14 @@ def _inspect(
     return evidence, run
 
 
-Current = tuple[str, Variant, dict[str, Any]]
-
 def _ask_images(work: Work, verb: str) -> list[NodeEvidence]:
     """The same inside the image that each node runs; `verify` is always deep there, for starting it costs the most."""
     from envbuild.provision.container import ask_images, asks_of
 
     return ask_images(work, verb, asks_of(work.prepared, verb))
 
+
+Current = tuple[str, Variant, dict[str, Any]]
 
 
 def _current(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:

@@ -211,6 +211,16 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     return list(out)
 
 
+def fold_hosts(names: Iterable[str]) -> str:
+    """Host names as clusters write them: `gpu[01-60]`. The opposite of `expand_hosts`."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+
+    listed = list(names)
+    if len(listed) == 1 or not all(_HOST.match(name) for name in listed):
+        return ", ".join(listed)
+    return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
+
+
 def _expands_to(text: str) -> int:
     """An upper estimate of how many hosts a text names, taken before anything is expanded."""
     total = 1

@@ -19,7 +19,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.provision.contact import ContactResult, contact, node_request
+from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.keep import can_keep, kept
 from envbuild.provision.prepare import Prepared
 
@@ -182,14 +182,20 @@ def _rules() -> Compat:
     return load_compat(resources.catalog() / "compat")
 
 
-def probe_nodes(target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
-    """Facts of every node of a target, and the errors of those that gave none."""
+def probe_nodes(target: Target, deadline: float = DEADLINE) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
     from envbuild.provision.inventory import expand_hosts
 
     facts: dict[str, NodeFacts] = {}
     errors: dict[str, EnvbuildError] = {}
     nodes = expand_hosts(target.hosts)
-    answers = contact(nodes, lambda node: node_request("probe", target.prefix, {"node": node}), target.connection)
+
+    def request_for(node: str) -> dict[str, Any]:
+        return node_request("probe", target.prefix, {"node": node})
+
+    limit = min(target.connection.connect_timeout, deadline)
+    connection = target.connection.model_copy(update={"connect_timeout": limit})
+    answers = contact(nodes, request_for, connection, deadline)
     for node, answer in answers.items():
         try:
             if isinstance(answer, EnvbuildError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
 from envbuild.redact import redact_data
-from envbuild.report import view
+from envbuild.report import equality, view
 from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible_data
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _templates() -> jinja2.Environment:
         view.field,
     ):
         templates.filters[function.__name__] = function
+    templates.filters["names"] = equality.names
     templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report import sources, view
+from envbuild.report import equality, sources, view
 from envbuild.report.render import harmless
 
 WIDTH = 80
@@ -23,9 +23,9 @@ Line = tuple[str, str]
 
 
 def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
-    """`closing_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
+    """`closing_lines`, `deviation_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
     evidence = harmless(evidence)
-    return closing_lines(evidence, report, width=width) + drift_lines(evidence)
+    return closing_lines(evidence, report, width=width) + deviation_lines(evidence) + drift_lines(evidence)
 
 
 def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
@@ -46,6 +46,17 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     tail = [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
+
+
+def deviation_lines(evidence: Evidence) -> list[Line]:
+    """In what nodes deviate from the root that most have; what has drifted since it was stamped is named apart."""
+    lines: list[Line] = []
+    drifted = {node.node for node in evidence.nodes if node.drift_count}
+    for each in evidence.equality.deviating if evidence.equality is not None else ():
+        if not drifted.issuperset(each.nodes):
+            lines += [("", ""), (f"  ! {equality.names(each.nodes)} deviates: root {(each.root or '')[:12]}", "yellow")]
+            lines += [(f"    {text}", "") for text in each.differs]
+    return lines
 
 
 def drift_lines(evidence: Evidence) -> list[Line]:
@@ -77,6 +88,8 @@ def _what(evidence: Evidence) -> list[Line]:
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
     values = {name: value[:12] if len(value) == 64 else value for name, value in view.make_view(evidence).summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
+    if said := equality.sentence(evidence):
+        rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
     took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
     built = sources.summary(evidence)
     rows += built[:_MAX_BUILT]

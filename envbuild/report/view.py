@@ -12,6 +12,7 @@ from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
+from envbuild.report.equality import sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 
 Tone = Literal["good", "partial", "bad"]
@@ -204,6 +205,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([node.root or "" for node in nodes])),
+        *((("Equality", said),) if (said := sentence(evidence)) else ()),
         ("Lock digest", evidence.lock_digest),
     )
 

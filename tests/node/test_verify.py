@@ -160,3 +160,18 @@ def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -
     assert not node.verify(environment=str(built))["ok"]
     with pytest.raises(NodeError, match="there is no environment"):
         node.verify(environment=str(built) + "0")
+
+
+def test_the_files_of_a_stamp_are_told_shortly(node: Node, built: Path) -> None:
+    from envbuild.node import env_files
+
+    changed, told = env_files.run(node.request("files", environment=str(built)))
+    stamped = json.loads((built / ".envbuild" / "files.json").read_text())
+    assert not changed
+    assert told["root"] == json.loads((built / ".envbuild" / "stamp.json").read_text())["root"]
+    assert set(told["files"]) == set(stamped)
+    assert all(value.endswith(stamped[path][1][:16]) for path, value in told["files"].items())
+    (built / ".envbuild" / "stamp.json").unlink()
+    with pytest.raises(NodeError, match="no stamp") as caught:
+        env_files.run(node.request("files", environment=str(built)))
+    assert caught.value.code == "environment-unstamped"

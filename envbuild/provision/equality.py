@@ -1,0 +1,133 @@
+"""Fleet equality: one Merkle root on all nodes, or which nodes deviate and in what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import Deviation, Equality, NodeEvidence
+from envbuild.model.target import Target
+from envbuild.provision.contact import contact, node_request
+
+Files = Mapping[str, str]
+# How many different roots are looked into; a fleet with more has no usual one.
+COMPARED = 8
+SHOWN = 3
+
+
+def equality_of(
+    nodes: Sequence[NodeEvidence], files_of: Callable[[Sequence[NodeEvidence]], Mapping[str, Files]]
+) -> Equality | None:
+    """What the nodes with an environment have in common; None where there is nothing to compare.
+
+    `files_of` gets nodes of which each stands for others, and says by name what files they have; it is only called
+    where roots differ.
+    """
+    stamped = [node for node in nodes if node.root]
+    if len(stamped) < 2:
+        return None
+    counts = Counter(str(node.root) for node in stamped if not node.drift_count)
+    if not counts:
+        return None
+    # Of equally many the first: Counter keeps the order of the nodes.
+    root = counts.most_common(1)[0][0]
+    equal = [node for node in stamped if node.root == root and not node.drift_count]
+    others = _others(stamped, root)
+    deviating = [_drifted(node) for node in stamped if node.drift_count]
+    if others:
+        asked = [equal[0], *(group[0] for group in others[:COMPARED])]
+        files = files_of(asked)
+        usual = equal[0]
+        for group in others:
+            differs = _differs(usual, group[0], files.get(usual.node), files.get(group[0].node))
+            deviating.append(Deviation(nodes=_names(group), root=group[0].root, differs=differs))
+    return Equality(root=root, nodes=_names(equal), deviating=tuple(deviating))
+
+
+def _names(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
+    return tuple(node.node for node in nodes)
+
+
+def _others(nodes: Iterable[NodeEvidence], root: str) -> list[list[NodeEvidence]]:
+    groups: dict[str, list[NodeEvidence]] = {}
+    for node in nodes:
+        if node.root != root and not node.drift_count:
+            groups.setdefault(str(node.root), []).append(node)
+    return list(groups.values())
+
+
+def _drifted(node: NodeEvidence) -> Deviation:
+    """A node whose files are not those of its own stamp any more."""
+    named = [f"{item.get('kind')} {item.get('path')}" for item in node.drift[:SHOWN]]
+    more = node.drift_count - len(named)
+    return Deviation(
+        nodes=(node.node,),
+        root=node.root,
+        differs=(f"drifted since it was stamped: {', '.join(named)}{f' and {more} more' if more > 0 else ''}",),
+    )
+
+
+def _differs(usual: NodeEvidence, other: NodeEvidence, there: Files | None, here: Files | None) -> tuple[str, ...]:
+    """Three lines at most: variant or interpreter, packages, files."""
+    lines = []
+    if usual.variant_digest != other.variant_digest:
+        lines.append(f"variant {_short(other.variant_digest)}, not {_short(usual.variant_digest)}")
+    elif (python := _python(other)) != (before := _python(usual)):
+        lines.append(f"Python {python or 'unknown'}, not {before or 'unknown'}")
+    packages = [
+        f"{name} {other.packages.get(name, 'absent')}, not {usual.packages.get(name, 'absent')}"
+        for name in sorted({*usual.packages, *other.packages})
+        if usual.packages.get(name) != other.packages.get(name)
+    ]
+    if packages and usual.packages and other.packages:
+        lines.append(_some("package", packages, len(usual.packages)))
+    if there is not None and here is not None:
+        files = sorted(path for path in {*there, *here} if there.get(path) != here.get(path))
+        lines.append(_some("file", [_told(path, there, here) for path in files], len(there)))
+    else:
+        lines.append("its files could not be compared")
+    return tuple(lines)
+
+
+def _told(path: str, there: Files, here: Files) -> str:
+    return f"{'missing' if path not in here else 'extra' if path not in there else 'changed'} {path}"
+
+
+def _some(noun: str, found: Sequence[str], total: int) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{len(found)} of {total} {noun}s differ{'s' * (len(found) == 1)}: {'; '.join(found[:SHOWN])}{more}"
+
+
+def _short(digest: str | None) -> str:
+    return (digest or "unknown")[:12]
+
+
+def _python(node: NodeEvidence) -> str:
+    """The interpreter's full version, as the check of the stamp or the smoke test saw it."""
+    told = (check.details.get("python") for check in node.checks)
+    return next((version for version in told if isinstance(version, str)), "")
+
+
+def files_on(target: Target, run: str) -> Callable[[Sequence[NodeEvidence]], dict[str, Files]]:
+    """Who asks nodes for the files of their stamps; the nodes of a job cannot be asked after it has ended."""
+
+    def ask(nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
+        wanted = {node.node: node for node in nodes if node.environment}
+        if target.connection.kind == "job":
+            return {}
+        # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
+        requests = {
+            name: node_request("files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, run)
+            for name, node in wanted.items()
+        }
+        found: dict[str, Files] = {}
+        for name, answer in contact(requests, requests.__getitem__, target.connection).items():
+            try:
+                if not isinstance(answer, EnvbuildError):
+                    found[name] = dict(answer.result()["files"])
+            except EnvbuildError:
+                continue  # that it deviates is told in any case
+        return found
+
+    return ask

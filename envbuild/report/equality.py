@@ -1,0 +1,31 @@
+"""Fleet equality in words: one line where all nodes have one root, and what is other on those that deviate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envbuild.model.evidence import Evidence
+
+_SHOWN = 8
+
+
+def sentence(evidence: Evidence) -> str:
+    """`8 nodes, one root 9b2e44d0aa17`, or how many deviate from it; empty where there is nothing to compare."""
+    found = evidence.equality
+    if found is None:
+        return ""
+    count = len(found.nodes) + sum(len(each.nodes) for each in found.deviating)
+    if not found.deviating:
+        return f"{count} nodes, one root {found.root[:12]}"
+    bad = count - len(found.nodes)
+    return f"{len(found.nodes)} of {count} nodes have the root {found.root[:12]}; {bad} deviate{'s' * (bad == 1)}"
+
+
+def names(nodes: Sequence[str], most: int = _SHOWN) -> str:
+    """Node names as clusters write them, `gpu[01-60]`, and no more than fit a line."""
+    from envbuild.provision.inventory import fold_hosts
+
+    folded = fold_hosts(nodes)
+    if len(folded) <= 60:
+        return folded
+    return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
