@@ -1,6 +1,8 @@
-"""A real Slurm on this machine: munged, slurmctld and one slurmd a node, all of one host, with files for GPUs.
+"""A real Slurm on this machine: munged, slurmctld and one slurmd a node, with files for GPUs.
 
-Everything lies below one temporary folder and ends with `Cluster.close`. Needs root and Debian's Slurm.
+Each node has its own host name, address (a network namespace on a bridge, without a route out) and disk; the rest of
+the file system and the processes are this machine's. slurmctld runs here, and jobs are submitted here. Everything lies
+below one temporary folder and ends with `Cluster.close`. Needs root and Debian's Slurm.
 """
 
 from __future__ import annotations
@@ -17,16 +19,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "srun")
+from tests.fleet.nodes import UnavailableError
+from tests.fleet.nodes import _ip as ip
+from tests.fleet.nodes import _new_bridge as new_bridge
+
+__all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "srun", "ip", "unshare")
 GPUS = 8
 NODES = 4
+_PORT = 6818
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
 # `gpu` and `low` share nodes, and what runs in `gpu` preempts; `bare` has no GPUs that Slurm knows of; the nodes of
 # `cloud` are powered up by a program that starts their slurmd.
 _CONF = """\
 ClusterName=probe
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({gateway})
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
@@ -66,9 +75,7 @@ SuspendTime=3600
 SuspendExcNodes=gpu[1-{nodes}],bare1
 TreeWidth=65533
 NodeName=DEFAULT CPUs=8 RealMemory=2000
-NodeName=gpu[1-{nodes}] {here} Port=[{first}-{last}] Gres=gpu:a100:{gpus} State=UNKNOWN
-NodeName=bare1 {here} Port={bare} State=UNKNOWN
-NodeName=cloud1 {here} Port={cloud} State=CLOUD Gres=gpu:a100:2
+{lines}
 PartitionName=gpu Nodes=gpu[1-{nodes}] Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes=gpu[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL
 PartitionName=bare Nodes=bare1 MaxTime=60 State=UP
@@ -78,12 +85,24 @@ _RESUME = """\
 #!/bin/sh
 # slurmctld calls it with a list of hosts; {delay} s stand for a machine that boots (-b: so it says).
 exec </dev/null >> {top}/log/cloud1.out 2>&1
-(sleep {delay}; PATH={path} exec setsid slurmd -D -b -N cloud1 -f {conf}) &
+(sleep {delay}; exec setsid {top}/boot cloud1 -b) &
 """
-
-
-class UnavailableError(Exception):
-    """A Slurm cannot be had here; the text says why."""
+# Starts the slurmd of a node in namespaces of its own: boot NAME [OPTIONS OF SLURMD]
+_BOOT = """\
+#!/bin/sh
+PATH={path} exec ip netns exec {space}-$1 unshare --mount --uts {top}/inside "$@"
+"""
+_INSIDE = """\
+#!/bin/sh
+set -e
+name=$1
+shift
+mount --make-rprivate /
+mount --bind {top}/disks/$name {top}/local
+mount --bind {top}/hosts /etc/hosts
+hostname "$name"
+exec slurmd -D -N "$name" -f {conf} "$@"
+"""
 
 
 def why_not() -> str | None:
@@ -93,18 +112,27 @@ def why_not() -> str | None:
     missing = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
-    return None
+    probe = subprocess.run(
+        ["unshare", "--mount", "--uts", "--net", "true"], capture_output=True, text=True, check=False
+    )
+    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
 
 
 class Cluster:
-    """One running cluster. `env` is what its programs need; `shared` a folder that all of its nodes see."""
+    """One running cluster. `env` is what its programs need; `shared` a folder that all of its nodes see.
+
+    `local` is a folder that each node has on a disk of its own, and `gateway` this machine's address to the nodes.
+    """
 
     def __init__(self) -> None:
         """Start it and wait until its nodes are idle. Raises UnavailableError with the logs' ends."""
+        self.number, self.gateway = new_bridge()
         self.top = Path(tempfile.mkdtemp(prefix="envbuild-slurm-"))
         self.shared = self.top / "shared"
         self.conf = self.top / "slurm.conf"
         self.env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.conf)}
+        # What lies below `local` on a node is on the node's own disk; this machine sees it below `disks/<node>`.
+        self.local = self.top / "local"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             self._write()
@@ -123,22 +151,36 @@ class Cluster:
         """The nodes that are there from the beginning."""
         return [*(f"gpu{index}" for index in range(1, NODES + 1)), "bare1"]
 
+    def disk(self, name: str) -> Path:
+        """What a node has below `local`, seen from here."""
+        return self.top / "disks" / name
+
+    def address(self, name: str) -> str:
+        """Where the node has its slurmd."""
+        return f"10.77.{self.number}.{11 + [*self.names, 'cloud1'].index(name)}"
+
     def _write(self) -> None:
-        for folder in ("munge", "state", "log", "dev", "shared"):
+        for folder in ("munge", "state", "log", "dev", "shared", "local"):
             (self.top / folder).mkdir()
-        for name in (*self.names, "cloud1"):
+        everyone = [*self.names, "cloud1"]
+        for name in everyone:
             (self.top / f"spool-{name}").mkdir()
+            self.disk(name).mkdir(parents=True)
+            self._connect(name)
         key = self.top / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        first = _free_ports(NODES + 3)
         host = socket.gethostname().partition(".")[0]
+        lines = [f"NodeName={name} NodeAddr={self.address(name)} Port={_PORT} {self._kind(name)}" for name in everyone]
         values = {
-            "host": host, "here": f"NodeHostname={host} NodeAddr=127.0.0.1", "top": self.top, "gpus": GPUS,
-            "nodes": NODES, "port": first, "first": first + 1, "last": first + NODES, "bare": first + NODES + 1,
-            "cloud": first + NODES + 2,
+            "host": host, "gateway": self.gateway, "top": self.top, "nodes": NODES, "port": _free_port(),
+            "lines": "\n".join(lines),
         }  # fmt: skip
         self.conf.write_text(_CONF.format(**values))
+        known = {host: self.gateway, **{name: self.address(name) for name in everyone}}
+        (self.top / "hosts").write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in known.items())
+        )
         for index in range(GPUS):
             # What a GPU file is: a character device. These are clones of /dev/null.
             os.mknod(self.top / "dev" / f"nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
@@ -148,16 +190,37 @@ class Cluster:
             f"NodeName=cloud1 Name=gpu Type=a100 File={self.top}/dev/nvidia[0-1]\n"
         )
         (self.top / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        self._program("boot", _BOOT.format(top=self.top, path=_PATH, space=self._space))
+        self._program("inside", _INSIDE.format(top=self.top, conf=self.conf))
         self.boot_takes(1.0)
-        suspend = self.top / "suspend"
-        suspend.write_text(f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
-        suspend.chmod(0o755)
+        self._program("suspend", f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
+
+    def _kind(self, name: str) -> str:
+        if name == "cloud1":
+            return "State=CLOUD Gres=gpu:a100:2"
+        return "State=UNKNOWN" if name == "bare1" else f"State=UNKNOWN Gres=gpu:a100:{GPUS}"
+
+    def _program(self, name: str, text: str) -> None:
+        (self.top / name).write_text(text)
+        (self.top / name).chmod(0o755)
+
+    @property
+    def _space(self) -> str:
+        return f"ebs{self.number}"
+
+    def _connect(self, name: str) -> None:
+        """A network namespace for a node, with one cable to the bridge."""
+        space, cable = f"{self._space}-{name}", f"{self._space}{name}"
+        ip("netns", "add", space)
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        ip("link", "set", cable, "master", f"ebr{self.number}", "up")
+        ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            ip("-n", space, "link", "set", device, "up")
 
     def boot_takes(self, seconds: float) -> None:
         """How long the nodes of `cloud` take to come up."""
-        resume = self.top / "resume"
-        resume.write_text(_RESUME.format(top=self.top, conf=self.conf, delay=seconds, path=_PATH))
-        resume.chmod(0o755)
+        self._program("resume", _RESUME.format(top=self.top, delay=seconds))
 
     def _munged(self) -> list[str]:
         folder = self.top / "munge"
@@ -180,7 +243,7 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""
-        self._start(name, ["slurmd", "-D", "-N", name, "-f", str(self.conf)])
+        self._start(name, [str(self.top / "boot"), name])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.top / "log" / f"{name}.out").open("ab") as log:
@@ -241,6 +304,12 @@ class Cluster:
                 process.kill()
                 process.wait(10)
         self._end_what_is_left()
+        for name in (*self.names, "cloud1"):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("netns", "del", f"{self._space}-{name}")
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("link", "del", f"{self._space}{name}")
+        ip("link", "del", f"ebr{self.number}")
         shutil.rmtree(self.top, ignore_errors=True)
 
     def _end_what_is_left(self) -> None:
@@ -253,15 +322,13 @@ class Cluster:
                         os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody uses."""
-    for first in range(21000 + os.getpid() % 500 * 10, 32000, 10):
-        with contextlib.ExitStack() as stack:
+def _free_port() -> int:
+    """A port that nobody uses here, below those of outgoing connections."""
+    for port in range(21000 + os.getpid() % 500 * 10, 32000):
+        with socket.socket() as probe:
             try:
-                for port in range(first, first + count):
-                    probe = stack.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
-            return first
-    raise UnavailableError("no free ports")
+            return port
+    raise UnavailableError("no free port")
