@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
 @common_options
 def provision(
-    ui: Ui, /, dry_run: bool, print_script: bool, fetch_only: bool, cancel_job: bool, repair: bool, check_rebuild: bool,
-    no_locked: bool, **flags: Any,
+    ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, fetch_only: bool, cancel_job: bool, repair: bool,
+    check_rebuild: bool, no_locked: bool, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=not no_locked, jobs=True)
+    prepared = prepare(
+        choice_of(flags, config), locked=not no_locked, jobs=True, script=print_script and not fetch_only
+    )
+    if print_prolog:
+        return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
     settings = settings_of(
         config,
@@ -62,11 +66,40 @@ def provision(
 def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
     """Raises EnvbuildError `batch-of-jobs` (exit 2): one job changes one shared environment, not node after node."""
     given = [option for option, key in (("--batch", "batch"), ("--max-fail", "max_fail")) if flags.get(key)]
+    if print_script:
+        from envbuild.provision.job_local import refuse_script
+
+        refuse_script(prepared.target)
+        if prepared.target.engine == "container":
+            return _image_script(ui, prepared)
     if given and prepared.target.connection.kind == "job":
         raise EnvbuildError(
             "batch-of-jobs",
             f"{' and '.join(given)} cannot be used with {prepared.target.name}",
             why="its nodes are reached through one job, in which one of them builds and all test",
+def _image_script(ui: Ui, prepared: Prepared) -> int:
+    """The scheduler is asked for its pool of nodes, and no job is submitted."""
+    from envbuild.provision.container_script import image_script
+
+    text = image_script(prepared)
+    ui.result({"script": text}, lambda: text)
+    return 0
+
+
+def _print_prolog(ui: Ui, prepared: Prepared) -> int:
+    """One question to the login host, and no job: the text has its paths."""
+    from envbuild.provision.job_local import prolog_text, refuse_prolog
+    from envbuild.provision.job_look import ask_login
+    from envbuild.schedule.run import as_login
+
+    refuse_prolog(prepared.target)
+    seen = as_login(prepared.target)
+    login = ask_login(prepared, str(seen.hosts[0]), seen.connection, "prolog")
+    text = prolog_text(prepared.target, prepared.stack.name, login)
+    ui.result({"prolog": text}, lambda: text)
+    return ExitCode.OK
+
+
             hint="`scheduler: {nodes: N}` in the target file says how many nodes the job has",
         )
 

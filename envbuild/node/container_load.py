@@ -77,7 +77,8 @@ def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "st
         return
     if pull:
         registry, _, name = pull.partition("/")
-        uri = "docker://%s#%s" % (registry, name)
+        # enroot writes a digest as if it were a tag.
+        uri = "docker://%s#%s" % (registry, name.replace("@", ":"))
     else:
         helper = args.get("importer") or {}
         if not helper:

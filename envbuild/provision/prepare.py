@@ -55,9 +55,11 @@ class Prepared:
     reference: str = ""
 
 
-def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False) -> Prepared:
+def prepare(
+    choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False, script: bool = False
+) -> Prepared:
     """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
-    through jobs of a scheduler.
+    through jobs of a scheduler. `script`: what it would do is only printed.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
     (exit 2), `lock-stale` (exit 2) when the stack file has changed since the lock was made and `locked` is true, and
@@ -67,7 +69,7 @@ def prepare(choice: Choice, *, locked: bool = True, recorded: bool = False, jobs
     found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
     if not recorded:
-        refuse_unsupported(target, jobs=jobs)
+        refuse_unsupported(target, jobs=jobs, script=script)
         loader.refuse_template(found)
     reference = choice.stack or _beside(found.path, target.stack)
     if reference is None:

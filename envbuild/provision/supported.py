@@ -10,11 +10,11 @@ CODE = "not-yet-supported"
 NODE_FILE = "nodefile"
 
 
-def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) -> dict[str, str]:
+def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, script: bool = False) -> dict[str, str]:
     """What of a target envbuild can plan for but not carry out, each with the setting that it can.
 
     `only_ask`: nodes are asked and not changed, so only how they are reached matters. `jobs`: the verb can work through
-    jobs.
+    jobs. `script`: what would be done is only printed.
     """
     missing = {}
     if target.connection.kind == "job":
@@ -31,15 +31,15 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True) ->
     if target.engine == "conda":
         missing["engine: conda"] = "engine: venv"
     if target.engine == "container":
-        missing.update(_images(target))
+        missing.update(_images(target, script=script))
     return missing
 
 
-def _images(target: Target) -> dict[str, str]:
+def _images(target: Target, *, script: bool) -> dict[str, str]:
     """What images cannot do yet."""
     missing = {}
-    if target.connection.kind == "job":
-        missing["engine: container with connection: job"] = "connection: {kind: ssh}"
+    if target.connection.kind == "job" and not script:
+        missing["engine: container with connection: job (only `provision --print-script`)"] = "connection: {kind: ssh}"
     if target.container is not None and target.container.build == "job":
         missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
     return missing
@@ -60,9 +60,9 @@ def _jobs(target: Target) -> dict[str, str]:
     return missing
 
 
-def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False) -> None:
+def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = False, script: bool = False) -> None:
     """Raises EnvbuildError `not-yet-supported` (exit 7) for a target that `unsupported` says something of."""
-    missing = unsupported(target, only_ask=only_ask, jobs=jobs)
+    missing = unsupported(target, only_ask=only_ask, jobs=jobs, script=script)
     if missing:
         raise EnvbuildError(
             CODE,

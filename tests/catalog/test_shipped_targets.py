@@ -12,6 +12,7 @@ from envbuild import resources
 from envbuild.catalog.loader import is_template, list_stacks, list_targets, load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
+from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import HostSource, Target
 from envbuild.node import probe
@@ -32,8 +33,7 @@ TEMPLATES = ("pbs", "slurm", "ssh")
 MISSING = {
     "azure-nd96": ["connection: job", "hosts named by slurm: hpc"],
     "polaris": ["connection: job"],
-    "pods-rtx4090": ["engine: container", "placement: image"],
-    "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container", "placement: image"],
+    "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container with connection: job"],
 }
 
 
@@ -122,10 +122,11 @@ def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
 
 
 def test_an_image_may_be_asked_though_not_built() -> None:
-    target = shipped("pods-rtx4090")
+    target = shipped("pods-rtx4090").model_copy(update={"container": ContainerSettings(build="job")})
     refuse_unsupported(target, only_ask=True)
     with pytest.raises(EnvbuildError):
         refuse_unsupported(target)
+    assert caught.value.details["missing"] == ["container: {build: job}"]
 
 
 def test_a_placeholder_is_named_with_the_field_to_say(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from tests.container.storage import BASE, PYTHON, Storage, make_storage
 from tests.container.storage import UnavailableError as NoImagesError
 from tests.e2e.world import Done, World
 from tests.fleet.fleet_world import by_node, checks
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import Fleet, Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 StartNodes = Callable[..., list[Node]]
@@ -186,3 +189,61 @@ def _tampered(world: World, node: Node, other: Node, image: str) -> None:
     assert repaired.rc == 0, repaired.err
     assert _ids(repaired) == {image}
     assert _run(world, "verify").rc == 0
+
+
+@contextmanager
+def _registry(top: Path, address: str) -> Iterator[str]:
+    """A registry on the nodes' network: `host:port`."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("docker-registry is not here (see tests/system-packages.txt)")
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    config = top / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {top}/registry}}}}\n"
+        f"http: {{addr: '{address}:{port}'}}\n"
+    )
+    with (top / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 20
+        while socket.socket().connect_ex((address, port)) and time.monotonic() < end:
+            time.sleep(0.1)
+        yield f"{address}:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_refused(
+    fleet: StartNodes, fleet_network: Fleet, world: World
+) -> None:
+    (node,) = fleet(1, kind="podman")
+    (other,) = fleet(1, kind="full")
+    _ready([node])
+    with _registry(world.top, fleet_network.gateway) as registry:
+        world.env["no_proxy"] = world.env["NO_PROXY"] = fleet_network.gateway
+        _target(world, [node, other], registry=f"{registry}/tiny", insecure=True)
+        done = _run(world, "provision")
+        found = by_node(done)
+        assert done.rc == 7, done.err
+        error = found[other.address]["error"]
+        assert (error["code"], error["exit"]) == ("container-no-runtime", 7)
+        assert "podman is not there; docker is not there" in error["why"]
+        assert found[node.address]["status"] == "ok", found[node.address]
+        image = found[node.address]["image"]
+        assert image["digest"].startswith("sha256:") and image["digest"] != f"sha256:{image['id']}"
+
+        # The same image, now named as one that is only pulled: nothing is built, and its labels say what it is.
+        _target(world, [node], image=f"{registry}/tiny@{image['digest']}", insecure=True)
+        pulled = _run(world, "provision")
+        assert pulled.rc == 0, pulled.err
+        assert by_node(pulled)[node.address]["image"]["id"] == image["id"]
+        assert "building" not in pulled.err
+        world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "another"}))
+        wrong = _run(world, "provision")
+        assert (wrong.rc, wrong.code) == (7, "image-of-another-lock")
+    gone = _run(world, "provision")
+    assert (gone.rc, gone.code) == (75, "registry-unreachable")

@@ -120,7 +120,7 @@ def test_enroot_imports_from_a_registry_or_says_that_it_cannot(node: Site) -> No
     node.install("enroot", pull=f"registry.example.org:5000/team/tiny@sha256:{'a' * 64}")
     path = node.prefix / "images" / f"tiny-{ID[:12]}.sqsh"
     said = node.log.read_text().splitlines()[0]
-    uri = f"docker://registry.example.org:5000#team/tiny@sha256:{'a' * 64}"
+    uri = f"docker://registry.example.org:5000#team/tiny:sha256:{'a' * 64}"
     assert said == f"import --output {path}.half {uri}"
 
 
