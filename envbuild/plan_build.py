@@ -49,7 +49,7 @@ def build_request(
     """The `build` of an install request; `nvcc` is the path that the resolver chose, `store` a path on the node."""
     found = next((each for each in facts.nvcc if each.path == nvcc), None)
     return {
-        "store": store or posixpath.join(facts.prefix.path, "store", "wheels"),
+        "store": store or posixpath.join(facts.stage_prefix, "store", "wheels"),
         "arch_list": list(arch_codes(variant)),
         "cuda_home": posixpath.dirname(posixpath.dirname(found.path)) if found else None,
         "nvcc": found.version if found else None,

@@ -140,7 +140,8 @@ class NodeFacts(_Fact):
     `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: index
     name -> a TCP connection to it (or to the proxy) succeeded. `busy`: the lease of who is changing the prefix.
     `product`: what the firmware says the machine is, where it says so.
-    `brief`: the probe was asked for little, so what is missing says nothing.
+    `brief`: the probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares
+    with the login host, where the prefix lies on a disk of its own; no probe says it, the target does.
     """
 
     protocol: int
@@ -164,6 +165,7 @@ class NodeFacts(_Fact):
     visible_devices: str | None = None
     nics: tuple[NicFacts, ...] = ()
     prefix: DiskFacts
+    shared: str = ""
     tmp: DiskFacts | None = None
     scheduler: SchedulerFacts = SchedulerFacts()
     tools: dict[str, str | None] = {}
@@ -177,6 +179,11 @@ class NodeFacts(_Fact):
     busy: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
 
+    @property
+    def stage_prefix(self) -> str:
+        """Where tools, deliveries and built wheels go: to the folder that nodes share, else below the prefix."""
+        return self.shared or self.prefix.path
+
     def hardware(self) -> dict[str, Any]:
         """Driver and GPU names: what an environment was chosen for, kept in its stamp."""
         return {"driver": self.driver.version, "gpus": [gpu.name for gpu in self.gpus]}
@@ -184,7 +191,7 @@ class NodeFacts(_Fact):
     def class_key(self) -> dict[str, Any]:
         """The part that makes two nodes one node class: everything but names, times, free space and stamps."""
         data = self.model_dump(mode="json")
-        for key in ("node", "hostname", "probed_at", "prefix", "tmp", "environments", "toolchain", "busy"):
+        for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
             data.pop(key)
         for key in ("files_found", "reachable", "warnings", "nics", "user", "home", "scheduler"):
             data.pop(key)

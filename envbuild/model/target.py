@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
 from envbuild.model.container import ContainerSettings
@@ -180,7 +180,9 @@ class Target(StrictModel):
     disk each take an environment over from one that has built it; without it, each installs for itself. `store` is the
     wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may share it), `build_jobs`
     how many compile jobs run at once (from cores and memory without one). What of this can be planned but not
-    provisioned yet is in `provision/supported.py`.
+    provisioned yet is in `provision/supported.py`. `smoke_nodes`: how many nodes take part in the joint smoke test, the
+    first ones (none: all; 0: no such test). `shared`: a folder that the login host and all nodes of a job see; with
+    `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and packs lie there.
     """
 
     name: Name
@@ -196,10 +198,10 @@ class Target(StrictModel):
     base_python: FileText | None = None
     interpreter: FileText | None = None
     prefix: PathTemplate
-    placement: Literal["shared", "node-local", "image"] = "node-local"
-    privilege: Literal["none", "sudo"] = "none"
     shared: PathTemplate | None = None
     container: ContainerSettings | None = None
+    placement: Literal["shared", "node-local", "image"] = "node-local"
+    privilege: Literal["none", "sudo"] = "none"
     delivery: Literal["node", "controller"] = "node"
     spread: bool = True
     cache: PathTemplate | None = None
@@ -209,11 +211,24 @@ class Target(StrictModel):
     environment: dict[EnvName, EnvironmentValue] = {}
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
+    smoke_nodes: Annotated[int, Field(ge=0, le=20000)] | None = None
 
     @property
     def node_floors(self) -> dict[str, float]:
         """The floors that one node is measured against; `multi_node_...` takes several nodes at once."""
         return {name: least for name, least in self.floors.items() if not name.startswith("multi_node_")}
+
+    @property
+    def joint_floors(self) -> dict[str, float]:
+        """The floors of the joint smoke test."""
+        return {name: least for name, least in self.floors.items() if name.startswith("multi_node_")}
+
+    @field_validator("smoke_nodes")
+    @classmethod
+    def _one_node_meets_nobody(cls, value: int | None) -> int | None:
+        if value == 1:
+            raise ValueError("a joint smoke test needs two nodes at least; 0 leaves it out")
+        return value
 
     @model_validator(mode="after")
     def _hosts_fit_the_connection(self) -> Target:

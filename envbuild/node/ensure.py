@@ -31,19 +31,23 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     near = args["pack"].get("near")
     try:
         if in_place(prefix, environment, stack, args):
-            return False, _result(prefix, environment, stack, args)
+            return False, _result(prefix, environment, stack, args, "it was in place")
         # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
         mine = dict(request, run="ensure-%s" % uuid.uuid4().hex[:16])
         mine["args"] = dict(args, wait=args.get("wait", WAIT))
         held = lease_of(mine)
         if in_place(prefix, environment, stack, args):
             held.release()
-            return False, _result(prefix, environment, stack, args)
-        _bring(mine, environment, near)
+            return False, _result(prefix, environment, stack, args, "another process put it in place meanwhile")
+        says = _bring(mine, environment, near)
+    except NodeError as error:
+        # Jobs of people show what was said, and not the answer.
+        log("%s (%s)" % (error, error.why))
+        raise
     finally:
         if near and os.path.lexists(near):
             paths.remove_tree(near)
-    return True, _result(prefix, environment, stack, args)
+    return True, _result(prefix, environment, stack, args, says)
 
 
 def in_place(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "bool":
@@ -62,9 +66,9 @@ def lease_of(request: "dict[str, Any]") -> "lease.Lease":
     return lease.acquire(prefix, request["run"], request["args"].get("controller"), float(request["args"]["wait"]))
 
 
-def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "None":
-    """Unpack what is missing or not as it should be, then stamp it and make it the one in use."""
-    args = request["args"]
+def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "str":
+    """Unpack what is missing or not as it should be, stamp it and make it the one in use; says what was done."""
+    args, says = request["args"], "it was there, and is in use now"
     found = stamp.read(environment)
     good = found is not None and found["root"] == args["root"]
     if not good or stamp.fast_problems(environment, args["variant"]):
@@ -72,9 +76,11 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
         told = dict(args, file=near or pack["file"], sha256=pack["sha256"], format=pack["format"], repair=True)
         if near and not _whole(near, pack["sha256"]):
             told["file"] = pack["file"]
-        log("unpacking %s from %s" % (os.path.basename(environment), told["file"]))
+        says = "unpacked from %s" % told["file"]
+        log("%s: %s" % (os.path.basename(environment), says))
         env_unpack.run(dict(request, verb="unpack", args=told))
     activate.run(dict(request, verb="activate"))
+    return says
 
 
 def _whole(near: "str", sha256: "str") -> "bool":
@@ -88,8 +94,9 @@ def _whole(near: "str", sha256: "str") -> "bool":
     return good
 
 
-def _result(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+def _result(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]", says: "str") -> "dict[str, Any]":
     return {
+        "checks": [{"name": "ensure", "status": "passed", "says": says}],
         "environment": environment,
         "root": args["root"],
         "current": paths.current_link(prefix, stack),

@@ -1,6 +1,6 @@
 """The verb `envs`: lists the environments of a prefix; writes nothing."""
 
-from envbuild.node import stamp
+from envbuild.node import packs, stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -8,6 +8,11 @@ if TYPE_CHECKING:
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """StampFacts of every environment under the prefix; half-built ones have no stamp."""
+    """StampFacts of every environment under the prefix; half-built ones have no stamp.
+
+    In a folder that nodes share these are the environments that lie there in packs.
+    """
     prefix = request["prefix"]
-    return False, {"environments": [stamp.facts(prefix, path) for path in stamp.list_environments(prefix)]}
+    found = [stamp.facts(prefix, path) for path in stamp.list_environments(prefix)]
+    packed = [each for stack in packs.stacks(prefix) for each in packs.facts(prefix, stack)]
+    return False, {"environments": found + packed}

@@ -54,6 +54,15 @@ def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] 
     return args, record
 
 
+def stacks(shared: "str") -> "list[str]":
+    """The stacks that have a request of `ensure` in a shared folder, sorted; none where it is no such folder."""
+    try:
+        names = sorted(os.listdir(os.path.join(shared, "ensure")))
+    except OSError:
+        return []
+    return [name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")]
+
+
 def facts(shared: "str", stack: "str") -> "list[dict[str, Any]]":
     """`StampFacts` of the environment that jobs of a stack get from their pack; empty where there is none.
 

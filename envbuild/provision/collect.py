@@ -126,7 +126,7 @@ def _checks(responses: Responses) -> Iterable[Check]:
             says=_agreement(int(install["record_checked"])),
             seconds=(install.get("seconds") or {}).get("record"),
         )
-    for verb in ("smoke", "verify", "meet"):
+    for verb in ("ensure", "smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):
             yield Check.from_plain(data)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.plan import NodePlan, Plan, Step
 
 
-def share(plan: Plan) -> Plan:
+def share(plan: Plan, *, local: bool = False) -> Plan:
     """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
+
+    `local`: each node has a prefix of its own; the others take over what it packs.
 
     Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
     (exit 7) for what only nodes without a job can do.
@@ -30,18 +34,24 @@ def share(plan: Plan) -> Plan:
             exit_code=ExitCode.REFUSED,
         )
     first = next((node.node for node in working), None)
-    return plan.model_copy(update={"nodes": tuple(_shared(node, first) for node in plan.nodes)})
+    return plan.model_copy(update={"nodes": tuple(_shared(node, first, local) for node in plan.nodes)})
 
 
-def _shared(node: NodePlan, first: str | None) -> NodePlan:
+def _shared(node: NodePlan, first: str | None, local: bool) -> NodePlan:
     if not node.steps or node.node == first:
         return node
-    tests = tuple(
-        step.model_copy(update={"why": f"the prefix is shared: {first} builds"})
-        for step in node.steps
-        if step.kind == "smoke"
-    )
-    return node.model_copy(update={"steps": tests})
+    return node.model_copy(update={"steps": other_steps(node, str(first), local=local)})
+
+
+def other_steps(node: NodePlan, first: str, *, local: bool) -> tuple[Step, ...]:
+    """What is left of a node's steps where `first` builds for it."""
+    why = f"{first} builds and packs" if local else f"the prefix is shared: {first} builds"
+    tests = tuple(step.model_copy(update={"why": why}) for step in node.steps if step.kind == "smoke")
+    if not local:
+        return tests
+    what = f"unpack {posixpath.basename(node.environment)} and point the link at it"
+    disk = max((step.disk_bytes for step in node.steps), default=0)
+    return (Step(kind="unpack", what=what, why=why, disk_bytes=disk), *tests)
 
 
 def builder_of(plan: Plan) -> NodePlan:

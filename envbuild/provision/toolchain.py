@@ -61,13 +61,14 @@ def node_tools(
     nothing is written or fetched: the tools are good for planning, their `source` is only a name.
     Raises EnvbuildError `interpreter-unavailable` (exit 7) and what the download raises.
     """
-    prefix = facts.prefix.path
+    prefix = facts.stage_prefix
     tools = [_node_program(folder), uv_tool()]
     standalone: Tool | None = None
     if variant.interpreter.kind == "standalone":
         standalone = _locked_python(variant, toolchain_file, fetch=folder is not None)
         tools.append(standalone)
-        interpreter = standalone.path(prefix)
+        # An environment stands on what lies on the same disk.
+        interpreter = standalone.path(facts.prefix.path)
     python = _present_python(facts)
     if python is None:
         fetch = folder is not None
@@ -78,7 +79,6 @@ def node_tools(
     return NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
 
 
-def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
 def runner_tools(
     facts: NodeFacts, python: str, version: str, *, folder: Path, toolchain_file: Path | None
 ) -> NodeTools:
@@ -90,6 +90,7 @@ def runner_tools(
     return NodeTools(tuple(tools), python, tools[0].path(facts.prefix.path), "", None)
 
 
+def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_file: Path | None) -> tuple[Tool, ...]:
     """What a node without any Python needs before it can be probed: a Python, the one of its lock where it has one."""
     arch = answer.findings.get("arch", platform.machine())
     libc = answer.findings.get("libc", "glibc").split()[0]

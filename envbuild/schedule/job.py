@@ -55,6 +55,16 @@ class JobStep(StrictModel):
     each: Literal["node", "once"] = "node"
 
 
+class Broadcast(StrictModel):
+    """A file that all nodes see, copied to `to` on the disk of each, where the scheduler can do that.
+
+    A node that does not get it is no failure: what comes next finds the file at its `source`.
+    """
+
+    source: AbsPath
+    to: AbsPath
+
+
 class Job(StrictModel):
     """One job. `time_limit` in seconds; `output` is the folder of its log and its status file, which all nodes share.
 
@@ -77,7 +87,7 @@ class Job(StrictModel):
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
     container: Container | None = None
-    steps: Annotated[tuple[JobStep, ...], Field(min_length=1)]
+    steps: Annotated[tuple[JobStep | Broadcast, ...], Field(min_length=1)]
     output: AbsPath
 
     @property

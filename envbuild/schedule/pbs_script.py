@@ -9,7 +9,7 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Job, JobStep, clock_text
+from envbuild.schedule.job import Broadcast, Job, JobStep, clock_text
 
 # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
 _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
@@ -37,7 +37,8 @@ def render(job: Job) -> str:
     ]
     body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
     for step in job.steps:
-        body += ["", *_step(step)]
+        if not isinstance(step, Broadcast):  # PBS has no such thing
+            body += ["", *_step(step)]
     return "\n".join([*head, "", *body, ""])
 
 

@@ -98,12 +98,15 @@ def submit_host(target: Target) -> Runner:
 def as_login(target: Target) -> Target:
     """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
 
-    Any other target as it is.
+    Where each node has a disk of its own, its prefix is the folder with the packs. Any other target as it is.
     """
     if target.connection.kind != "job":
         return target
     connection = login_connection(target) or Connection(kind="local")
-    return target.model_copy(update={"connection": connection, "hosts": (submit_host(target).host,)})
+    seen = target.shared if target.placement == "node-local" and target.shared else target.prefix
+    return target.model_copy(
+        update={"connection": connection, "hosts": (submit_host(target).host,), "prefix": seen}
+    )
 
 
 def login_connection(target: Target) -> Connection | None:

@@ -6,8 +6,10 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Container, Gres, Job, JobStep
+from envbuild.schedule.job import Broadcast, Container, Gres, Job, JobStep
 
+_EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
+_STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
 _NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
 
 
@@ -30,7 +32,7 @@ def render(job: Job) -> str:
     body = script.preamble(job, '"$SLURM_JOB_ID"')
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:
-        body += ["", *_step(step, job.container)]
+        body += ["", *(_broadcast(step) if isinstance(step, Broadcast) else _step(step, job.container))]
     return "\n".join([*head, "", *body, ""])
 
 
@@ -82,14 +84,27 @@ def _path(path: str, folder: str) -> str:
     return f'"{path}"' if shlex.quote(path) != path else path
 
 
+def _broadcast(step: Broadcast) -> list[str]:
+    source, to = shlex.quote(step.source), shlex.quote(step.to)
+    folder = shlex.quote(step.to.rpartition("/")[0])
+    return [
+        "# A copy to the disk of every node; a node that gets none reads the file where it is.",
+        'if [ "$NNODES" -gt 1 ]; then',
+        f"  srun {_EVERYWHERE} {_STEP} mkdir -p -- {folder} &&",
+        f"    sbcast --force {source} {to} ||",
+        "    echo 'warning: not every node has a copy of its own' >&2",
+        "fi",
+    ]
+
+
 def _step(step: JobStep, container: Container | None) -> list[str]:
     if step.each == "node":
         told = "# Once on every node; a node that fails does not stop the others."
-        where = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
+        where = _EVERYWHERE
     else:
         told = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"
-    lines = [told, f"srun {where} --kill-on-bad-exit=0 --wait=0 --cpu-bind=none \\"]
+    lines = [told, f"srun {where} {_STEP} \\"]
     if container is not None:
         mounts = ",".join(f"{path}:{path}" for path in container.mounts)
         inside = f"  --container-image={shlex.quote(container.image)} --no-container-mount-home"

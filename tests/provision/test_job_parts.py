@@ -201,7 +201,7 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch
     cluster = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
-    ready = prepared(**cluster, scheduler={"kind": "slurm"})
+    ready = prepared(**cluster, scheduler={"kind": "slurm"}, placement="shared")
     partition = Partition("gpu", 2, {"idle": 2}, {}, knows_gpus=False)
     where = JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
     run = RunDir.create(tmp_path / "runs")

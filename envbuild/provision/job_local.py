@@ -1,0 +1,128 @@
+"""Jobs whose nodes each have a disk of their own: one node builds and packs, all others take the pack over.
+
+The prefix is the same path on every node's disk. What login host and nodes share (`shared` of the target) holds jobs,
+staged tools, deliveries and packs, and says what nodes get: `node/packs.py`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import NodePlan
+from envbuild.model.target import Target
+from envbuild.provision.contact import node_request
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.survey import Survey
+from envbuild.provision.work import Work
+from envbuild.schedule.ensure_script import ensure_script, pbs_preamble, task_prolog
+from envbuild.schedule.job import Broadcast
+
+# What `ensure` needs to stamp an environment as the node that built it has done.
+_OF_ACTIVATE = ("stack", "profile", "variant", "variables", "evidence")
+
+
+def is_local(target: Target) -> bool:
+    """Whether nodes are reached through jobs and each has a disk of its own for environments."""
+    return target.connection.kind == "job" and target.placement == "node-local"
+
+
+def require_shared(target: Target) -> str:
+    """The template of the folder that login host and nodes share. Raises EnvbuildError `shared-missing` (exit 2)."""
+    if target.shared is None:
+        raise EnvbuildError(
+            "shared-missing",
+            f"the target {target.name} names no folder that its login host and nodes share",
+            why="with `placement: node-local`, jobs, tools and packs lie in such a folder, and the prefix on each node",
+            hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
+        )
+    return target.shared
+
+
+def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> None:
+    """Forget a packed environment that is not the one that was chosen, or has other variables: all is done again then.
+
+    Nodes alone cannot be planned for one by one: whatever changes has to be packed for all.
+    """
+    for node in nodes:
+        variant, facts = survey.variants.get(node), survey.facts[node]
+        if variant is None:
+            continue
+        variables = variant.variables(prepared.target.environment)
+        good = tuple(
+            item
+            for item in facts.environments
+            if item.variant_digest == variant.digest and (item.stamp or {}).get("variables") == variables
+        )
+        survey.facts[node] = facts.model_copy(update={"environments": good})
+
+
+def pack_request(builder: NodePlan, work: Work, folder: str) -> dict[str, Any]:
+    """The request that packs what was built into the shared folder, and tells later jobs of it.
+
+    The link `pack` in the job's folder names the pack, whose own name only its root gives.
+    """
+    facts, tools, stack = work.survey.facts[builder.node], work.tools[builder.node], work.prepared.stack.name
+    activate = next(step.request for step in builder.steps if step.kind == "activate" and step.request is not None)
+    told = {
+        "folder": posixpath.join(facts.shared, "ensure"),
+        "script": ensure_script(facts.shared, stack, tools.python, tools.pyz),
+        "args": {key: activate["args"][key] for key in _OF_ACTIVATE},
+        "near": near_pack(facts, work.run.id),
+        "requests": [posixpath.join(folder, "requests", "ensure.json")],
+        "link": posixpath.join(folder, "pack"),
+    }
+    args = {"environment": builder.environment, "folder": posixpath.join(facts.shared, "packs"), "ensure": told}
+    return node_request("pack", facts.prefix.path, args, work.run.id)
+
+
+def near_pack(facts: NodeFacts, run: str) -> str:
+    """Where the scheduler puts a copy of the pack on each node's disk; `ensure` removes it."""
+    return posixpath.join(facts.prefix.path, "tmp", f"pack-{run}")
+
+
+def broadcast(builder: NodePlan, work: Work, folder: str) -> Broadcast:
+    """The pack to every node."""
+    return Broadcast(source=posixpath.join(folder, "pack"), to=near_pack(work.survey.facts[builder.node], work.run.id))
+
+
+def refuse_script(target: Target) -> None:
+    """Raises EnvbuildError `script-of-node-local` (exit 7): bash alone brings an environment to one node only."""
+    if is_local(target):
+        raise EnvbuildError(
+            "script-of-node-local",
+            "no script without envbuild builds environments on the disks of many nodes",
+            why="the others take a pack over, which the node program makes and unpacks",
+            hint="`--print-prolog` prints what later jobs begin with; `placement: shared` has a script",
+            exit_code=ExitCode.REFUSED,
+        )
+
+
+def refuse_prolog(target: Target) -> None:
+    """Raises EnvbuildError `prolog-without-packs` or `shared-missing` (exit 2) where later jobs take no pack over."""
+    if not is_local(target):
+        raise EnvbuildError(
+            "prolog-without-packs",
+            f"jobs on {target.name} need nothing before they begin",
+            why=f"its placement is {target.placement}, through {target.connection.kind}",
+            hint="`. PREFIX/current/STACK/.envbuild/activate.sh` sets the variables of an environment",
+        )
+    require_shared(target)
+
+
+def prolog_text(target: Target, stack: str, login: NodeFacts) -> str:
+    """What later jobs begin with: a TaskProlog of Slurm, the first lines of a PBS job. `login`: facts of that host.
+
+    Raises EnvbuildError `prefix-of-node-unknown` (exit 2).
+    """
+    prefix = target.prefix.replace("{user}", login.user).replace("{home}", login.home)
+    if "{" in prefix:
+        raise EnvbuildError(
+            "prefix-of-node-unknown",
+            f"the prefix {target.prefix} is known on the nodes only",
+            hint="write it without `{data}`: it has to be one path on all nodes",
+        )
+    make = pbs_preamble if target.scheduler.kind == "pbs" else task_prolog
+    return make(login.prefix.path, prefix, stack)

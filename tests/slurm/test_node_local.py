@@ -1,0 +1,164 @@
+"""`placement: node-local` through a real Slurm whose nodes have disks of their own: built once, packed, sent to all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import snapshot
+from tests.slurm.cluster import NODES, Cluster
+from tests.slurm.job_world import JobWorld, by_node
+
+pytestmark = pytest.mark.slow
+
+
+class LocalWorld(JobWorld):
+    """The prefix is on the disk of each node; `shared` is what login host and nodes see."""
+
+    def __init__(self, top: Path, cluster: Cluster) -> None:
+        super().__init__(top, cluster)
+        self.shared = self.prefix
+        self.prefix = cluster.local / "env build"
+        self.target()
+
+    def target(self, **more: object) -> None:
+        super().target(**{"placement": "node-local", "shared": str(getattr(self, "shared", self.prefix)), **more})
+
+    def disk(self, node: str) -> Path:
+        """The prefix of a node, seen from here."""
+        return self.cluster.disk(node) / "env build"
+
+    def submit(self, *command: str, prolog: Path | None = None) -> str:
+        """What a job of somebody prints that runs `command` on gpu1; its exit code is checked."""
+        options = ["--partition=gpu", "--nodelist=gpu1", f"--chdir={self.cluster.shared}"]
+        if prolog is not None:
+            options.append(f"--task-prolog={prolog}")
+        done = subprocess.run(
+            ["srun", *options, *command], env=self.cluster.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> LocalWorld:
+    for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
+        shutil.rmtree(path)
+    return LocalWorld(tmp_path, cluster)
+
+
+def test_one_node_builds_all_others_take_the_pack_and_every_later_job_finds_it(world: LocalWorld) -> None:
+    world.target(scheduler={"nodes": NODES}, environment={"GREETING": "it's $(id) here"})
+    world.tiny()
+    done = world.job()
+    nodes = by_node(done)
+    assert done.rc == 0, done.out[-3000:] + done.err[-500:]
+    assert sorted(nodes) == [f"gpu{index}" for index in range(1, NODES + 1)]
+    assert {node["status"] for node in nodes.values()} == {"ok"}
+    (root,) = {node["root"] for node in nodes.values()}
+    names = [[check["name"] for check in node["checks"]] for node in nodes.values()]
+    assert sum("record" in each for each in names) == 1, "one node has built"
+    assert all({"stamp", "smoke/sound"} <= set(each) for each in names), names
+    for name in nodes:
+        stamps = list(world.disk(name).glob("envs/*/.envbuild/stamp.json"))
+        assert [json.loads(path.read_text())["root"] for path in stamps] == [root]
+        assert list((world.disk(name) / "tmp").glob("pack-*")) == [], "the copy that sbcast brought is gone"
+    assert not (world.shared / "jobs").exists()
+    assert not (world.shared / "envs").exists()
+    (pack,) = (path for path in (world.shared / "packs").iterdir() if path.suffix != ".json")
+    said = [check["says"] for node in nodes.values() for check in node["checks"] if check["name"] == "ensure"]
+    assert sorted(text.rpartition("-")[0].rpartition("-")[0] for text in said)[1:] == [
+        f"unpacked from {world.prefix}/tmp/pack"
+    ] * (NODES - 1), "each from the copy that sbcast brought"
+
+    # Nothing to do is said by the shared folder, without a job.
+    before = snapshot(world.shared)
+    again = world.job()
+    assert again.rc == 0, again.err
+    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+    assert {node["root"] for node in by_node(again).values()} == {root}
+    assert (world.submitted(), again.json["ansible_tasks"], snapshot(world.shared)) == ([], 0, before)
+
+    prolog = later_jobs_find_it_on_a_new_disk_too(world, root)
+    the_login_host_checks_the_pack(world, pack)
+    # What is not the pack any more is nobody's environment.
+    shutil.rmtree(world.disk("gpu1"))
+    with pytest.raises(AssertionError, match="pack-damaged"):
+        world.submit("python", "-c", "print(1)", prolog=prolog)
+    assert not (world.disk("gpu1") / "current").exists()
+
+
+def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> Path:
+    """Through a TaskProlog, which is returned, and through the script alone."""
+    shutil.rmtree(world.disk("gpu1"))
+    told = world.run("provision", "--target", "./cluster.yaml", "--print-prolog")
+    assert told.rc == 0, told.err
+    prolog = world.cluster.shared / "prolog of a user.sh"
+    prolog.write_text(told.out)
+    prolog.chmod(0o755)
+    code = "import alpha, os, sys; print(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])"
+    printed = world.submit("python", "-c", code, prolog=prolog)
+    environment = next((world.disk("gpu1") / "envs").iterdir()).name
+    assert printed == f"{world.prefix}/envs/{environment} it's $(id) here tiny\n"
+    stamped = json.loads((world.disk("gpu1") / "envs" / environment / ".envbuild" / "stamp.json").read_text())
+    assert stamped["root"] == root
+    shutil.rmtree(world.disk("gpu1"))
+    script = world.shared / "ensure" / "tiny.sh"
+    assert json.loads(world.submit("/bin/sh", str(script)))["result"]["root"] == root
+    assert json.loads(world.submit("/bin/sh", str(script)))["changed"] is False
+    return prolog
+
+
+def the_login_host_checks_the_pack(world: LocalWorld, pack: Path) -> None:
+    """And finds one byte that was changed."""
+    whole = world.job(verb="verify")
+    assert whole.rc == 0, whole.err
+    assert by_node(whole).popitem()[1]["checks"][0]["name"] == "pack"
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    spoiled = world.job(verb="verify")
+    assert spoiled.rc == 1
+    assert "sha256" in by_node(spoiled).popitem()[1]["checks"][0]["says"]
+
+
+def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_rest(world: LocalWorld) -> None:
+    world.target(scheduler={"nodes": 2})
+    world.tiny()
+    assert world.job("--dry-run").rc == 0
+    # A disk without an inode to spare, seen by this node alone.
+    disk = world.cluster.disk("gpu2")
+    world.cluster.stop("gpu2")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=200", "tmpfs", disk], check=True)
+    try:
+        world.cluster.start_node("gpu2")
+        world.cluster.reset()
+        done = world.job()
+        nodes = by_node(done)
+        assert done.rc == 8, done.err
+        assert (nodes["gpu1"]["status"], nodes["gpu2"]["error"]["code"]) == ("ok", "disk-full"), nodes["gpu2"]
+        assert not (disk / "env build" / "current").exists()
+    finally:
+        world.cluster.stop("gpu2")
+        subprocess.run(["umount", "-l", disk], check=True)
+        world.cluster.start_node("gpu2")
+        world.cluster.reset()
+
+
+def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> None:
+    world.tiny()
+    world.target(shared=None)
+    done = world.job()
+    assert (done.rc, done.code) == (2, "shared-missing")
+    assert world.run("provision", "--target", "./cluster.yaml", "--print-prolog").rc == 2
+    world.target(placement="shared")
+    done = world.run("provision", "--target", "./cluster.yaml", "--print-prolog")
+    assert (done.rc, "prolog-without-packs" in done.err) == (2, True)
+    world.target()
+    done = world.run("provision", "--target", "./cluster.yaml", "--print-script")
+    assert (done.rc, "script-of-node-local" in done.err) == (7, True)
+    assert world.submitted() == []
