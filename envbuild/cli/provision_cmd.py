@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, gravest
+from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,10 +26,17 @@ if TYPE_CHECKING:
 @build_options
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
+@click.option("--print-prolog", is_flag=True, help="Print what later jobs begin with (node-local), and stop.")
 @click.option("--fetch-only", is_flag=True, help="Only stage what a job needs, on the login host, and stop.")
 @click.option("--cancel-job", is_flag=True, help="An interrupt also ends the job that is waited for.")
 @click.option("--batch", metavar="N|P%", help="Change so many nodes at a time; the next ones when these are done.")
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
+)
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
@@ -56,27 +63,20 @@ def provision(
         command=("envbuild", *sys.argv[1:]),
     )
     settings = replace(settings, cancel_job=cancel_job, script=print_script and not fetch_only)
+    settings = replace(settings, deadline=flags.get("deadline") or settings.deadline)
     if fetch_only:
         return _fetch_only(ui, prepared, settings)
-    if dry_run or print_script:
-        return _plan_only(ui, prepared, settings, script=print_script)
-    return _provision(ui, prepared, settings)
-
-
-def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
-    """Raises EnvbuildError `batch-of-jobs` (exit 2): one job changes one shared environment, not node after node."""
-    given = [option for option, key in (("--batch", "batch"), ("--max-fail", "max_fail")) if flags.get(key)]
     if print_script:
         from envbuild.provision.job_local import refuse_script
 
         refuse_script(prepared.target)
         if prepared.target.engine == "container":
             return _image_script(ui, prepared)
-    if given and prepared.target.connection.kind == "job":
-        raise EnvbuildError(
-            "batch-of-jobs",
-            f"{' and '.join(given)} cannot be used with {prepared.target.name}",
-            why="its nodes are reached through one job, in which one of them builds and all test",
+    if dry_run or print_script:
+        return _plan_only(ui, prepared, settings, script=print_script)
+    return _provision(ui, prepared, settings)
+
+
 def _image_script(ui: Ui, prepared: Prepared) -> int:
     """The scheduler is asked for its pool of nodes, and no job is submitted."""
     from envbuild.provision.container_script import image_script
@@ -100,6 +100,14 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     return ExitCode.OK
 
 
+def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
+    """Raises EnvbuildError `batch-of-jobs` (exit 2): one job changes one shared environment, not node after node."""
+    given = [option for option, key in (("--batch", "batch"), ("--max-fail", "max_fail")) if flags.get(key)]
+    if given and prepared.target.connection.kind == "job":
+        raise EnvbuildError(
+            "batch-of-jobs",
+            f"{' and '.join(given)} cannot be used with {prepared.target.name}",
+            why="its nodes are reached through one job, in which one of them builds and all test",
             hint="`scheduler: {nodes: N}` in the target file says how many nodes the job has",
         )
 
