@@ -53,8 +53,6 @@ def _jobs(target: Target) -> dict[str, str]:
         missing["connection: job with hosts that are not a partition"] = "hosts: {slurm: PARTITION}"
     if target.scheduler.kind == "pbs" and hosts.get("pbs") != NODE_FILE:
         missing["connection: job with hosts that are not those of the job"] = "hosts: {pbs: nodefile}"
-    if target.placement == "node-local":
-        missing["connection: job with placement: node-local"] = "placement: shared"
     if target.base not in (None, "none"):
         missing[f"connection: job with base: {target.base}"] = "base: none"
     return missing

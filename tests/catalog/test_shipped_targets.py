@@ -116,7 +116,7 @@ def test_what_cannot_be_provisioned_is_refused_before_anything_else(
     assert len(error.details["missing"]) == len(missing)
 
 
-@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "azure-nd96", "h200", "local", "polaris"])
+@pytest.mark.parametrize("name", ["aws-p3-16xlarge", "azure-nd96", "h200", "local", "pods-rtx4090", "polaris"])
 def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
     assert unsupported(shipped(name)) == {}
 
@@ -124,7 +124,7 @@ def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
 def test_an_image_may_be_asked_though_not_built() -> None:
     target = shipped("pods-rtx4090").model_copy(update={"container": ContainerSettings(build="job")})
     refuse_unsupported(target, only_ask=True)
-    with pytest.raises(EnvbuildError):
+    with pytest.raises(EnvbuildError) as caught:
         refuse_unsupported(target)
     assert caught.value.details["missing"] == ["container: {build: job}"]
 
