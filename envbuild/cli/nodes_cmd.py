@@ -35,10 +35,26 @@ def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
     from envbuild.provision.contact import DEADLINE
     from envbuild.provision.survey import probe_nodes
 
-    target = target_of(ui, flags)
-    facts, errors = probe_nodes(target, deadline or DEADLINE)
+    target = target_of(ui, flags, jobs=True)
+    if target.connection.kind == "job":
+        facts, errors = _probe_in_job(ui, target, flags)
+    else:
+        facts, errors = probe_nodes(target, deadline or DEADLINE)
     show_probed(ui, target, facts, errors)
     return gravest(int(error.exit_code) for error in errors.values())
+
+
+def _probe_in_job(
+    ui: Ui, target: Target, flags: dict[str, Any]
+) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """One short job that asks its nodes; an interrupt leaves it alone."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.inspect_together import probe_in_job
+    from envbuild.provision.job_wait import waiting
+
+    settings = settings_of(configured(flags), command=("envbuild", *sys.argv[1:]))
+    with RunProgress(ui) as progress, waiting("probe", settings, progress, target=target.name) as run:
+        return probe_in_job(run, target)
 
 
 def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dict[str, EnvbuildError]) -> None:
@@ -117,7 +133,7 @@ def smoke(ui: Ui, /, **flags: Any) -> int:
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False)
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True)
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
     if prepared.selection is not None:
         ui.note(str(prepared.selection))

@@ -9,7 +9,7 @@ floors were missed. Nothing is written into the environment.
 import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import lease, smoke_extensions
+from . import lease, probe_system, smoke_extensions
 from .protocol import Exit, NodeError, log
 from .smoke_part import Clock, Part, Spec, plain, plural
 from .smoke_proc import Scratch, run_programs
@@ -41,7 +41,9 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     prefix, name = str(request.get("prefix") or ""), request.get("run")
     owner = lease.read(prefix) if prefix and name else None
     if owner is None or owner.get("run") != name:
-        return False, work()  # an environment in use is looked at; nobody changes the prefix for that
+        # An environment in use is looked at; nobody changes the prefix for that. Other nodes may want to meet this one.
+        own = [address for nic in probe_system.nic_facts() for address in nic.get("addresses", ())]
+        return False, dict(work(), addresses=own)
     return False, _under_lease(lease.resume(prefix, str(name)), work)
 
 

@@ -13,7 +13,7 @@ from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
-from envbuild.provision.execute import Progress
+from envbuild.provision.execute import Outcome, Progress
 from envbuild.provision.flow import write_evidence
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
@@ -70,10 +70,10 @@ def verify(
 def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
     """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold."""
 
+    from envbuild.provision.inspect_together import smoke_args
+
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
-        items = [item.to_json_dict() for item in variant.smoke]
-        cuda = bool((stamp.get("evidence") or {}).get("cuda"))
-        return {"variant": variant.to_json_dict(), "items": items, "cuda": cuda}
+        return smoke_args(variant, stamp, prepared.target)
 
     return _inspect(prepared, settings, progress, "smoke", args, SMOKE_DEADLINE)
 
@@ -95,24 +95,54 @@ def _inspect(
         )  # fmt: skip
         if prepared.target.engine == "container":
             nodes = _ask_images(work, verb)
-            evidence = write_evidence(work, verb, nodes)
-            journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
-            return evidence, run
-        with work.phase("probe", "asking which environments are there"):
-            current = {node: _current(prepared, node, answer) for node, answer in environments(prepared.target).items()}
-        requests: dict[str, dict[str, Any]] = {}
-        for node, found in current.items():
-            if isinstance(found, EnvbuildError):
-                continue
+        elif prepared.target.connection.kind == "job":
+            nodes = _smoke_in_job(work)
+        else:
+            nodes = _ask(work, verb, args_for, deadline)
+        evidence = write_evidence(work, verb, nodes, warnings=tuple(work.notes))
+        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
+    return evidence, run
+
+
+def _smoke_in_job(work: Work) -> list[NodeEvidence]:
+    """The only verb of these that goes through a job: the others ask the login host."""
+    from envbuild.provision.inspect_together import smoke_in_job
+
+    current, outcome = smoke_in_job(work)
+    return [
+        _node(node, found, outcome.responses.get(node, {}), outcome.errors.get(node)) for node, found in current.items()
+    ]
+
+
+def _ask(
+    work: Work, verb: str, args_for: Callable[[Variant, Mapping[str, Any]], dict[str, Any]], deadline: float
+) -> list[NodeEvidence]:
+    """Ask every node about its environment in use; after `smoke`, several nodes together."""
+    prepared, run = work.prepared, work.run
+    with work.phase("probe", "asking which environments are there"):
+        current = {node: current_of(prepared, node, answer) for node, answer in environments(prepared.target).items()}
+    requests: dict[str, dict[str, Any]] = {}
+    for node, found in current.items():
+        if not isinstance(found, EnvbuildError):
             environment, variant, stamp = found
             args = {"stack": prepared.stack.name, "environment": environment, **args_for(variant, stamp)}
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
-        with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
-            answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
-        nodes = [_node(node, found, answers.get(node), verb) for node, found in current.items()]
-        evidence = write_evidence(work, verb, nodes)
-        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
-    return evidence, run
+    with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
+        answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
+    together = Outcome()
+    if verb == "smoke" and len(answers) > 1:
+        from envbuild.provision.inspect_together import meet_in_use
+
+        together = meet_in_use(work, current, answers)
+    nodes = []
+    for node, found in current.items():
+        answer = answers.get(node)
+        error = found if isinstance(found, EnvbuildError) else answer if isinstance(answer, EnvbuildError) else None
+        responses = {**together.responses.get(node, {})}
+        if isinstance(answer, ContactResult):
+            responses = {verb: answer.response or {}, **responses}
+        nodes.append(_node(node, found, responses, error or together.errors.get(node)))
+    return nodes
 
 
 def _ask_images(work: Work, verb: str) -> list[NodeEvidence]:
@@ -125,7 +155,7 @@ def _ask_images(work: Work, verb: str) -> list[NodeEvidence]:
 Current = tuple[str, Variant, dict[str, Any]]
 
 
-def _current(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
+def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
     """Path, variant and stamp of the environment in use, or why there is none."""
     if isinstance(found, EnvbuildError):
         return found
@@ -153,14 +183,18 @@ def _current(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envbui
 
 
 def _node(
-    node: str, found: Current | EnvbuildError, answer: ContactResult | EnvbuildError | None, verb: str
+    node: str, found: Current | EnvbuildError, responses: Mapping[str, Any], error: EnvbuildError | None
 ) -> NodeEvidence:
-    if isinstance(found, EnvbuildError):
-        return collect.failed_node(node, found)
-    if answer is None or isinstance(answer, EnvbuildError):
-        return collect.failed_node(node, answer or EnvbuildError("node-silent", f"{node} gave no answer"))
+    """What one node answered; `error` where it could not, or not to everything."""
+    if isinstance(found, EnvbuildError) or not responses:
+        silent = EnvbuildError("node-silent", f"{node} gave no answer", exit_code=ExitCode.UNREACHABLE)
+        return collect.failed_node(node, error or silent)
     environment, variant, stamp = found
-    evidence = collect.inspected_node(node, {verb: answer.response or {}})
+    evidence = collect.inspected_node(node, responses)
+    if error is not None:
+        evidence = evidence.model_copy(
+            update={"status": "failed", "exit": int(error.exit_code), "error": error.as_dict()}
+        )
     return evidence.model_copy(
         update={
             "environment": environment,

@@ -16,14 +16,17 @@ from envbuild.model.target import Target
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import node_request
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.job_ask import not_shared
 from envbuild.provision.job_facts import facts_file, write_facts
-from envbuild.provision.job_look import facts_of, not_shared
-from envbuild.provision.job_plan import builder_of
+from envbuild.provision.job_local import broadcast, is_local, pack_request
+from envbuild.provision.job_look import facts_of
+from envbuild.provision.job_plan import builder_of, other_steps
 from envbuild.provision.job_site import JobSite, collect, place, read_json
 from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
+from envbuild.provision.together import job_request, note_floors
 from envbuild.provision.work import Work
-from envbuild.schedule.job import JobState, JobStep, job_error, seconds_of
+from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 
 Answers = dict[str, dict[str, dict[str, Any]]]
 BUILD = ("install", "smoke", "activate")
@@ -36,9 +39,11 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     Raises EnvbuildError of submitting and waiting; what single nodes did is in the outcome.
     """
     builder = builder_of(plan)
-    folder = posixpath.join(work.survey.facts[builder.node].prefix.path, "jobs", work.run.id)
-    place(site.runner, folder, _requests(builder, work))
-    job = site.job("envbuild-provision", _steps(builder, work, folder), folder, limit_of(plan, work.prepared.target))
+    folder = posixpath.join(work.survey.facts[builder.node].stage_prefix, "jobs", work.run.id)
+    meeting = job_request(work, builder, site.nodes)
+    place(site.runner, folder, _requests(builder, work, folder, meeting))
+    steps = _steps(builder, work, folder, meets=meeting is not None)
+    job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target))
     number, state = run_to_end(work, site, job)
     answers = _answers(site, folder, state)
     if not answers and not state.good:
@@ -49,6 +54,9 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
         raise not_shared(folder, number)
     error = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
     made, outcome = _outcome(plan, builder, answers, state, error, work)
+    if meeting is not None:
+        _add_unmet(outcome, answers, error)
+    note_floors(work, outcome)
     finish(work, site, job, number, state, good=not outcome.errors)
     known = facts_file(work.prepared.target, site.login)
     if outcome.errors:
@@ -72,7 +80,7 @@ def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
         raise error
 
 
-def _requests(builder: NodePlan, work: Work) -> dict[str, bytes]:
+def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any] | None) -> dict[str, bytes]:
     """The files of the job's folder: one request a verb, and the script that runs them."""
     prefix = work.survey.facts[builder.node].prefix.path
     requests = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
@@ -80,6 +88,10 @@ def _requests(builder: NodePlan, work: Work) -> dict[str, bytes]:
     checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
     requests["verify"] = node_request("verify", prefix, checked, work.run.id)
     requests["probe"] = node_request("probe", prefix, probe_args(work.prepared, everything=True), work.run.id)
+    if is_local(work.prepared.target):
+        requests["pack"] = pack_request(builder, work, folder)
+    if meeting is not None:
+        requests["meet"] = meeting
     script = Path(__file__).with_name("job_run.sh").read_bytes()
     return {
         "run.sh": script,
@@ -87,13 +99,22 @@ def _requests(builder: NodePlan, work: Work) -> dict[str, bytes]:
     }
 
 
-def _steps(builder: NodePlan, work: Work, folder: str) -> list[JobStep]:
+def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[JobStep | Broadcast]:
     tools = work.tools[builder.node]
     run = ("/bin/sh", f"{folder}/run.sh", folder, tools.python, tools.pyz)
     asked = {str(step.request["verb"]) for step in builder.steps if step.request is not None}
     built = tuple(verb for verb in BUILD if verb in asked)
     tested = tuple(verb for verb in ("probe", "smoke", "verify") if verb != "smoke" or "smoke" in asked)
-    return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested))]
+    together = [JobStep(argv=(*run, "meet"))] if meets else []
+    if not is_local(work.prepared.target):
+        return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested)), *together]
+    # `pack` writes the request of `ensure`, which finds nothing to do on the node that built.
+    return [
+        JobStep(argv=(*run, *built, "pack"), each="once"),
+        broadcast(builder, work, folder),
+        JobStep(argv=(*run, "ensure", *tested)),
+        *together,
+    ]
 
 
 def job_script(plan: Plan, target: Target, text: str) -> str:
@@ -128,7 +149,7 @@ def _outcome(
     """Plan and outcome by the nodes that the job really had."""
     outcome = Outcome()
     built_on = next((node for node, verbs in answers.items() if "activate" in verbs or "install" in verbs), None)
-    tests = tuple(step for step in builder.steps if step.kind == "smoke")
+    tests = other_steps(builder, built_on or "the first node", local=is_local(work.prepared.target))
     survey, nodes = work.survey, []
     planned, resolution = survey.facts[builder.node], builder.resolution
     variant, tools = survey.variants[builder.node], work.tools[builder.node]
@@ -153,9 +174,18 @@ def _outcome(
     return plan.model_copy(update={"nodes": tuple(nodes)}), outcome
 
 
+def _add_unmet(outcome: Outcome, answers: Answers, failed: EnvbuildError | None) -> None:
+    """An error for nodes that were to meet, for all were well, and that did not finish it."""
+    if all("verify" in verbs and _well(verbs["verify"]) for verbs in answers.values()):
+        for node, verbs in answers.items():
+            if node not in outcome.errors and "meet" not in verbs:
+                outcome.errors[node] = _silent(node, None, answers, failed)
+
+
 def _facts(node: str, verbs: Mapping[str, Any], planned: NodeFacts) -> NodeFacts:
     """The node's own; where it said nothing, those of the node that the plan was made for, under its name."""
-    return facts_of(verbs.get("probe") or {}, node) or planned.model_copy(update={"node": node, "hostname": node})
+    found = facts_of(verbs.get("probe") or {}, node) or planned.model_copy(update={"node": node, "hostname": node})
+    return found.model_copy(update={"shared": planned.shared})
 
 
 def _well(answer: Mapping[str, Any]) -> bool:

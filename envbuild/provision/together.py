@@ -23,6 +23,7 @@ from envbuild.provision.collect import all_well
 from envbuild.provision.contact import WORKERS, contact, node_request
 from envbuild.provision.execute import Outcome
 from envbuild.provision.work import Work
+from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 
 VERB = "meet"
@@ -98,9 +99,9 @@ def job_request(work: Work, plan: NodePlan, nodes: int) -> dict[str, Any] | None
     return node_request(VERB, facts.prefix.path, {**args, "most": target.smoke_nodes}, work.run.id)
 
 
-def addresses(node: str, nics: Sequence[Any], connection: Connection) -> tuple[str, ...]:
-    """Where other nodes may reach a node: the address that we reach it by, then those of its interfaces."""
-    told = [connection.reaches(node)[0], *(address for nic in nics for address in nic.addresses)]
+def addresses(node: str, own: Sequence[str], connection: Connection) -> tuple[str, ...]:
+    """Where other nodes may reach a node: the address that we reach it by, then its own."""
+    told = [connection.reaches(node)[0], *own]
     usable = [each for each in dict.fromkeys(told) if not each.startswith(_NOWHERE)]
     return tuple(usable[:_MOST_ADDRESSES])
 
@@ -118,9 +119,8 @@ def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
     changed = {node.node for node in plan.nodes if node.steps}
     chosen = [group for group in groups(members, target) if changed & {member.node for member in group}]
     for number, group in enumerate(chosen):
-        _note_more(work, group)
         with work.phase("together", f"joint smoke test of {len(group)} nodes"):
-            answers = ask_together(group[:WORKERS], target, work.run.id, number)
+            answers = ask_together(group, work, number)
         for node, answer in answers.items():
             if isinstance(answer, EnvbuildError):
                 outcome.errors[node] = answer
@@ -138,7 +138,8 @@ def _member(work: Work, node: str, environment: str) -> Member | None:
         variant = variant_of(work, stamp.stamp if stamp else None)
     if variant is None:
         return None
-    where = addresses(node, facts.nics, work.prepared.target.connection)
+    own = [address for nic in facts.nics for address in nic.addresses]
+    where = addresses(node, own, work.prepared.target.connection)
     return Member(node, environment, variant, where, gpus_of(variant, facts))
 
 
@@ -151,14 +152,17 @@ def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
 
 def gpus_of(variant: Variant, facts: NodeFacts) -> int:
     """How many GPUs of a node take part; 0 where its torch or its driver use none."""
-    return len(facts.gpus) if uses_cuda(variant, facts) else 0
+    return visible_gpus(facts) if uses_cuda(variant, facts) else 0
 
 
-def ask_together(
-    group: Sequence[Member], target: Target, run: str, number: int = 0
-) -> dict[str, dict[str, Any] | EnvbuildError]:
+def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, dict[str, Any] | EnvbuildError]:
     """Ask all nodes of a group at the same time; each response of the node program, or why there is none."""
-    told = requests(group, target, run, number)
+    target = work.prepared.target
+    if len(group) > WORKERS:
+        work.notes.append(
+            f"the joint smoke test took the first {WORKERS} of {len(group)} nodes: more are not asked at once over SSH"
+        )
+    told = requests(group[:WORKERS], target, work.run.id, number)
     deadline = float(next(iter(told.values()))["args"]["deadline"]) + WAIT + _SLACK
     out: dict[str, dict[str, Any] | EnvbuildError] = {}
     for node, answer in contact(told, told.__getitem__, target.connection, deadline).items():
@@ -176,13 +180,6 @@ def _no_python(node: str) -> EnvbuildError:
         "node-without-python", f"{node} has no Python that could run its part of the joint smoke test",
         hint="`envbuild provision` brings one into the prefix", exit_code=ExitCode.REFUSED, details={"node": node},
     )  # fmt: skip
-
-
-def _note_more(work: Work, group: Sequence[Member]) -> None:
-    if len(group) > WORKERS:
-        work.notes.append(
-            f"the joint smoke test took the first {WORKERS} of {len(group)} nodes: more are not asked at once over SSH"
-        )
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:

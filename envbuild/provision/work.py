@@ -43,6 +43,17 @@ class Settings:
 
 
 @dataclass
+class Waiting:
+    """What waiting for a job takes of a run that builds nothing; a `Work` has it too."""
+
+    settings: Settings
+    run: RunDir
+    journal: Journal
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Work:
     """The state of one run; the only thing that its phases share.
 

@@ -1,0 +1,141 @@
+"""`smoke` on demand where several nodes are concerned: the joint test over SSH, and everything through one job."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Variant
+from envbuild.model.target import Target
+from envbuild.plan_node import smoke_items
+from envbuild.provision import together
+from envbuild.provision.collect import all_well
+from envbuild.provision.contact import ContactResult, node_request
+from envbuild.provision.execute import Outcome
+from envbuild.provision.inspect import Current, current_of
+from envbuild.provision.job_ask import ask_in_job
+from envbuild.provision.job_look import ask_login, login_facts
+from envbuild.provision.job_site import PROBE_LIMIT, JobSite
+from envbuild.provision.together import (
+    VERB,
+    Member,
+    wants_to_meet,
+)
+from envbuild.provision.work import Waiting, Work
+from envbuild.resolve.versions import split_local
+from envbuild.schedule.job import seconds_of
+
+JOB_LIMIT = 3600
+
+
+def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:
+    """How many GPUs an environment was chosen for; 0 where its torch uses none."""
+    hardware = (stamp.get("evidence") or {}).get("hardware") or {}
+    flavour = variant.flavour or split_local(variant.provided.get("torch", ""))[1]
+    has_torch = variant.torch is not None or "torch" in variant.provided
+    usable = hardware.get("driver") and has_torch and flavour != "cpu"
+    return len(hardware.get("gpus") or ()) if usable else 0
+
+
+def smoke_args(variant: Variant, stamp: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """The arguments of `smoke` for the environment in use, all but its path."""
+    cuda = gpus_of_stamp(variant, stamp) > 0
+    return {"variant": variant.to_json_dict(), "items": smoke_items(variant, target), "cuda": cuda}
+
+
+def meet_in_use(
+    work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult | EnvbuildError]
+) -> Outcome:
+    """The joint test of nodes whose own smoke test went well, over SSH."""
+    target, outcome = work.prepared.target, Outcome()
+    members = []
+    for node, found in current.items():
+        answer = answers.get(node)
+        if isinstance(found, EnvbuildError) or not isinstance(answer, ContactResult) or answer.response is None:
+            continue
+        environment, variant, stamp = found
+        if all_well({"smoke": answer.response}):
+            told = answer.response.get("result", {}).get("addresses") or ()
+            where = together.addresses(node, told, target.connection)
+            members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
+    for number, group in enumerate(together.groups(members, target)):
+        with work.phase("together", f"joint smoke test of {len(group)} nodes"):
+            for node, response in together.ask_together(group, work, number).items():
+                if isinstance(response, EnvbuildError):
+                    outcome.errors[node] = response
+                else:
+                    outcome.responses[node] = {VERB: response}
+    together.note_floors(work, outcome)
+    return outcome
+
+
+def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
+    """One job that tests the environment in use on every node of it, and then several together.
+
+    Raises EnvbuildError of asking the login host and of the job; what single nodes did is in the outcome.
+    """
+    prepared = work.prepared
+    site = JobSite.of(prepared.target)
+    with work.phase("probe", f"asking {site.login} which environments are there"):
+        facts = ask_login(prepared, site.login, site.connection, work.run.id)
+        plain = [item.to_json_dict() for item in facts.environments]
+        found = current_of(prepared, site.login, plain)
+    if isinstance(found, EnvbuildError):
+        raise found
+    requests = _requests(work, site, found)
+    told = prepared.target.scheduler.time_limit
+    limit = seconds_of(told) if told else JOB_LIMIT
+    folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
+    with work.phase("smoke", "testing through a job"):
+        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, limit)
+    outcome = Outcome()
+    for node, verbs in answers.items():
+        outcome.responses[node] = {}
+        for verb, answer in verbs.items():
+            try:
+                if isinstance(answer, EnvbuildError):
+                    raise answer
+                if answer.response is None:
+                    answer.result()
+                else:
+                    outcome.responses[node][verb] = answer.response
+            except EnvbuildError as error:
+                outcome.errors.setdefault(node, error)
+    together.note_floors(work, outcome)
+    return dict.fromkeys(answers, found), outcome
+
+
+def _requests(work: Work, site: JobSite, found: Current) -> dict[str, dict[str, Any]]:
+    environment, variant, stamp = found
+    prepared, target = work.prepared, work.prepared.target
+    args = {"stack": prepared.stack.name, "environment": environment, **smoke_args(variant, stamp, target)}
+    requests = {"smoke": node_request("smoke", target.prefix, args, work.run.id)}
+    if site.nodes > 1 and wants_to_meet(variant, target):
+        joint = together.meet_args(variant, target, environment, gpus_of_stamp(variant, stamp))
+        requests[VERB] = node_request(VERB, target.prefix, {**joint, "most": target.smoke_nodes}, work.run.id)
+    return requests
+
+
+def probe_in_job(work: Waiting, target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """Facts of the nodes that one short job got, and the errors of those that gave none.
+
+    Raises EnvbuildError of asking the login host and of the job.
+    """
+    site = JobSite.of(target)
+    facts = login_facts(target, None, site.login, site.connection, work.run.id)
+    folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
+    request = node_request("probe", target.prefix, {}, work.run.id)
+    found: dict[str, NodeFacts] = {}
+    errors: dict[str, EnvbuildError] = {}
+    for node, verbs in ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT).items():
+        try:
+            answer = verbs["probe"]
+            if isinstance(answer, EnvbuildError):
+                raise answer
+            found[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
+        except EnvbuildError as error:
+            errors[node] = error
+    return found, errors

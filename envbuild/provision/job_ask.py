@@ -1,0 +1,76 @@
+"""Ask every node of a job something, through the text of first contact, so that the nodes need no Python of ours."""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.bundle import node_pyz
+from envbuild.provision.contact import ContactResult, build_script, parse_output
+from envbuild.provision.job_site import JobSite, collect, place
+from envbuild.provision.job_wait import finish, run_to_end
+from envbuild.provision.work import Waiting, Work
+from envbuild.schedule.job import JobStep, job_error
+
+Answer = ContactResult | EnvbuildError
+# The answer appears under its name when it is whole. A verb that fails stops neither the job nor the next verb.
+_CODE = (
+    'n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
+    '/bin/sh "$1/requests/$2.sh" > "$d/$2.new" 2> "$d/$2.log" </dev/null; mv -f -- "$d/$2.new" "$d/$2.out"'
+)
+
+
+def ask_in_job(
+    work: Work | Waiting, site: JobSite, name: str, requests: Mapping[str, dict[str, Any]], folder: str, limit: int
+) -> dict[str, dict[str, Answer]]:
+    """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
+
+    Every node of the job has an answer to every verb, or an error that says why not. Raises EnvbuildError as submitting
+    and waiting do, `job-…` where no node answered anything, and `prefix-not-shared` (exit 7).
+    """
+    nonce = secrets.token_hex(16)
+    pyz = node_pyz()
+    scripts = {verb: build_script(told, pyz, nonce).encode() for verb, told in requests.items()}
+    place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
+    steps = [JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests]
+    job = site.job(name, steps, folder, limit)
+    number, state = run_to_end(work, site, job)
+    raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")
+    if not raw:
+        last = site.scheduler.logs(job, number, 4096)
+        finish(work, site, job, number, state, good=False)
+        raise not_shared(folder, number) if state.good else job_error(number, state, last)
+    failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
+    found = {
+        node: {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in requests}
+        for node in sorted({*raw, *state.nodes})
+    }
+    good = not any(isinstance(answer, EnvbuildError) for answers in found.values() for answer in answers.values())
+    finish(work, site, job, number, state, good=good)
+    return found
+
+
+def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None) -> Answer:
+    if data is None:
+        return failed or EnvbuildError(
+            "node-silent", f"{node} was in the job and said nothing", hint="the log of the job has more",
+            exit_code=ExitCode.UNREACHABLE, details={"node": node},
+        )  # fmt: skip
+    try:
+        return parse_output(data, nonce, node)
+    except EnvbuildError as error:
+        return error
+
+
+def not_shared(folder: str, number: str) -> EnvbuildError:
+    """A job that ended well and left nothing: it wrote into another folder of the same name."""
+    return EnvbuildError(
+        "prefix-not-shared",
+        f"job {number} ended well, and nothing of it is in {folder}",
+        why="its nodes and the host that submits jobs do not see the same folder there",
+        hint="choose a `prefix` on a file system that all of them mount",
+        exit_code=ExitCode.REFUSED,
+    )

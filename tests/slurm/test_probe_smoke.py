@@ -1,0 +1,52 @@
+"""`envbuild probe` and `envbuild smoke` where only a job of a real Slurm reaches the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import snapshot
+from tests.slurm.cluster import Cluster
+from tests.slurm.job_world import JobWorld, by_node
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
+    return JobWorld(tmp_path, cluster)
+
+
+def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorld) -> None:
+    world.target()
+    done = world.job(verb="probe")
+    assert done.rc == 0, done.err
+    assert len(done.json["facts"]) == 2
+    assert all(facts["scheduler"]["job"] for facts in done.json["facts"].values())
+    assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
+    assert snapshot(world.prefix) == {}
+    table = world.run("probe", "--target", "./cluster.yaml")
+    assert table.rc == 0, table.err
+    assert "gpu1" in table.out or "gpu[" in table.out, table.out
+
+
+def test_smoke_tests_the_environment_in_use_on_every_node_of_one_job(world: JobWorld) -> None:
+    world.tiny(imports=["alpha"])
+    none = world.job(verb="smoke")
+    assert (none.rc, none.code) == (1, "environment-unknown")
+    assert world.submitted() == []
+    assert world.job().rc == 0
+    before = snapshot(world.prefix)
+    done = world.job(verb="smoke")
+    nodes = by_node(done)
+    assert done.rc == 0, done.err
+    assert len(nodes) == 2
+    assert all([check["name"] for check in node["checks"]] == ["smoke/sound"] for node in nodes.values())
+    assert [job["name"] for job in world.submitted()] == ["envbuild-smoke"]
+    assert snapshot(world.prefix) == before
+    (module,) = (world.prefix / "envs").glob("tiny-*/lib/python*/site-packages/alpha/__init__.py")
+    module.write_text("raise RuntimeError('broken')\n")
+    broken = world.job(verb="smoke")
+    assert broken.rc == 1
+    assert {node["status"] for node in by_node(broken).values()} == {"failed"}
