@@ -7,6 +7,7 @@ nonce under the token that it and the parent were told, which is good once. Then
 `F` and the file, or it closes because it will never have it; the child confirms with `K`. Nothing is encrypted.
 """
 
+import errno
 import hashlib
 import hmac
 import os
@@ -31,6 +32,8 @@ _BEAT = 5.0
 _IDLE = 60.0  # seconds without a byte, after which the other side is gone
 _TRY = 3.0  # seconds for one attempt to connect
 _OLD = 86400.0
+# What a route or a firewall says that lets nothing through; a parent that does not listen yet refuses.
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM, errno.EINVAL)
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -54,6 +57,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     there = wanted.is_there()
     server = _Server(args, wanted, until) if args.get("children") else None
     try:
+        if not there and not args.get("parent"):
+            raise _damaged(path, "the node that was to give it has another file")
         if not there:
             paths.set_umask(request["prefix"])
             _make_folder(path)
@@ -199,15 +204,19 @@ def _stream(connection: "socket.socket", wanted: "_Wanted", half: "str", until: 
         out.flush()
         os.fsync(out.fileno())
     if total.hexdigest() != wanted.sha256:
-        raise NodeError(
-            "transfer-damaged",
-            "%s is not what was packed" % wanted.path,
-            why="its sha256 is %s, not %s" % (total.hexdigest()[:12], wanted.sha256[:12]),
-            hint="run the same command again; if it stays, look at disk and memory of the node that gave it",
-            exit_code=Exit.INTEGRITY,
-        )
+        raise _damaged(wanted.path, "its sha256 is %s, not %s" % (total.hexdigest()[:12], wanted.sha256[:12]))
     os.rename(half, wanted.path)
     paths.sync_dir(os.path.dirname(wanted.path))
+
+
+def _damaged(path: "str", why: "str") -> "NodeError":
+    return NodeError(
+        "transfer-damaged",
+        "%s is not what was packed" % path,
+        why=why,
+        hint="run the same command again; if it stays, look at disk and memory of the node that gave it",
+        exit_code=Exit.INTEGRITY,
+    )
 
 
 def _in_time(until: "float") -> "None":
@@ -228,15 +237,19 @@ def _unreachable(where: "str", why: "str") -> "NodeError":
 def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "socket.socket":
     """A connection to the parent that has taken our token; it may begin to listen later than we begin to ask."""
     address, ports, token = str(parent.get("address")), parent.get("ports") or [], _secret(parent.get("token"))
-    give_up = min(until, time.monotonic() + patience)
+    began = time.monotonic()
+    give_up, closed = min(until, began + patience), min(until, began + _TRY)
     last = "no port was named"
     while True:
+        no_way = True
         for port in ports:
             try:
                 connection = socket.create_connection((address, int(port)), timeout=_TRY)
             except OSError as error:
                 last = "%s port %s: %s" % (address, port, error)
+                no_way = no_way and error.errno in _NO_WAY
                 continue
+            no_way = False
             try:
                 greeting = _receive(connection, len(_GREETING) + _NONCE)
                 if greeting.startswith(_GREETING):
@@ -246,7 +259,7 @@ def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "
             except OSError as error:
                 last = "%s port %s: %s" % (address, port, error)
             connection.close()
-        if time.monotonic() > give_up:
+        if time.monotonic() > (closed if no_way else give_up):
             raise _unreachable(address, last)
         time.sleep(0.1)
 

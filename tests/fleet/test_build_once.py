@@ -1,4 +1,7 @@
-"""What is compiled is compiled on one node of a fleet, and runs on the others, where no compiler ever was."""
+"""What is compiled is compiled on one node of a fleet, and runs on the others, where no compiler ever was.
+
+With `spread: false`, as between nodes whose environments differ: else they would take over more than the wheels.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension(
     nodes = [*bare, builder]
     for node in bare:
         assert node.run(["sh", "-c", "command -v gcc cc c++ g++ ld tcc clang"], check=False).stdout == ""
-    world.target(nodes)
+    world.target(nodes, spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -86,10 +89,10 @@ def test_a_node_that_comes_later_takes_it_from_one_that_is_finished(
 ) -> None:
     world = world_with(tmp_path, standalone_python)
     (builder,) = fleet(1, kind="gcc")
-    world.target([builder])
+    world.target([builder], spread=False)
     assert world.fleet("provision").rc == 0
     (later,) = fleet(1, kind="bare")
-    world.target([builder, later], delivery="controller")
+    world.target([builder, later], delivery="controller", spread=False)
     done = world.fleet("provision")
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -104,7 +107,7 @@ def test_a_source_that_does_not_compile_is_tried_on_two_nodes_and_not_on_all(
 ) -> None:
     world = world_with(tmp_path, standalone_python, {"fast.c": BROKEN.replace("PyMODINIT_FUNC", "garbage")})
     nodes = fleet(3, kind="gcc")
-    world.target(nodes)
+    world.target(nodes, spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 4, done.err
     errors = {name: item["error"] for name, item in by_node(done).items()}
@@ -121,7 +124,7 @@ def test_a_node_that_turns_out_to_be_different_builds_for_itself_and_it_is_said(
     usual, other = fleet(2, kind="gcc")
     words = '#!/bin/sh\n[ "$1" = --version ] && echo "gcc (another) 12.2.0" && exit\nexec /usr/bin/gcc "$@"\n'
     other.run(["sh", "-c", "cat > /usr/local/bin/gcc && chmod 755 /usr/local/bin/gcc"], stdin=words)
-    world.target([usual, other])
+    world.target([usual, other], spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -138,7 +141,7 @@ def test_nodes_on_one_folder_build_once_and_nothing_is_carried(
 ) -> None:
     world = world_with(tmp_path, standalone_python)
     nodes = fleet(2, kind="gcc")
-    world.target(nodes, store="/shared/wheels")
+    world.target(nodes, store="/shared/wheels", spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -153,12 +156,12 @@ def test_where_a_finished_node_has_lost_its_wheels_one_of_the_new_ones_builds(
 ) -> None:
     world = world_with(tmp_path, standalone_python)
     (first,) = fleet(1, kind="gcc")
-    world.target([first])
+    world.target([first], spread=False)
     assert world.fleet("provision").rc == 0
     first.run(["rm", "-r", f"{PREFIX}/store/wheels"])
     (builder,) = fleet(1, kind="gcc")
     (bare,) = fleet(1, kind="bare")
-    world.target([first, bare, builder])
+    world.target([first, bare, builder], spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -180,7 +183,7 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
     for node in (builder, bare):
         node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nno-index = true\nfind-links = /shared/dist\n")
     builder.run(["sh", "-c", "cat > /etc/gitconfig"], stdin=lines)
-    world.target([builder, bare], delivery="node")
+    world.target([builder, bare], delivery="node", spread=False)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)

@@ -140,6 +140,12 @@ def test_a_changed_byte_is_found_and_nothing_stays(places: list[Place]) -> None:
     assert list(b.file.parent.iterdir()) == []
 
 
+def test_a_root_whose_file_is_another_gives_nothing(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put(DATA[:-1] + b"x")
+    assert code(a.args(None, (b,)), a) == ("transfer-damaged", 5)
+
+
 def test_a_parent_that_is_not_there_is_named_in_time(places: list[Place]) -> None:
     a, b = places[:2]
     began = time.monotonic()
