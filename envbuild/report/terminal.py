@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report import equality, sources, view
+from envbuild.report import equality, images, sources, view
 from envbuild.report.render import harmless
 
 WIDTH = 80
@@ -90,6 +90,7 @@ def _what(evidence: Evidence) -> list[Line]:
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     if said := equality.sentence(evidence):
         rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
+    rows += images.rows(evidence)
     took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
     built = sources.summary(evidence)
     rows += built[:_MAX_BUILT]

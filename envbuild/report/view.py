@@ -12,6 +12,7 @@ from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
+from envbuild.report import images
 from envbuild.report.equality import sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 
@@ -206,6 +207,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([node.root or "" for node in nodes])),
         *((("Equality", said),) if (said := sentence(evidence)) else ()),
+        *images.rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
 
