@@ -90,9 +90,9 @@ def test_one_node_alone_installs_for_itself() -> None:
 
 
 def test_nodes_that_could_not_use_each_others_environment_are_not_of_one_class() -> None:
-    home = {"prefix": {"path": "/home/b/envbuild", "writable": True}}
-    python = {"pythons": [{"path": "/opt/python/bin/python3.11", "version": "3.11.2"}]}
-    newer = {"pythons": [{"path": machine("x").pythons[0].path, "version": "3.11.9"}]}
+    home: dict[str, Any] = {"prefix": {"path": "/home/b/envbuild", "writable": True}}
+    python: dict[str, Any] = {"pythons": [{"path": "/opt/python/bin/python3.11", "version": "3.11.2"}]}
+    newer: dict[str, Any] = {"pythons": [{"path": machine("x").pythons[0].path, "version": "3.11.9"}]}
     plan = spread_over(
         machine("a"), machine("home", **home), machine("place", **python), machine("version", **newer), machine("z")
     )
@@ -106,7 +106,7 @@ def test_what_a_newer_c_library_has_built_is_not_given_to_an_older_one() -> None
     plan = spread_over(with_libc("new", "2.39", cpus=64), with_libc("old", "2.31"), with_libc("mid", "2.36"))
     assert classes(plan) == [("old", ("new", "mid"))], "the oldest builds, because all can use it"
     compiling = lock_with(COMPILED)
-    bare = {"compilers": {}}
+    bare: dict[str, Any] = {"compilers": {}}
     plan = spread_over(
         with_libc("new", "2.39"), with_libc("old", "2.31", **bare), with_libc("older", "2.28", **bare), lock=compiling
     )
@@ -115,7 +115,7 @@ def test_what_a_newer_c_library_has_built_is_not_given_to_an_older_one() -> None
 
 
 def test_a_node_without_a_c_library_that_is_known_is_left_to_itself() -> None:
-    musl = {"libc": {"kind": "musl", "version": "1.2"}}
+    musl: dict[str, Any] = {"libc": {"kind": "musl", "version": "1.2"}}
     assert spread_over(machine("a"), machine("b"), machine("c", **musl)).spreads[0].nodes == ("b",)
 
 
@@ -191,7 +191,9 @@ def test_on_one_prefix_a_link_is_switched_once() -> None:
 
 def test_who_takes_an_environment_over_needs_no_wheels_and_classes_of_builders_still_share_them() -> None:
     lock = lock_with(COMPILED)
-    other = {"pythons": [{"path": "/opt/python/bin/python3.11", "version": machine("x").pythons[0].version}]}
+    other: dict[str, Any] = {
+        "pythons": [{"path": "/opt/python/bin/python3.11", "version": machine("x").pythons[0].version}]
+    }
     fleet = {each.node: each for each in (machine("a"), machine("b"), machine("c", **other), machine("d", **other))}
     plan = spread_over(*fleet.values(), lock=lock)
     assert classes(plan) == [("a", ("b",)), ("c", ("d",))]

@@ -13,6 +13,7 @@ from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.plan import make_plan
 from envbuild.plan_once import share_builds
+from envbuild.plan_spread import spread
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.hosts import narrow
 from envbuild.provision.inventory import expand_hosts
@@ -67,6 +68,8 @@ def plan_recorded(
         tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
     )
     if prepared.target.connection.kind == "ssh":
+        least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
+        plan = spread(plan, survey.facts, survey.variants, prepared.target, least=least)
         plan = share_builds(plan, survey.facts, survey.variants, jobs=prepared.target.build_jobs)
     return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey
 

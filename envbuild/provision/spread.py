@@ -37,8 +37,10 @@ from envbuild.provision.work import Work
 
 Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeFiles]]]
 Answers = Mapping[str, ContactResult | EnvbuildError]
-# A pack is read and written once on every level of the tree.
-DEADLINE_S = 4 * 3600.0
+PACK_DEADLINE_S = 3600.0
+# On every level of a tree a node waits, takes, checks and gives; slower than this many bytes a second is no network.
+_LEAST_SPEED = 1e6
+_LEVEL_S = 60.0
 # Below the range from which Linux takes ports for outgoing connections.
 _PORTS = range(20000, 32768)
 _TRIES = 2
@@ -245,7 +247,8 @@ class _Run:
     def _ask(self, node: str, verb: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """One request to one node. Raises EnvbuildError."""
         request = node_request(verb, self._prefix(node), args, self.work.run.id)
-        answer = contact([node], lambda _: request, self.work.prepared.target.connection, DEADLINE_S)[node]
+        connection, deadline = self.work.prepared.target.connection, min(PACK_DEADLINE_S, self.work.settings.deadline)
+        answer = contact([node], lambda _: request, connection, deadline)[node]
         if isinstance(answer, EnvbuildError):
             raise answer
         return answer.result()
@@ -284,12 +287,15 @@ class _Run:
                 journey.sent += journey.waiting
                 journey.waiting = []
                 break
+            levels = len(drawn).bit_length() + 1
+            seconds = levels * (_LEVEL_S + journey.pack["bytes"] / _LEAST_SPEED)
+            deadline = min(seconds, self.work.settings.deadline)
             requests = {
                 name: node_request("relay", self._prefix(name), args, self.work.run.id)
-                for name, args in _relays(drawn, addresses, journey.pack).items()
+                for name, args in _relays(drawn, addresses, journey.pack, deadline).items()
             }
             connection = self.work.prepared.target.connection
-            _note(journey, drawn, contact(requests, requests.__getitem__, connection, DEADLINE_S + 60))
+            _note(journey, drawn, contact(requests, requests.__getitem__, connection, deadline + _LEVEL_S))
 
     def _address(self, node: str) -> str:
         """Where this machine has reached the node, if other nodes may reach it there too; else empty."""
@@ -335,7 +341,7 @@ def _with_pack(node: NodePlan, pack: Mapping[str, Any]) -> NodePlan:
 
 
 def _relays(
-    drawn: Mapping[str, list[str]], addresses: Mapping[str, str], pack: Mapping[str, Any]
+    drawn: Mapping[str, list[str]], addresses: Mapping[str, str], pack: Mapping[str, Any], deadline: float
 ) -> dict[str, dict[str, Any]]:
     """The arguments of `relay` for every node of a tree, with a token for each of its edges."""
     parents = {child: parent for parent, children in drawn.items() for child in children}
@@ -347,7 +353,7 @@ def _relays(
     found = {}
     for name in names:
         args: dict[str, Any] = {"file": pack["file"], "sha256": pack["sha256"], "bytes": pack["bytes"]}
-        args.update(patience=patience, deadline=DEADLINE_S)
+        args.update(patience=patience, deadline=deadline)
         if name in parents:
             above = parents[name]
             args["parent"] = {"address": addresses[above], "ports": ports[above], "token": tokens[name]}
