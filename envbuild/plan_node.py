@@ -258,7 +258,7 @@ class NodeSteps:
         if repaired:
             args["repair"] = True
         if self.facts.shared:
-            args["staged"] = posixpath.join(self.facts.shared, "tools")
+            args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())
         fetched = self.target.delivery == "node"
         compiled = compile_text(self.variant, self._jobs)

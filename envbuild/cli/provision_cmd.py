@@ -90,11 +90,10 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     """One question to the login host, and no job: the text has its paths."""
     from envbuild.provision.job_local import prolog_text, refuse_prolog
     from envbuild.provision.job_look import ask_login
-    from envbuild.schedule.run import as_login
+    from envbuild.schedule.run import as_login, submit_host
 
     refuse_prolog(prepared.target)
-    seen = as_login(prepared.target)
-    login = ask_login(prepared, str(seen.hosts[0]), seen.connection, "prolog")
+    login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection, "prolog")
     text = prolog_text(prepared.target, prepared.stack.name, login)
     ui.result({"prolog": text}, lambda: text)
     return ExitCode.OK

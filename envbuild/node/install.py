@@ -64,6 +64,12 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     for key in ("environment", "variant", "interpreter", "tools"):
         if key not in request["args"]:
             raise NodeError("request-invalid", "`args.%s` is missing" % key)
+    if request["args"].get("packed"):
+        from envbuild.node import packs
+
+        taken = packs.take(request)
+        if taken is not None:
+            return True, taken
     job = _Job(request)
     job.args.setdefault("cache", os.path.join(job.prefix, "cache", "uv"))
     paths.set_umask(job.prefix)

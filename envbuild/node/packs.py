@@ -7,8 +7,8 @@ every later job sends, and `ensure/<stack>.sh` the POSIX sh file that sends it.
 import os
 import time
 
-from envbuild.node import env_pack, paths
-from envbuild.node.protocol import NodeError
+from envbuild.node import env_pack, env_unpack, paths, stamp
+from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +54,29 @@ def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] 
     return args, record
 
 
+def take(request: "dict[str, Any]") -> "dict[str, Any] | None":
+    """Instead of an install: the environment out of the pack that lies in `args.packed` for it, where there is one.
+
+    The result of `unpack`; None where there is no such pack, or it cannot be used here: then it is built.
+    """
+    args = request["args"]
+    found = read(args["packed"], str(args.get("stack"))) if args.get("packed") else None
+    if found is None or args.get("repair"):
+        return None
+    record = found[1]
+    same = (record["environment"], record["variant_digest"]) == (args["environment"], args["variant"].get("digest"))
+    if not same or stamp.read(record["environment"]) is not None:
+        return None
+    told = {key: record[key] for key in ("file", "sha256", "format", "root")}
+    try:
+        result = env_unpack.run(dict(request, verb="unpack", args=dict(args, **told)))[1]
+    except NodeError as error:
+        log("%s is not used: %s (%s)" % (record["file"], error, error.why))
+        return None
+    del result["record_checked"]  # nothing was installed from wheels
+    return result
+
+
 def stacks(shared: "str") -> "list[str]":
     """The stacks that have a request of `ensure` in a shared folder, sorted; none where it is no such folder."""
     try:
@@ -72,9 +95,9 @@ def facts(shared: "str", stack: "str") -> "list[dict[str, Any]]":
     if found is None:
         return []
     args, record = found
-    stamp = dict(record["installed"], variant_digest=record["variant_digest"], root=record["root"])
-    stamp.update({key: args.get(key) for key in _OF_REQUEST}, interpreter=record["interpreter"])
-    stamp.update(environment=record["environment"], arch_list=args["variant"].get("arch_list"))
+    written = dict(record["installed"], variant_digest=record["variant_digest"], root=record["root"])
+    written.update({key: args.get(key) for key in _OF_REQUEST}, interpreter=record["interpreter"])
+    written.update(environment=record["environment"], arch_list=args["variant"].get("arch_list"))
     says = "%s is there, %d MB; its hash was not read" % (record["file"], record["bytes"] // 10**6)
     return [
         {
@@ -84,7 +107,7 @@ def facts(shared: "str", stack: "str") -> "list[dict[str, Any]]":
             "variant_digest": record["variant_digest"],
             "root": record["root"],
             "current": True,
-            "stamp": stamp,
+            "stamp": written,
             "checks": [{"name": "pack", "status": "passed", "says": says}],
         }
     ]

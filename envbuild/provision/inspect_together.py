@@ -17,6 +17,7 @@ from envbuild.provision.contact import ContactResult, node_request
 from envbuild.provision.execute import Outcome
 from envbuild.provision.inspect import Current, current_of
 from envbuild.provision.job_ask import ask_in_job
+from envbuild.provision.job_local import ensure_step
 from envbuild.provision.job_look import ask_login, login_facts
 from envbuild.provision.job_site import PROBE_LIMIT, JobSite
 from envbuild.provision.together import (
@@ -90,7 +91,8 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
     limit = seconds_of(told) if told else JOB_LIMIT
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     with work.phase("smoke", "testing through a job"):
-        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, limit)
+        first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
+        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, limit, first)
     outcome = Outcome()
     for node, verbs in answers.items():
         outcome.responses[node] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -24,18 +24,25 @@ _CODE = (
 
 
 def ask_in_job(
-    work: Work | Waiting, site: JobSite, name: str, requests: Mapping[str, dict[str, Any]], folder: str, limit: int
+    work: Work | Waiting,
+    site: JobSite,
+    name: str,
+    requests: Mapping[str, dict[str, Any]],
+    folder: str,
+    limit: int,
+    before: Sequence[JobStep] = (),
 ) -> dict[str, dict[str, Answer]]:
     """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
 
-    Every node of the job has an answer to every verb, or an error that says why not. Raises EnvbuildError as submitting
-    and waiting do, `job-…` where no node answered anything, and `prefix-not-shared` (exit 7).
+    `before`: what the job does first. Every node of the job has an answer to every verb, or an error that says why not.
+    Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and `prefix-not-shared`
+    (exit 7).
     """
     nonce = secrets.token_hex(16)
     pyz = node_pyz()
     scripts = {verb: build_script(told, pyz, nonce).encode() for verb, told in requests.items()}
     place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
-    steps = [JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests]
+    steps = [*before, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]
     job = site.job(name, steps, folder, limit)
     number, state = run_to_end(work, site, job)
     raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")

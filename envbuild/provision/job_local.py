@@ -7,6 +7,7 @@ staged tools, deliveries and packs, and says what nodes get: `node/packs.py`.
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -17,8 +18,8 @@ from envbuild.provision.contact import node_request
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.survey import Survey
 from envbuild.provision.work import Work
-from envbuild.schedule.ensure_script import ensure_script, pbs_preamble, task_prolog
-from envbuild.schedule.job import Broadcast
+from envbuild.schedule.ensure_script import ensure_file, ensure_script, pbs_preamble, task_prolog
+from envbuild.schedule.job import Broadcast, JobStep
 
 # What `ensure` needs to stamp an environment as the node that built it has done.
 _OF_ACTIVATE = ("stack", "profile", "variant", "variables", "evidence")
@@ -41,10 +42,17 @@ def require_shared(target: Target) -> str:
     return target.shared
 
 
+def with_packed(facts: NodeFacts, shared: Mapping[str, Any]) -> NodeFacts:
+    """Facts of a node with what the shared folder says; the packed environment only where its own disk had it."""
+    own = {(item.path, item.root) for item in facts.environments if item.stamp}
+    packed = tuple(item for item in shared["environments"] if (item.path, item.root) in own)
+    return facts.model_copy(update={**shared, "environments": packed})
+
+
 def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> None:
     """Forget a packed environment that is not the one that was chosen, or has other variables: all is done again then.
 
-    Nodes alone cannot be planned for one by one: whatever changes has to be packed for all.
+    A change of the link or of variables alone has to reach all nodes too, and only a pack does.
     """
     for node in nodes:
         variant, facts = survey.variants.get(node), survey.facts[node]
@@ -86,6 +94,16 @@ def near_pack(facts: NodeFacts, run: str) -> str:
 def broadcast(builder: NodePlan, work: Work, folder: str) -> Broadcast:
     """The pack to every node."""
     return Broadcast(source=posixpath.join(folder, "pack"), to=near_pack(work.survey.facts[builder.node], work.run.id))
+
+
+def ensure_step(target: Target, shared: str, stack: str) -> tuple[JobStep, ...]:
+    """What a job begins with where nodes may have lost an environment; nothing where the prefix is shared.
+
+    A node that cannot have it goes on, and says so in its answers.
+    """
+    code = '/bin/sh "$1" > /dev/null || echo "$(uname -n): the environment is not there" >&2'
+    step = JobStep(argv=("/bin/sh", "-c", code, "ensure", ensure_file(shared, stack)))
+    return (step,) if is_local(target) else ()
 
 
 def refuse_script(target: Target) -> None:

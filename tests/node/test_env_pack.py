@@ -442,6 +442,21 @@ def test_the_shared_folder_says_what_nodes_get_from_it(shared: Shared) -> None:
     assert packs.facts(str(shared.shared), "other") == []
 
 
+def test_an_install_takes_the_pack_where_there_is_one_and_builds_where_it_is_damaged(shared: Shared) -> None:
+    node, more = shared.node, {"packed": str(shared.shared), "stack": "demo"}
+    shared.wipe()
+    changed, told = node.install(shared.variant, **more)
+    assert (changed, told["pack"]["root"]) == (True, shared.stamp["root"])
+    assert node.activate(shared.variant, variables={"A": "1"})[1]["root"] == shared.stamp["root"]
+    assert node.install(shared.variant, **more)[0] is False
+    shared.wipe()
+    file = Path(shared.told["file"])
+    file.write_bytes(bytes(file.stat().st_size))
+    changed, told = node.install(shared.variant, **more)
+    assert (changed, told.get("pack")) == (True, None)
+    assert node.activate(shared.variant, variables={"A": "1"})[1]["root"] == shared.stamp["root"]
+
+
 def test_a_pack_is_compared_with_its_hash_and_one_that_is_gone_is_told(shared: Shared) -> None:
     assert shared.packs()["ok"]
     file = Path(shared.told["file"])

@@ -142,6 +142,15 @@ def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_res
         assert done.rc == 8, done.err
         assert (nodes["gpu1"]["status"], nodes["gpu2"]["error"]["code"]) == ("ok", "disk-full"), nodes["gpu2"]
         assert not (disk / "env build" / "current").exists()
+        subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=9000", disk], check=True)
+        shutil.rmtree(world.disk("gpu1") / "envs")
+        again = world.job()
+        assert again.rc == 0, again.err
+        roots = {node["root"] for node in by_node(again).values()}
+        assert roots == {nodes["gpu1"]["root"]}
+        checks = {check["name"] for node in by_node(again).values() for check in node["checks"]}
+        assert "record" not in checks, "nothing was installed again"
+        assert {node["status"] for node in by_node(world.job()).values()} == {"unchanged"}
     finally:
         world.cluster.stop("gpu2")
         subprocess.run(["umount", "-l", disk], check=True)
