@@ -20,13 +20,12 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
 
     Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
-    (exit 75), `disk-full` (75), `container-no-import` (7).
+    (exit 75), `disk-full`, `image-in-use` (75), `container-no-import` (7).
     """
     runtime, program, wanted = args["runtime"], args["program"], args["id"]
     if runtime in ("podman", "docker"):
         if args.get("force"):
-            # Layers that are there would be kept as they are, damaged or not.
-            proc.run([program, "rmi", "--force", wanted], timeout=600)
+            _forget(args, program)
         if container_look.image_id(program, wanted) != wanted:
             _bring(args, program)
         return wanted, None
@@ -41,6 +40,24 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
             if os.path.lexists(half):
                 os.unlink(half)
     return path, {"path": path, "bytes": os.stat(path).st_size, "sha256": container_look.digest_of(path)}
+
+
+def _forget(args: "dict[str, Any]", program: "str") -> "None":
+    """Remove the image: layers that are there would be kept as they are, damaged or not.
+
+    Raises NodeError `image-in-use` (exit 75): `rmi --force` of podman would end what runs in it.
+    """
+    done = proc.run([program, "ps", "--quiet", "--filter", "ancestor=" + args["id"]], timeout=60)
+    running = done.out.split()
+    if running:
+        raise NodeError(
+            "image-in-use",
+            "%d container(s) run in the image %s" % (len(running), args["id"][:12]),
+            why="%s: %s" % (args["runtime"], ", ".join(running[:5])),
+            hint="wait until they have ended, or end them; then run the same command again",
+            exit_code=Exit.TRY_AGAIN,
+        )
+    proc.run([program, "rmi", "--force", args["id"]], timeout=600)
 
 
 def _bring(args: "dict[str, Any]", program: "str") -> "None":

@@ -118,9 +118,11 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
     """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
     outcome = Outcome()
     if not plan.nothing_to_do:
-        carried = any(_carried(work, images.nodes[node]) for node in images.why)
         with work.phase("image", "getting the image"):
-            got = obtain(images.wanted, work.prepared, work.run.path, file=carried, say=work.progress.stage)
+            got = obtain(
+                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+                file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
+            )  # fmt: skip
         images.built = got.built
         more = container_plan.todo(images.nodes, got.id)
         if set(more) - set(images.why):
@@ -138,22 +140,28 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
     return plan, _evidence(work, plan, images, outcome)
 
 
-def _carried(work: Work, node: NodeImage) -> bool:
-    """Whether the image has to be carried to a node."""
-    return work.settings.repair or not node.has or node.record.get("runtime") != node.chosen.runtime
+def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
+    """Whether the image has to be carried to a node: its runtime does not have it, or not as it should be."""
+    record = node.record
+    there = node.has and record.get("id") == image_id and record.get("runtime") == node.chosen.runtime
+    return work.settings.repair or not there
 
 
 def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
     """One play over the nodes of a wave."""
     requests: dict[str, dict[str, Any]] = {}
     files: dict[str, NodeFiles] = {}
+    full: dict[str, EnvbuildError] = {}
     for node_plan in plan.nodes:
         node = node_plan.node
         if not node_plan.steps or (work.only is not None and node not in work.only - work.done):
             continue
         facts, told, one = work.survey.facts[node], images.told[node], images.nodes[node]
         store = posixpath.join(facts.prefix.path, "images")
-        carried = got.archive is not None and (_carried(work, one) or one.record.get("id") != got.id)
+        carried = got.archive is not None and _carried(work, one, got.id)
+        if got.archive is not None and carried and (error := _no_room(node, facts, got.archive.stat().st_size)):
+            full[node] = error
+            continue
         archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
         args = container_plan.install_args(
             work.prepared, images.wanted, got, one, told["containers"], archive=archive,
@@ -162,7 +170,24 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         images.used[node] = args
         requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
         files[node] = _files(work, node, facts, told["python"], got if carried else None, store)
-    return run_hosts(requests, files, work, playbook="image.yml")
+    outcome = run_hosts(requests, files, work, playbook="image.yml")
+    outcome.errors.update(full)
+    return outcome
+
+
+def _no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
+    """An error where the file of an image cannot even be put down; the runtime's own storage tells for itself."""
+    free = facts.prefix.free_bytes
+    if free is None or free >= size:
+        return None
+    return EnvbuildError(
+        "disk-full",
+        f"{node}: no room for the image in {facts.prefix.path}",
+        why=f"it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+        hint="make room, or name a larger disk as `prefix`; then run the same command again",
+        exit_code=ExitCode.TRY_AGAIN,
+        details={"node": node},
+    )
 
 
 def _files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,10 @@ def known_id(image: Wanted) -> str | None:
     return image.id or _remembered(image.key).get("id")
 
 
-def obtain(image: Wanted, prepared: Prepared, folder: Path, *, file: bool, say: Any) -> Obtained:
-    """The image, built at most once; `file`: nodes need it as a file, which is written into `folder`.
+def obtain(
+    image: Wanted, prepared: Prepared, folder: Path, *, file: Callable[[str], bool], say: Callable[[str], None]
+) -> Obtained:
+    """The image, built at most once; `file`: whether a node needs the image with that id as a file, put into `folder`.
 
     Raises EnvbuildError: what building, saving and pushing raise.
     """
@@ -149,7 +152,7 @@ def obtain(image: Wanted, prepared: Prepared, folder: Path, *, file: bool, say: 
         _remember(image.key, {"id": made["id"], "name": image.name, "builder": builder.name})
     if settings.registry is not None:
         return Obtained(found["id"], builder.name, pull=_push(builder, image, settings), built=built, seconds=seconds)
-    if not file:
+    if not file(str(found["id"])):
         return Obtained(found["id"], builder.name, built=built, seconds=seconds)
     path = folder / f"image-{found['id'][:12]}.tar"
     path.unlink(missing_ok=True)

@@ -56,7 +56,8 @@ def node_image(
     record: Mapping[str, Any] = told.get("record") or {}
     has = bool(told.get("present"))
     needs = _needs(record, image, command, told, repair=repair)
-    return NodeImage(chosen, command, uses_cuda(image.variant, facts), record, has, needs)
+    cuda = settings_of(prepared).gpus != "none" and uses_cuda(image.variant, facts)
+    return NodeImage(chosen, command, cuda, record, has, needs)
 
 
 def _needs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -136,6 +137,7 @@ def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: Sta
         assert node.run(["ls", f"{PREFIX}/images"]).stdout == "tiny.json\n", "the file that came is gone"
 
     _nothing_to_do(world)
+    image = _changed(world, nodes, image)
     _lost(world, first, second, image)
     _launcher_changed(world, first)
     _tampered(world, first, second, image)
@@ -150,6 +152,24 @@ def _nothing_to_do(world: World) -> None:
     smoked = _run(world, "smoke")
     assert smoked.rc == 0, smoked.err
     assert all("smoke/sound" in checks(node) for node in smoked.json["nodes"])
+
+
+def _changed(world: World, nodes: list[Node], before: str) -> str:
+    """Another lock gives another image, one node at a time; the one before stays where it is."""
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "good morning"}))
+    done = _run(world, "provision", "--batch", "1")
+    assert done.rc == 0, done.err
+    assert [event["data"]["nodes"] for event in world.events() if event["kind"] == "wave-started"] == [
+        [node.address] for node in nodes
+    ]
+    (image,) = _ids(done)
+    assert image != before
+    for node in nodes:
+        code = "import os; print(os.environ['GREETING'])"
+        assert node.run([f"{PREFIX}/bin/tiny", "python", "-c", code]).stdout == "good morning\n"
+        there = node.run(["podman", "images", "-q", "--no-trunc"]).stdout.split()
+        assert sorted(there) == sorted([f"sha256:{image}", f"sha256:{before}"])
+    return image
 
 
 def _lost(world: World, good: Node, other: Node, image: str) -> None:
@@ -177,7 +197,10 @@ def _launcher_changed(world: World, node: Node) -> None:
 
 def _tampered(world: World, node: Node, other: Node, image: str) -> None:
     """One file of the image was changed in podman's storage: named by node and file, and repaired there."""
-    where = node.run(["sh", "-c", "find /nodeetc/images -path '*site-packages/alpha/*.py' | head -1"]).stdout.strip()
+    record = json.loads(node.run(["cat", f"{PREFIX}/images/tiny.json"]).stdout)
+    name = record["environment"].rpartition("/")[2]
+    find = f"find /nodeetc/images -path '*/{name}/*/site-packages/alpha/*.py' | head -1"
+    where = node.run(["sh", "-c", find]).stdout.strip()
     assert where.endswith(".py")
     node.run(["sh", "-c", f"echo 'x = 1' >> {where}"])
     verified = _run(world, "verify")

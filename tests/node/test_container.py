@@ -206,6 +206,16 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         container_load.check_archive({"archive": str(path), "id": ID, "sha256": hashlib.sha256(b"no tar").hexdigest()})
 
 
+def test_an_image_that_something_runs_in_is_not_taken_away(node: Site) -> None:
+    path = node.bin / "podman"
+    path.write_text(f'#!/bin/sh\necho "$*" >> {node.log}\n[ "$1" != ps ] || echo 4fb2c0ffee\n')
+    path.chmod(0o755)
+    with pytest.raises(NodeError) as caught:
+        node.install("podman", **node.archive(), force=True)
+    assert (caught.value.code, caught.value.exit_code) == ("image-in-use", 75)
+    assert node.log.read_text() == f"ps --quiet --filter ancestor={ID}\n"
+
+
 def test_cdi_is_there_when_a_specification_names_nvidia(tmp_path: Path) -> None:
     assert not container_look.cdi((str(tmp_path), str(tmp_path / "missing")))
     (tmp_path / "other.yaml").write_text("kind: vendor.com/net\n")
