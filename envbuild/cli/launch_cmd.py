@@ -1,4 +1,4 @@
-"""`envbuild launch`: the commands of a stack, printed."""
+"""`envbuild launch`: the commands of a stack, printed, run here, or submitted as a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("-t", "--target", metavar="TARGET", help="Whose prefix: a shipped target, or a file.")
 @click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of nodes.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's).")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's).")
 @click.option("--master", metavar="ADDR", help="Address of the first node; needed from two nodes on.")
 @click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's).")
@@ -34,10 +34,16 @@ if TYPE_CHECKING:
 @click.option("--image", metavar="IMAGE", help="Container image to start in: a registry's, or a .sqsh file.")
 @click.option("--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix).")
 @click.option("--output", metavar="DIR", help="Where the run writes (default: here).")
+@click.option("--run", "run_here", is_flag=True, help="Run this node's command here; its exit code is the answer.")
+@click.option("--submit", is_flag=True, help="Run it as a job of the target's scheduler, wait, and end as it ended.")
+@click.option("--print-script", is_flag=True, help="With --submit: print the job's file, and submit nothing.")
+@click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
+@click.option("--cancel-job", is_flag=True, help="With --submit: an interrupt also ends the job.")
+@click.option("--time-limit", metavar="TIME", help="How long the job may run: 90s, 40m, 2h (default: the target's).")
 @click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
 @common_options
 def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
-    """Print the commands that start STACK (a shipped name or a path). Nothing is run."""
+    """Print the commands that start STACK (a shipped name or a path); with --run or --submit, start it."""
     from envbuild.catalog.loader import load_stack, pick_profile
     from envbuild.launch.recipes import launch as make
     from envbuild.launch.shell import render
@@ -46,13 +52,35 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     profile = pick_profile(loaded, flags["profile"])
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
+    _refuse_together(flags)
+    if flags["submit"]:
+        from envbuild.cli.launch_run import submit
+
+        return submit(ui, loaded.stack, profile, _settings(flags["settings"]), flags)
     place = _place(loaded.stack.name, flags)
     made = make(loaded.stack, profile, _settings(flags["settings"]), place)
     made = _of_rank(made, flags["rank"])
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
+    if flags["run_here"]:
+        from envbuild.cli.launch_run import run_here
+
+        return run_here(ui, made, place, activate)
     data = {"launch": made.to_json_dict(), "activate": activate}
     ui.result({key: value for key, value in data.items() if value is not None}, lambda: render(made, activate))
     return 0
+
+
+def _refuse_together(flags: dict[str, Any]) -> None:
+    """Options that belong to another way of starting."""
+    if flags["submit"] and flags["run_here"]:
+        raise click.UsageError("--run starts it here and --submit as a job: choose one")
+    given = [name for name in ("master", "job", "hostfile", "rank") if flags["submit"] and flags[name] is not None]
+    if given:
+        option = {"rank": "node"}.get(given[0], given[0])
+        raise click.UsageError(f"--{option} cannot be used with --submit: the job says it")
+    for name in ("print_script", "no_wait", "cancel_job", "time_limit"):
+        if flags[name] and not flags["submit"]:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs --submit")
 
 
 def _settings(texts: tuple[str, ...]) -> dict[str, str]:
@@ -80,7 +108,7 @@ def _place(stack: str, flags: dict[str, Any]) -> Place:
         raise click.UsageError("--gpus-per-node is needed: the target does not say it")
     try:
         return Place(
-            nodes=flags["nodes"],
+            nodes=flags["nodes"] or 1,
             gpus_per_node=gpus,
             environment=_absolute(flags["environment"] or f"{_prefix(config.prefix or target.prefix)}/current/{stack}"),
             output=_absolute(flags["output"] or "."),

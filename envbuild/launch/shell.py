@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from envbuild.model.launch import Command, Endpoint, Launch
+from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
 
 WIDTH = 110
 # The gate is bash's own; nothing has to be installed for it.
@@ -19,9 +19,7 @@ def render(launch: Launch, activate: str | None = None) -> str:
     """
     lines = [*_head(launch), ""]
     for file in launch.files:
-        mark = _mark(file.text)
-        lines += [f"mkdir -p {shlex.quote(file.path.rsplit('/', 1)[0] or '/')}"]
-        lines += [f"cat > {shlex.quote(file.path)} <<'{mark}'", file.text.rstrip("\n"), mark, ""]
+        lines += [*file_lines(file), ""]
     many = len(launch.commands) > 1
     for command in launch.commands:
         lines += [f"# on node {command.node}"] if many else []
@@ -43,6 +41,31 @@ def _head(launch: Launch) -> Iterator[str]:
 def _comment(text: str) -> str:
     # A value may come from a user or a file; a line end in it must not begin a command.
     return "# " + " ".join(text.split())
+
+
+def file_lines(file: LaunchFile) -> Iterator[str]:
+    """What writes one file."""
+    mark = _mark(file.text)
+    yield f"mkdir -p {shlex.quote(file.path.rsplit('/', 1)[0] or '/')}"
+    yield f"cat > {shlex.quote(file.path)} <<'{mark}'"
+    yield file.text.rstrip("\n")
+    yield mark
+
+
+def command_text(command: Command, activate: str | None) -> str:
+    """One command as a script of its own: what fails before it ends the script, whose exit code is the command's.
+
+    Where the exit code of a program proves nothing, its log has to have the line that does.
+    """
+    first = [f". {shlex.quote(activate)}"] if activate else []
+    lines = [*first, "set -e", *_command(command, None)]
+    if command.ends:
+        proof = shlex.quote(command.ends)
+        told = shlex.quote(f"the run did not say {command.ends!r}")
+        lines = ["said=$(mktemp)", "(", *lines, ') 2>&1 | tee "$said"', "code=${PIPESTATUS[0]}"]
+        lines += [f'grep -qF -- {proof} "$said" || {{ echo {told} >&2; [ "$code" != 0 ] || code=1; }}']
+        lines += ['rm -f -- "$said"', 'exit "$code"']
+    return "\n".join(lines) + "\n"
 
 
 def _command(command: Command, activate: str | None) -> Iterator[str]:

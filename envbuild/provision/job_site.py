@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Target
-from envbuild.schedule.job import Broadcast, Job, JobStep, Pool, Scheduler, seconds_of
+from envbuild.schedule.job import Job, Pool, Scheduler, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.run import Runner, login_connection, submit_host
 from envbuild.schedule.slurm import Slurm
@@ -60,7 +60,7 @@ class JobSite:
         told = self.target.scheduler.start_deadline
         return float(seconds_of(told)) if told else None
 
-    def job(self, name: str, steps: Sequence[JobStep | Broadcast], output: str, time_limit: int) -> Job:
+    def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
 
         Raises EnvbuildError `job-invalid` (exit 2).

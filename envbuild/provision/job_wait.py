@@ -42,12 +42,8 @@ def waiting(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
         journal.append(EventKind.RUN_FINISHED, exit=0)
 
 
-def run_to_end(work: Work | Waiting, site: JobSite, job: Job) -> tuple[str, JobState]:
-    """Submit a job and wait until it has ended; its number and last state.
-
-    The script stays in the run directory. Raises EnvbuildError as submitting and waiting do; an interrupt leaves the
-    job alone unless the run was told to cancel it.
-    """
+def submit(work: Work | Waiting, site: JobSite, job: Job) -> str:
+    """Tell what a job costs and submit it; its number. The script stays in the run directory."""
     script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
     script.write_text(site.scheduler.render(job))
     for warning in job.warnings():
@@ -55,6 +51,22 @@ def run_to_end(work: Work | Waiting, site: JobSite, job: Job) -> tuple[str, JobS
     work.progress.stage(f"submitting {job.name}: {job.cost()}")
     number = site.scheduler.submit(job)
     work.journal.append(EventKind.JOB_SUBMITTED, job=number, name=job.name, nodes=job.nodes, output=job.output)
+    return number
+
+
+def run_to_end(
+    work: Work | Waiting, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None
+) -> tuple[str, JobState]:
+    """Submit a job and wait until it has ended; its number and last state. `watch` gets the number once a second.
+
+    Raises EnvbuildError as submitting and waiting do; an interrupt leaves the job alone unless the run was told to
+    cancel it.
+    """
+    number = submit(work, site, job)
+
+    def cancelled() -> bool:
+        watch(number)
+        return work.settings.cancel()
 
     def told(state: JobState) -> None:
         work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
@@ -63,7 +75,7 @@ def run_to_end(work: Work | Waiting, site: JobSite, job: Job) -> tuple[str, JobS
     try:
         state = wait_for(
             site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=told,
-            cancelled=work.settings.cancel, peek=_peek(site, job, number),
+            cancelled=cancelled, peek=_peek(site, job, number),
         )  # fmt: skip
     except EnvbuildError as error:
         if error.code == "job-not-started":

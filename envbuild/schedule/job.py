@@ -55,6 +55,16 @@ class JobStep(StrictModel):
     each: Literal["node", "once"] = "node"
 
 
+class JobText(StrictModel):
+    """A piece of bash: run on the first node by the job's script itself (`batch`), or on every node (`node`).
+
+    On nodes, the first that fails ends all. What stands in braces is filled in as in `JobStep`, before bash reads it.
+    """
+
+    text: Annotated[str, Field(min_length=1)]
+    each: Literal["batch", "node"] = "node"
+
+
 class Broadcast(StrictModel):
     """A file that all nodes see, copied to `to` on the disk of each, where the scheduler can do that.
 
@@ -63,6 +73,9 @@ class Broadcast(StrictModel):
 
     source: AbsPath
     to: AbsPath
+
+
+Step = JobStep | JobText | Broadcast
 
 
 class Job(StrictModel):
@@ -87,7 +100,7 @@ class Job(StrictModel):
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
     container: Container | None = None
-    steps: Annotated[tuple[JobStep | Broadcast, ...], Field(min_length=1)]
+    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     output: AbsPath
 
     @property

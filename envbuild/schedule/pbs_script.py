@@ -9,7 +9,7 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Broadcast, Job, JobStep, clock_text
+from envbuild.schedule.job import Broadcast, Job, JobStep, JobText, clock_text
 
 # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
 _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
@@ -37,7 +37,9 @@ def render(job: Job) -> str:
     ]
     body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
     for step in job.steps:
-        if not isinstance(step, Broadcast):  # PBS has no such thing
+        if isinstance(step, JobText):
+            body += ["", *_text(step)]
+        elif not isinstance(step, Broadcast):  # PBS has no such thing
             body += ["", *_step(step)]
     return "\n".join([*head, "", *body, ""])
 
@@ -80,6 +82,13 @@ def _path(folder: str) -> str:
             hint="choose another `prefix`",
         )
     return f"{folder}/"
+
+
+def _text(step: JobText) -> list[str]:
+    """mpiexec ends all ranks when one fails."""
+    if step.each == "batch":
+        return script.first_node(step)
+    return [*_step(JobStep(argv=("true",)))[:-1], f"  {script.words(('bash', '-c', step.text))}"]
 
 
 def _step(step: JobStep) -> list[str]:

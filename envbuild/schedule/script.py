@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
-from envbuild.schedule.job import Job
+from envbuild.schedule.job import Job, JobText
 
 # Below the ports that Linux gives to outgoing connections (32768 and up), above the well-known ones.
 PORT_BASE, PORT_RANGE = 10000, 20000
@@ -50,6 +50,11 @@ def modules(job: Job) -> list[str]:
     asked = [("use", folder) for folder in job.modules.use] + [("load", name) for name in job.modules.load]
     lines = [f"module {verb} {shlex.quote(what)} || exit 1" for verb, what in asked]
     return ["# What the site's programs need.", *lines, ""]
+
+
+def first_node(step: JobText) -> list[str]:
+    """A piece of bash that the job's script runs itself, as a program of its own."""
+    return ["# On the first node.", f"NODE_RANK=0 {words(('bash', '-c', step.text))}"]
 
 
 def preamble(job: Job, number: str) -> list[str]:

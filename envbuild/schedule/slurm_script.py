@@ -6,7 +6,7 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Broadcast, Container, Gres, Job, JobStep
+from envbuild.schedule.job import Broadcast, Container, Gres, Job, JobStep, JobText
 
 _EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
 _STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
@@ -32,7 +32,12 @@ def render(job: Job) -> str:
     body = script.preamble(job, '"$SLURM_JOB_ID"')
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:
-        body += ["", *(_broadcast(step) if isinstance(step, Broadcast) else _step(step, job.container))]
+        if isinstance(step, Broadcast):
+            body += ["", *_broadcast(step)]
+        elif isinstance(step, JobText):
+            body += ["", *_text(step)]
+        else:
+            body += ["", *_step(step, job.container)]
     return "\n".join([*head, "", *body, ""])
 
 
@@ -94,6 +99,16 @@ def _broadcast(step: Broadcast) -> list[str]:
         f"    sbcast --force {source} {to} ||",
         "    echo 'warning: not every node has a copy of its own' >&2",
         "fi",
+    ]
+
+
+def _text(step: JobText) -> list[str]:
+    if step.each == "batch":
+        return script.first_node(step)
+    return [
+        "# Once on every node; the first that fails ends all.",
+        f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none \\",
+        f'  bash -c "$with_rank" step \\\n  {script.words(("bash", "-c", step.text))}',
     ]
 
 

@@ -1,0 +1,111 @@
+"""What `envbuild launch` does with `--run` and `--submit`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.choose import configured, settings_of
+from envbuild.cli.output import Ui
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    from envbuild.launch.place import Place
+    from envbuild.model.launch import Launch
+    from envbuild.model.stack import Stack
+    from envbuild.provision.launch_job import Asked
+
+
+def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
+    """Become the command of one node on this machine.
+
+    Raises EnvbuildError: `launch-node` (exit 2) where several nodes have commands and none was chosen, and
+    `environment-unknown` (exit 1).
+    """
+    from envbuild.launch.in_job import steps_of
+
+    if len(made.commands) > 1:
+        raise EnvbuildError(
+            "launch-node",
+            f"{len(made.commands)} nodes have a command each, and this is one node",
+            hint="--node RANK on each of them; or --submit, which starts all",
+        )
+    missing = [path for path in (activate, *_programs(made)) if path and not Path(path).exists()]
+    if missing:
+        raise EnvbuildError(
+            "environment-unknown",
+            f"there is no {missing[0]}",
+            hint="build it: envbuild provision; or name the environment: --environment DIR",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
+    if not ui.quiet:
+        from envbuild.launch.shell import render
+
+        sys.stderr.write(render(made, activate))
+    *first, last = steps_of(made, place.output, activate)
+    for step in first:
+        code = subprocess.run(["bash", "-c", step.text], check=False).returncode
+        if code:
+            return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # In place of this process: signals reach the run as they come, and its exit code is ours.
+    os.execvp("bash", ["bash", "-c", last.text])  # noqa: S606 - the text is quoted word by word
+
+
+def _programs(made: Launch) -> list[str]:
+    return [command.argv[0] for command in made.commands if command.argv[0].startswith("/")]
+
+
+def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
+    """Submit the launch as a job, or print its file; waits for it unless told not to."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.hosts import Narrowing, reach
+    from envbuild.provision.job_wait import submit as submit_job
+    from envbuild.provision.job_wait import waiting
+    from envbuild.provision.launch_job import make_job, run_job
+
+    config = configured(flags)
+    overrides = {"prefix": config.prefix} if config.prefix else {}
+    target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), only_ask=True, jobs=True)
+    asked = _asked(values, flags)
+    if flags["print_script"]:
+        site, job, _ = make_job(target, stack, profile, asked, time.strftime("%Y%m%d-%H%M%S"))
+        text = site.scheduler.render(job)
+        ui.result({"script": text, "cost": job.cost()}, lambda: text)
+        return 0
+    settings = replace(settings_of(config, command=("envbuild", *sys.argv[1:])), cancel_job=flags["cancel_job"])
+    told = {"stack": stack.name, "profile": profile, "target": target.name}
+    with RunProgress(ui) as progress, waiting("launch", settings, progress, **told) as run:
+        site, job, made = make_job(target, stack, profile, asked, run.run.id)
+        for default in made.defaults:
+            progress.stage(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
+        if flags["no_wait"]:
+            number = submit_job(run, site, job)
+            ui.result({"job": number, "output": job.output}, lambda: number)
+            return 0
+        code = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(text)))
+    ui.result({"exit": code, "run": run.run.id}, lambda: "")
+    return code
+
+
+def _asked(values: dict[str, str], flags: dict[str, Any]) -> Asked:
+    import re
+
+    from envbuild.provision.launch_job import Asked
+
+    limit = flags["time_limit"]
+    if limit is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[smh]", limit):
+        raise click.UsageError(f"--time-limit takes 90s, 40m or 2h, not {limit!r}")
+    for name in ("environment", "output"):
+        if flags[name] and not flags[name].startswith("/"):
+            raise click.UsageError(f"--{name} of a job is an absolute path on its nodes, not {flags[name]!r}")
+    names = ("nodes", "gpus_per_node", "environment", "image", "output", "port")
+    return Asked(values, time_limit=limit, **{name: flags[name] for name in names})

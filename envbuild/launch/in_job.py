@@ -1,0 +1,60 @@
+"""A launch as the steps of a job: what only the job knows (first node, port, number) is left to it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from envbuild.launch.place import Place
+from envbuild.launch.shell import command_text, file_lines
+from envbuild.model.launch import Launch
+from envbuild.schedule.job import JobText
+
+# Words that stand for what the job fills in while the commands are made; nothing else looks like them.
+_MASTER, _JOB = "first-node-of-the-job", "number-of-the-job"
+_PORTS = (61001, 61002, 61013, 61024)
+
+
+def job_steps(
+    make: Callable[[Place], Launch], place: Place, activate: str | None, *, port: int | None = None
+) -> tuple[Launch, tuple[JobText, ...]]:
+    """The launch, and the steps that carry it out in a job; `make` makes the commands for a place.
+
+    `port`: the port that all nodes meet on instead of the job's own. Raises EnvbuildError as `make` does.
+    """
+    told = place.model_copy(update={"master": _MASTER, "job": _JOB})
+    if port is not None:
+        made = make(told.model_copy(update={"port": port}))
+        return made, tuple(_filled(step, None) for step in steps_of(made, place.output, activate))
+    for one, other in zip(_PORTS[::2], _PORTS[1::2], strict=True):
+        # A number in a command is the port when it changes with the port.
+        made = make(told.model_copy(update={"port": one}))
+        first = tuple(_filled(step, one) for step in steps_of(made, place.output, activate))
+        second = make(told.model_copy(update={"port": other}))
+        if first == tuple(_filled(step, other) for step in steps_of(second, place.output, activate)):
+            return made, first
+    raise ValueError("these numbers are in the command already: give --port")
+
+
+def steps_of(made: Launch, output: str, activate: str | None) -> tuple[JobText, ...]:
+    """Folder and files first; then one command on each node, or one on the first that starts the others itself."""
+    files = [line for file in made.files for line in file_lines(file)]
+    first = ["set -e", f"mkdir -p -- {shlex.quote(output)}", *files]
+    steps = [JobText(text="\n".join(first) + "\n", each="batch")]
+    if len(made.commands) == 1:
+        steps.append(JobText(text=command_text(made.commands[0], activate), each="batch"))
+    else:
+        steps.append(JobText(text=_by_rank(made, activate)))
+    return tuple(steps)
+
+
+def _by_rank(made: Launch, activate: str | None) -> str:
+    cases = [f"{command.node or 0})\n{command_text(command, activate)};;\n" for command in made.commands]
+    return 'case "$NODE_RANK" in\n' + "".join(cases) + "esac\n"
+
+
+def _filled(step: JobText, port: int | None) -> JobText:
+    text = step.text.replace(_MASTER, "{MASTER_ADDR}").replace(_JOB, "{JOB_ID}")
+    if port is not None:
+        text = text.replace(str(port), "{MASTER_PORT}")
+    return step.model_copy(update={"text": text})

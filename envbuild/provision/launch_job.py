@@ -1,0 +1,170 @@
+"""A stack's own run as a job: where it runs and what it may ask for, its job, and waiting for it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.launch.in_job import job_steps
+from envbuild.launch.place import Place
+from envbuild.launch.recipes import launch
+from envbuild.model.facts import NodeFacts
+from envbuild.model.launch import Launch
+from envbuild.model.stack import Stack
+from envbuild.model.target import Target
+from envbuild.provision.job_local import is_local
+from envbuild.provision.job_look import login_facts
+from envbuild.provision.job_site import JobSite
+from envbuild.provision.job_wait import finish, run_to_end
+from envbuild.provision.work import Waiting
+from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
+from envbuild.schedule.run import Here
+from envbuild.schedule.script import log_name
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asked for. Absent: the target's, else what the scheduler says; `time_limit` as `2h`."""
+
+    values: Mapping[str, str]
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    environment: str | None = None
+    image: str | None = None
+    output: str | None = None
+    port: int | None = None
+    time_limit: str | None = None
+
+
+def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str) -> tuple[JobSite, Job, Launch]:
+    """The job of a launch; the login host and the scheduler are asked, nothing is submitted.
+
+    Raises EnvbuildError: `submit-without-jobs` (exit 2), `launch-time-limit` (exit 2), `environment-unknown` (exit 1),
+    `launch-does-not-fit` (exit 7), and those of the recipe, the login host and the scheduler.
+    """
+    if target.connection.kind != "job":
+        raise EnvbuildError(
+            "submit-without-jobs",
+            f"the target {target.name} has no scheduler that takes a job",
+            why=f"its connection is {target.connection.kind}",
+            hint="without --submit the commands are printed; --run runs one node's command here",
+        )
+    limit = asked.time_limit or target.scheduler.time_limit
+    if limit is None:
+        raise EnvbuildError(
+            "launch-time-limit", "nobody has said how long the run may take", hint="--time-limit 2h, or in the target"
+        )
+    site = _bounded(JobSite.of(target), asked)
+    facts = login_facts(target, stack.name, site.login, site.connection, run)
+    environment = asked.environment or _environment(facts, stack.name, target)
+    place = Place(
+        nodes=site.nodes,
+        gpus_per_node=site.target.expects.gpus_per_node or 1,
+        environment=environment,
+        output=asked.output or posixpath.join(facts.prefix.path, "launches", f"{stack.name}-{run}"),
+        image=asked.image,
+    )
+    activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
+    made, texts = job_steps(lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port)
+    steps: list[Step] = list(texts)
+    if is_local(target) and not asked.environment:
+        # A node may have lost its disk's contents since; this costs nothing where all is there.
+        ensure = posixpath.join(facts.prefix.path, "ensure", f"{stack.name}.sh")
+        steps.insert(0, JobStep(argv=("/bin/sh", ensure)))
+    folder = posixpath.join(facts.prefix.path, "jobs", run)
+    return site, site.job(f"launch-{stack.name}"[:63], steps, folder, seconds_of(limit)), made
+
+
+def _bounded(site: JobSite, asked: Asked) -> JobSite:
+    """The site for so many nodes and GPUs as were asked for. Raises EnvbuildError `launch-does-not-fit` (exit 7)."""
+    target = site.target
+    nodes = asked.nodes or target.scheduler.nodes or 1
+    gpus = asked.gpus_per_node or target.expects.gpus_per_node or site.pool.gpus_per_node
+    there = site.pool.gpus_per_node
+    if not gpus:
+        raise _does_not_fit(
+            f"{site.pool.told} has no GPUs that the scheduler knows of",
+            "--gpus-per-node N, or `expects: {gpus_per_node: N}` in the target",
+        )
+    if there and gpus > there:
+        raise _does_not_fit(
+            f"{gpus} GPUs a node were asked for, and a node of {site.pool.told} has {there}", f"--gpus-per-node {there}"
+        )
+    most = site.pool.in_service()
+    if nodes > most:
+        raise _does_not_fit(
+            f"{nodes} nodes were asked for, and {site.pool.told} has {most} that take jobs", "--nodes N"
+        )
+    scheduler = target.scheduler.model_copy(update={"nodes": nodes})
+    expects = target.expects.model_copy(update={"gpus_per_node": gpus})
+    return replace(site, target=target.model_copy(update={"scheduler": scheduler, "expects": expects}))
+
+
+def _does_not_fit(what: str, hint: str) -> EnvbuildError:
+    return EnvbuildError("launch-does-not-fit", what, hint=hint, exit_code=ExitCode.REFUSED)
+
+
+def _environment(facts: NodeFacts, stack: str, target: Target) -> str:
+    """The environment in use, by the path that it has on the nodes."""
+    for stamp in facts.environments:
+        if stamp.stack == stack and stamp.current:
+            return stamp.path
+    raise EnvbuildError(
+        "environment-unknown",
+        f"no environment of {stack} is in use under {facts.prefix.path}",
+        hint=f"build it: envbuild provision --target {target.name} --stack {stack}; or name one: --environment DIR",
+        exit_code=ExitCode.CHECK_FAILED,
+    )
+
+
+def run_job(work: Waiting, site: JobSite, job: Job, say: Callable[[str], None]) -> int:
+    """Submit, follow its log where it can be read here, and wait; the exit code of what the job ran.
+
+    The log is kept in the run directory. Raises EnvbuildError `job-…` where the job was ended by somebody or something.
+    """
+    follow = _Follow(site, job, say)
+    number, state = run_to_end(work, site, job, follow)
+    follow(number)
+    if not follow.local:
+        say(site.scheduler.logs(job, number))
+    last = site.scheduler.logs(job, number, 4096)
+    finish(work, site, job, number, state, good=state.good)
+    for note in work.notes:
+        work.progress.stage(f"warning: {note}")
+    code = _exit(state)
+    if code is None:
+        raise job_error(number, state, last)
+    return code
+
+
+def _exit(state: JobState) -> int | None:
+    """The exit code of the job's script; None where it has none of its own."""
+    if state.failure is not None or state.phase not in (Phase.DONE, Phase.FAILED):
+        return None
+    return state.exit
+
+
+class _Follow:
+    """Says what a job has printed since it was asked last, where its log lies on this machine."""
+
+    def __init__(self, site: JobSite, job: Job, say: Callable[[str], None]) -> None:
+        self.local = isinstance(site.runner, Here)
+        self._job = job
+        self._say = say
+        self._read = 0
+
+    def __call__(self, number: str) -> None:
+        if not self.local:
+            return
+        try:
+            with Path(self._job.output, log_name(self._job, number)).open("rb") as log:
+                log.seek(self._read)
+                data = log.read(1 << 20)
+        except OSError:
+            return  # it has not begun
+        if data:
+            self._read += len(data)
+            self._say(data.decode("utf-8", "replace"))

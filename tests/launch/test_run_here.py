@@ -1,0 +1,118 @@
+"""`envbuild launch --run`, and commands as bash runs them; the program is a stand-in that says how it was started."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.launch.in_job import job_steps
+from envbuild.launch.place import Place
+from envbuild.launch.shell import command_text
+from envbuild.model.launch import Command, Endpoint
+from tests.launch.support import started
+
+SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
+
+
+def environment(top: Path, more: str = "exit 0", name: str = "torchrun") -> Path:
+    """An environment with a stand-in for torchrun and the folder of its source."""
+    built = top / "the env"
+    for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
+        (built / folder).mkdir(parents=True)
+    (built / ".envbuild" / "activate.sh").write_text("GREETING='hello'; export GREETING\nfalse\n")
+    program = built / "bin" / name
+    program.write_text(SAYS.format(log=top / "log", more=more))
+    program.chmod(0o755)
+    return built
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "envbuild", "launch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+
+
+def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_path: Path) -> None:
+    built = environment(tmp_path, more="exit 37")
+    given = ("--gpus-per-node", "4", "--environment", str(built), "--output", str(tmp_path / "out"))
+    done = run("megatronapp", *given, "--run", cwd=tmp_path)
+    assert done.returncode == 37, done.stderr
+    greeting, folder, _, *words = (tmp_path / "log").read_text().splitlines()
+    assert (greeting, folder) == ("hello", str(built / "src/megatronapp/Megatron"))
+    assert words[:2] == ["--nproc_per_node", "4"]
+    assert "pretrain_gpt.py" in words
+    assert (tmp_path / "out").is_dir()
+    assert "# megatronapp, profile" in done.stderr
+
+
+def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
+    given = ("megatronapp", "--gpus-per-node", "4", "--environment", str(tmp_path / "none"))
+    done = run(*given, "--run", cwd=tmp_path)
+    assert (done.returncode, "error[environment-unknown]" in done.stderr) == (1, True)
+    done = run(*given, "--run", "--nodes", "2", "--master", "10.0.0.1", cwd=tmp_path)
+    assert (done.returncode, "error[launch-node]" in done.stderr) == (2, True)
+    for wrong in (("--submit", "--run"), ("--no-wait",), ("--submit", "--master", "x"), ("--submit", "--node", "1")):
+        done = run(*given, *wrong, cwd=tmp_path)
+        assert (done.returncode, "error[usage]" in done.stderr) == (2, True), wrong
+    done = run(*given, "--submit", "--time-limit", "1h", "-t", "local", cwd=tmp_path)
+    assert (done.returncode, "error[submit-without-jobs]" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        gate = Endpoint(address="127.0.0.1", port=listener.getsockname()[1], seconds=20)
+        command = Command(argv=("touch", str(log)), directory=str(tmp_path), wait_for=gate)
+        done: list[int] = []
+        text = command_text(command, None)
+        worker = threading.Thread(
+            target=lambda: done.append(subprocess.run(["bash", "-c", text], check=False).returncode)
+        )
+        worker.start()
+        time.sleep(0.3)
+        assert not log.exists(), "nobody listens yet"
+        listener.listen()
+        worker.join()
+    assert done == [0]
+    assert log.exists()
+    log.unlink()
+    closed = command.model_copy(update={"wait_for": gate.model_copy(update={"seconds": 1})})
+    assert subprocess.run(["bash", "-c", command_text(closed, None)], check=False).returncode == 124
+    assert not log.exists()
+
+
+@pytest.mark.parametrize(("says", "code", "ended"), [("all done", 0, 0), ("nothing", 0, 1), ("all done", 3, 3)])
+def test_where_the_exit_code_proves_nothing_the_log_has_to(tmp_path: Path, says: str, code: int, ended: int) -> None:
+    argv = ("bash", "-c", f"echo {says}; exit {code}")
+    text = command_text(Command(argv=argv, directory=str(tmp_path), ends="all done"), None)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == ended
+    assert says in done.stdout
+
+
+def test_only_the_job_knows_its_first_node_its_port_and_its_number() -> None:
+    place = Place(nodes=2, gpus_per_node=4, environment="/e", output="/o")
+    made, steps = job_steps(lambda told: started("megatronapp", told), place, "/e/.envbuild/activate.sh")
+    assert len(made.commands) == 2
+    assert [step.each for step in steps] == ["batch", "node"]
+    text = steps[-1].text
+    assert "--master_addr {MASTER_ADDR} --master_port {MASTER_PORT}" in " ".join(text.replace("\\\n", " ").split())
+    assert "MEGATRONAPP_JOB={JOB_ID}" in text
+    assert "/dev/tcp/{MASTER_ADDR}/{MASTER_PORT}" in text
+    own = job_steps(lambda told: started("megatronapp", told), place, None, port=7000)[1][-1].text
+    assert "--master_port 7000" in " ".join(own.replace("\\\n", " ").split())
+    assert "{MASTER_PORT}" not in own
+
+
+def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job() -> None:
+    place = Place(nodes=2, gpus_per_node=8, environment="/e", output="/o")
+    _, steps = job_steps(lambda told: started("megatron-deepspeed-slurm", told), place, None)
+    assert [step.each for step in steps] == ["batch", "batch"]
+    assert "srun" in steps[1].text
+    assert "ds_config.json" in steps[0].text
