@@ -36,3 +36,8 @@ def containers() -> Path:
 def node_package() -> Path:
     """The source of the node program."""
     return _PACKAGE / "node"
+
+
+def fabfile_folder() -> Path:
+    """The folder whose `fabfile.py` has the tasks for fab."""
+    return _PACKAGE / "fab"

@@ -32,3 +32,14 @@ def show(ui: Ui, origin: bool) -> int:
 
     ui.result(data, lambda: "\n".join(line(key, s.value, s.origin) for key, s in loaded.settings.items()))
     return 0
+
+
+@config.command("fabfile")
+@common_options
+def fabfile(ui: Ui) -> int:
+    """Print the folder of the tasks for fab: fab -r "$(envbuild config fabfile)" --list."""
+    from envbuild.resources import fabfile_folder
+
+    folder = str(fabfile_folder())
+    ui.result({"folder": folder}, lambda: folder)
+    return 0

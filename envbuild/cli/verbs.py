@@ -38,7 +38,7 @@ VERBS: dict[str, Verb] = {
     "image": Verb("envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods"),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
-    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value"),
+    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value; fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
 }
 

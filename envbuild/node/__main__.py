@@ -29,6 +29,7 @@ VERBS = {
     "activate": "activate",
     "verify": "verify",
     "files": "env_files",
+    "log": "run_log",
     "envs": "envs",
     "use": "use",
     "remove": "remove",

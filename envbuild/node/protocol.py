@@ -193,7 +193,9 @@ class Log:
             return
         line = json.dumps({"t": round(time.time(), 3), "message": message}) + "\n"
         try:
-            with open(self.path, "ab") as handle:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            # What a build prints is for its owner.
+            with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as handle:
                 handle.write(line.encode("ascii"))
         except OSError as error:
             self.path = None

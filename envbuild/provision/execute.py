@@ -75,23 +75,32 @@ def run_hosts(
 ) -> Outcome:
     """One play over the nodes of `requests` (node to verb to request); its tasks count in `work`.
 
-    Raises EnvbuildError as `run_playbook` does; what nodes answered until then is in the journal.
+    Nodes that are not done when the deadline of the run is over have an error each. Raises EnvbuildError as
+    `run_playbook` does otherwise; what nodes answered until then is in the journal.
     """
     outcome = Outcome()
     hosts = tuple(_host(node, verbs, files[node], work.run) for node, verbs in requests.items())
     if not hosts:
         return outcome
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
+    watcher = _Watcher(outcome, work.journal, work.progress)
     try:
         result = run_playbook(
             playbook,
             Inventory(hosts, work.prepared.target.connection),
             run_dir=work.run.path,
-            on_event=_Watcher(outcome, work.journal, work.progress),
+            on_event=watcher,
             forks=min(FORKS, len(hosts)),
             deadline=work.settings.deadline,
             cancel=work.settings.cancel,
         )
+    except EnvbuildError as error:
+        if error.code != "playbook-deadline":
+            raise
+        from envbuild.provision.overdue import end_overdue
+
+        end_overdue(requests, watcher.running, outcome, work)
+        return outcome
     finally:
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
         for host in hosts:
@@ -112,7 +121,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths = {verb: folder / f"{verb}.json" for verb in verbs}
     for verb, path in paths.items():
-        run.write_json(path, verbs[verb])
+        run.write_json(path, _logged(verbs[verb], run.id))
     return NodeHost(
         name=node,
         python=files.python,
@@ -126,19 +135,28 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     )
 
 
+def _logged(request: dict[str, Any], run: str) -> dict[str, Any]:
+    """The request with a log file on the node, for who looks there by hand and for nodes that end without an answer."""
+    log = posixpath.join(str(request["prefix"]), "logs", f"{run}.log")
+    return {**request, "args": {"log": log, **request["args"]}}
+
+
 class _Watcher:
     """Turns task events into journal events, progress and answers."""
 
     def __init__(self, outcome: Outcome, journal: Journal, progress: Progress) -> None:
         self._outcome, self._journal, self._progress = outcome, journal, progress
+        self.running: dict[str, str] = {}
 
     def __call__(self, event: TaskEvent) -> None:
         if event.status == "skipped" or not event.node:
             return
         if event.status == "started":
+            self.running[event.node] = event.role
             self._journal.append(EventKind.STEP_STARTED, node=event.node, step=event.role)
             self._progress.step(event.node, event.role, "started", event.task)
             return
+        self.running.pop(event.node, None)
         answer = _answer(event)
         if answer is not None:
             self._outcome.responses.setdefault(event.node, {})[event.role] = answer

@@ -49,7 +49,7 @@ def test_waves_follow_each_other_and_end_when_too_many_nodes_have_failed(
     assert again.rc == 0, again.err
     found = by_node(again)
     assert found[first.address]["status"] == "unchanged"
-    assert {found[node.address]["status"] for node in (broken, third, fourth)} == {"ok"}
+    assert {found[node.address]["status"] for node in (broken, third, fourth)} == {"ok"}, again.err
     assert len({item["root"] for item in found.values()}) == 1
     assert _waves(nodes_world) == [[broken.address, third.address], [fourth.address]]
 

@@ -164,7 +164,8 @@ def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
 
 def test_log_file_that_cannot_be_written_does_not_stop_the_work(tmp_path: Path) -> None:
     body = "from envbuild.node.protocol import log\ndef run(request):\n    log('one')\n    return False, {}\n"
-    request = {**REQUEST, "args": {"log": str(tmp_path / "missing" / "log")}}
+    (tmp_path / "a-file").write_text("")
+    request = {**REQUEST, "args": {"log": str(tmp_path / "a-file" / "log")}}
     exit_code, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")
     assert exit_code == 0
     assert "log file not written" in err

@@ -1,0 +1,159 @@
+"""Tasks for hand use: `fab -r "$(envbuild config fabfile)" probe -t ./lab.yaml`.
+
+They reach the nodes of a target as envbuild does, through its own connections, so that host keys are always verified;
+fab's own connections and options (`-H`, `-i`) are not used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+if TYPE_CHECKING:
+    from envbuild.errors import EnvbuildError
+    from envbuild.model.target import Target
+    from envbuild.provision.contact import ContactResult
+
+_ENVIRONMENT = re.compile(r"/.*/envs/[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.DOTALL)
+_HELP = {
+    "target": "a shipped target or a file; ENVBUILD_TARGET without it",
+    "limit": "only these hosts: gpu[01-04]",
+    "exclude": "without these hosts",
+}
+
+
+@task(help=_HELP)
+def probe(context: Context, target: str = "", limit: str = "", exclude: str = "") -> None:
+    """Read the facts of every node: the table of `envbuild probe`."""
+    from envbuild.cli.entry import main
+
+    del context
+    options = {"--target": target, "--limit": limit, "--exclude": exclude}
+    code = main(["probe", *(word for name, value in options.items() if value for word in (name, value))])
+    if code:
+        raise Exit(code=code)
+
+
+@task(help={**_HELP, "run": "of this run; the newest without it", "lines": "how many lines of each node"})
+def logs(
+    context: Context, target: str = "", limit: str = "", exclude: str = "", run: str = "", lines: int = 40
+) -> None:
+    """Print the end of the log that a run left on every node."""
+    del context
+    args = {"lines": lines, **({"log_of": run} if run else {})}
+
+    def show(node: str, result: dict[str, Any]) -> None:
+        _say(f"== {node}: {result['file']}")
+        for line in result["lines"]:
+            _say(line)
+
+    _end(_each(_target(target, limit, exclude), "log", lambda _: args, show))
+
+
+@task(name="pull-evidence", help={**_HELP, "to": "folder for it (./evidence)"})
+def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: str = "", to: str = "evidence") -> None:
+    """Bring the stamp of every environment in use, and the hashes of its files, from every node."""
+    del context
+    place = _target(target, limit, exclude)
+    wanted: dict[str, list[str]] = {}
+
+    def keep(node: str, result: dict[str, Any]) -> None:
+        for each in result["environments"]:
+            path = str(each.get("path"))
+            # The name becomes one of a file here, and a node may say anything.
+            if each.get("current") and each.get("stamp") and _ENVIRONMENT.fullmatch(path):
+                _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", each["stamp"])
+                wanted.setdefault(path, []).append(node)
+
+    codes = _each(place, "envs", lambda node: {"node": node}, keep)
+    for path, nodes in wanted.items():
+        name = path.rsplit("/", 1)[-1]
+
+        def put(node: str, result: dict[str, Any], name: str = name) -> None:
+            _write(Path(to) / node / f"{name}.files.json", result)
+
+        prefix = path.rsplit("/", 2)[0]
+        some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
+        codes += _each(some, "files", lambda _, path=path: {"environment": path}, put)  # type: ignore[misc]
+    found = sum(len(nodes) for nodes in wanted.values())
+    _say(f"{found} environment{'s' * (found != 1)} in use; their stamps are in {to}")
+    _end(codes)
+
+
+def _target(name: str, limit: str, exclude: str) -> Target:
+    """The target with its hosts listed; where it is reached through jobs, the login host, which sees the prefix."""
+    from envbuild.config import load_config
+    from envbuild.errors import EnvbuildError
+    from envbuild.provision.hosts import Narrowing, reach
+    from envbuild.schedule.run import as_login
+
+    narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())
+    try:
+        config = load_config({"target": name} if name else {})
+        overrides = {"prefix": config.prefix} if config.prefix else {}
+        found, _ = reach(config.target, overrides, narrowing, only_ask=True, jobs=True)
+    except EnvbuildError as error:
+        raise _ended(error) from None
+    return as_login(found)
+
+
+def _each(
+    target: Target, verb: str, args: Callable[[str], dict[str, Any]], use: Callable[[str, dict[str, Any]], None]
+) -> list[int]:
+    """Ask all nodes at once, and use what they say in their order; the exit codes of what went wrong."""
+    from envbuild.errors import EnvbuildError
+    from envbuild.provision.contact import contact, node_request
+    from envbuild.provision.inventory import expand_hosts
+
+    answers: dict[str, ContactResult | EnvbuildError] = contact(
+        expand_hosts(target.hosts), lambda node: node_request(verb, target.prefix, args(node)), target.connection
+    )
+    codes = []
+    for node, answer in answers.items():
+        try:
+            if isinstance(answer, EnvbuildError):
+                raise answer
+            use(node, answer.result())
+        except EnvbuildError as error:
+            codes.append(int(error.exit_code))
+            _say(f"== {node}: {error}" + (f"\n   why: {error.why}" if error.why else ""))
+    return codes
+
+
+def _end(codes: list[int]) -> None:
+    """End with the gravest code, where something went wrong."""
+    from envbuild.errors import gravest
+
+    if codes:
+        raise Exit(code=int(gravest(codes)))
+
+
+def _ended(error: EnvbuildError) -> Exit:
+    lines = [str(error), *(f"{label}: {text}" for label, text in (("why", error.why), ("hint", error.hint)) if text)]
+    return Exit("\n".join(lines), code=int(error.exit_code))
+
+
+def _say(text: str) -> None:
+    """One or several lines, redacted and harmless for a terminal."""
+    import sys
+
+    from envbuild.redact import redact_text
+    from envbuild.report.text import visible
+
+    sys.stdout.write(visible(redact_text(text), keep_newlines=True) + "\n")
+
+
+def _write(path: Path, data: Any) -> None:
+    """The file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    half.replace(path)

@@ -1,0 +1,62 @@
+"""The tasks for hand use, with the real fab on real nodes: host keys are verified by envbuild's own policy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import Done
+from tests.fleet.fleet_world import STACK, FleetWorld, by_node, stamp
+from tests.fleet.nodes import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.nodes]
+StartNodes = Callable[..., list[Node]]
+
+
+def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
+    folder = world.good("config", "fabfile").out.strip()
+    program = Path(sys.executable).with_name("fab")
+    argv = [str(program), "-r", folder, *words]
+    done = subprocess.run(argv, env={**world.env, **env}, cwd=world.work, capture_output=True, text=True, timeout=120)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_tasks_probe_show_logs_and_pull_stamps(fleet: StartNodes, tmp_path: Path, standalone_python: Path) -> None:
+    world = FleetWorld(tmp_path, standalone_python)
+    nodes = fleet(2, kind="full")
+    world.target(nodes)
+    done = world.fleet("provision")
+    assert done.rc == 0, done.err
+    roots = {node: found["root"] for node, found in by_node(done).items()}
+
+    probed = _fab(world, "probe", "-t", "./nodes.yaml")
+    assert probed.rc == 0, probed.err
+    assert "   2 x  no GPU" in probed.out
+
+    logs = _fab(world, "logs", "--lines", "5", ENVBUILD_TARGET="./nodes.yaml")
+    assert logs.rc == 0, logs.err
+    assert all(f"== {node.address}: /opt/envbuild/logs/{world.last_run.name}.log" in logs.out for node in nodes)
+    assert logs.out.count("stamped /opt/envbuild/envs/") == 2
+
+    pulled = _fab(world, "pull-evidence", "-t", "./nodes.yaml", "--to", "found", "--limit", nodes[1].address)
+    assert pulled.rc == 0, pulled.err
+    (brought,) = (world.work / "found" / nodes[1].address).glob(f"{STACK}-*.stamp.json")
+    assert json.loads(brought.read_text()) == stamp(nodes[1])
+    (files,) = (world.work / "found" / nodes[1].address).glob(f"{STACK}-*.files.json")
+    assert json.loads(files.read_text())["root"] == roots[nodes[1].address]
+    assert not (world.work / "found" / nodes[0].address).exists()
+
+    # No task accepts a key that nobody has compared.
+    empty = world.work / "known_hosts"
+    empty.write_text("")
+    world.target(nodes, connection={"known_hosts": str(empty)})
+    for task in ("probe", "logs", "pull-evidence"):
+        refused = _fab(world, task, "-t", "./nodes.yaml")
+        assert refused.rc == 3, (task, refused.err)
+        assert "host-key-unknown" in refused.out + refused.err
+    assert empty.read_text() == ""

@@ -1,0 +1,45 @@
+"""A node on which a step hangs: it fails alone, when its time is over, with the step and the last lines of its log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.fleet_world import FleetWorld, by_node
+from tests.fleet.nodes import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.nodes]
+StartNodes = Callable[..., list[Node]]
+HANGS = "/usr/local/bin/git"
+
+
+def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_up(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
+    world = FleetWorld(tmp_path, standalone_python)
+    hanging, good = fleet(2, kind="full")
+    world.target([hanging, good])
+    hanging.run(["tee", HANGS], stdin="#!/bin/sh\nexec sleep 1000\n")
+    hanging.run(["chmod", "0755", HANGS])
+    begun = time.monotonic()
+    done = world.fleet("provision", "--deadline", "40", timeout=200)
+    seconds = time.monotonic() - begun
+    assert done.rc == 8, done.err
+    assert seconds < 120
+    found = by_node(done)
+    assert (found[good.address]["status"], found[hanging.address]["exit"]) == ("ok", 3)
+    error = found[hanging.address]["error"]
+    assert (error["code"], error["details"]["step"]) == ("step-overdue", "install")
+    assert error["why"].startswith("the last lines of its log: ")
+    assert "gamma" in error["why"]
+
+    hanging.run(["rm", HANGS])
+    hanging.run(["pkill", "-f", "sleep 1000"], check=False)
+    again = world.fleet("provision", timeout=200)
+    assert again.rc == 0, again.err
+    found = by_node(again)
+    assert (found[good.address]["status"], found[hanging.address]["status"]) == ("unchanged", "ok")
+    assert found[good.address]["root"] == found[hanging.address]["root"]

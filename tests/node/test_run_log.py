@@ -1,0 +1,58 @@
+"""The verb `log`: the end of what a run wrote down on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import protocol, run_log
+from envbuild.node.protocol import NodeError
+
+
+def _ask(prefix: Path, **args: object) -> dict[str, object]:
+    changed, result = run_log.run({"prefix": str(prefix), "args": args})
+    assert not changed
+    return result
+
+
+def test_the_newest_log_is_told_line_by_line(tmp_path: Path) -> None:
+    log = protocol.Log()
+    for run, text in (("run-1", "old"), ("run-2", "output of a build:\nfirst\nlast")):
+        log.path = str(tmp_path / "logs" / f"{run}.log")
+        log(text)
+        os.utime(log.path, (int(run[-1]) * 10**9,) * 2)
+    result = _ask(tmp_path, lines=2)
+    assert (result["file"], result["lines"]) == (str(tmp_path / "logs" / "run-2.log"), ["first", "last"])
+    assert _ask(tmp_path, log_of="run-1")["lines"] == ["old"]
+    assert stat.S_IMODE(os.stat(str(result["file"])).st_mode) == 0o600
+
+
+def test_a_torn_line_and_strange_bytes_are_shown_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    whole = json.dumps({"t": 1, "message": "whole"}).encode()
+    (tmp_path / "logs" / "r.log").write_bytes(b'{"t": 1, "mess\xff\n' + whole + b"\n[1]\n")
+    assert _ask(tmp_path)["lines"] == ['{"t": 1, "mess\ufffd', "whole", "[1]"]
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "r.log").write_text("x" * 3 * run_log.READ_BYTES + "\nlast\n")
+    lines = _ask(tmp_path)["lines"]
+    assert isinstance(lines, list)
+    assert lines[-1] == "last"
+    assert sum(map(len, lines)) < run_log.READ_BYTES
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [({}, "log-unknown"), ({"log_of": "none"}, "log-unknown"), ({"log_of": "../x"}, "request-invalid"),
+     ({"lines": 0}, "request-invalid"), ({"lines": "5"}, "request-invalid")],
+)  # fmt: skip
+def test_what_is_not_there_or_no_log_is_refused(tmp_path: Path, args: dict[str, object], code: str) -> None:
+    with pytest.raises(NodeError) as caught:
+        _ask(tmp_path, **args)
+    assert caught.value.code == code
