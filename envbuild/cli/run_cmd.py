@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -93,10 +94,42 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def _story(found: RunDir, files: list[str]) -> str:
-    """The journal, one line an event."""
+    """The journal, one line an event; what nodes said does nothing to a terminal."""
+    from envbuild.report.text import visible
+
     lines = [f"{found.id}  {found.status}", f"{found.path}  ({', '.join(files)})", ""]
     lines += [_line(event) for event in found.journal.events]
-    return "\n".join(lines)
+    lines += _by_node(found.journal.events)
+    return visible("\n".join(lines), keep_newlines=True)
+
+
+def _by_node(events: Sequence[Event]) -> list[str]:
+    """Of a run on several nodes: how long each step took on each, how it ended, and why it failed where it did."""
+    steps: dict[str, list[str]] = {}
+    ends: dict[str, str] = {}
+    for event in events:
+        if event.node is None:
+            continue
+        row = steps.setdefault(event.node, [])
+        if event.kind == "step-finished":
+            seconds = event.data.get("seconds")
+            took = f" {seconds:.1f} s" if isinstance(seconds, int | float) else ""
+            row.append(f"{event.data.get('step')}{took}{_ended(event.data.get('status'))}")
+        elif event.kind == "node-finished":
+            ends[event.node] = str(event.data.get("status"))
+            error = event.data.get("error")
+            if isinstance(error, dict):
+                ends[event.node] += f"\n    error[{error.get('code')}]: {error.get('what')}"
+                ends[event.node] += f"\n    why: {error['why']}" if error.get("why") else ""
+    if len(steps) < 2:
+        return []
+    width = max(len(node) for node in steps)
+    rows = [f"{node:{width}}  {', '.join([*row, ends.get(node, 'not finished')])}" for node, row in steps.items()]
+    return ["", "by node:", *rows]
+
+
+def _ended(status: object) -> str:
+    return "" if status in ("ok", "changed") else f" {status}"
 
 
 def _line(event: Event) -> str:

@@ -137,7 +137,9 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
         _meet(work, plan, outcome)
     nodes = _node_evidence(work, plan, outcome)
     for node in nodes:
-        work.journal.append(EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit)
+        work.journal.append(
+            EventKind.NODE_FINISHED, node=node.node, status=node.status, exit=node.exit, error=node.error
+        )
     warnings = (*plan.warnings, *work.notes)
     return write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
 

@@ -67,3 +67,26 @@ def test_an_unknown_run_is_a_coded_error(runs: Path, capsys: pytest.CaptureFixtu
     _make(runs, exit=0)
     assert run(["run", "show", "19990101"]) == 2
     assert "error[run-unknown]" in capsys.readouterr().err
+
+
+def test_show_ends_with_the_steps_of_each_node_of_a_fleet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "step-overdue", "what": "n2: not done", "why": "last lines: \x1b[2Jcompiling", "exit": 3}
+    made = RunDir.create(runs)
+    with made.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb="provision", stack="torch-smoke", target="lab")
+        journal.append(EventKind.STEP_FINISHED, node="n1", step="install", status="changed", seconds=2.04)
+        journal.append(EventKind.STEP_FINISHED, node="n2", step="install", status="overdue", seconds=None)
+        journal.append(EventKind.STEP_FINISHED, node="n1", step="smoke", status="ok", seconds=1.0)
+        journal.append(EventKind.NODE_FINISHED, node="n1", status="ok", exit=0, error=None)
+        journal.append(EventKind.NODE_FINISHED, node="n2", status="unreachable", exit=3, error=error)
+        journal.append(EventKind.STEP_STARTED, node="n3", step="install")
+        journal.append(EventKind.RUN_FINISHED, exit=8)
+    assert run(["run", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.partition("by node:\n")[2].splitlines() == [
+        "n1  install 2.0 s, smoke 1.0 s, ok",
+        "n2  install overdue, unreachable",
+        "    error[step-overdue]: n2: not done",
+        "    why: last lines: \\x1b[2Jcompiling",
+        "n3  not finished",
+    ]
