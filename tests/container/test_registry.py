@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.container.bases import AskedDigest, read_digests, write_digests
-from envbuild.container.registry import ask_all, ask_digest, parse_reference
+from envbuild.container.registry import ask_all, ask_config, ask_digest, parse_reference
 from envbuild.errors import EnvbuildError
 
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()
@@ -187,3 +187,25 @@ def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path) -> 
     with pytest.raises(EnvbuildError) as caught:
         read_digests(tmp_path / "images.toml")
     assert caught.value.code == "image-digests-unreadable"
+
+
+def test_the_configuration_of_an_image_is_read_and_its_id_is_that_of_its_bytes(registry: Registry) -> None:
+    config = json.dumps({"config": {"Labels": {"dev.envbuild.stack": "tiny"}}}).encode()
+    found = hashlib.sha256(config).hexdigest()
+    registry.token = "secret"
+    registry.answers["/token"] = (200, {"Content-Type": "application/json"}, b'{"token": "secret"}')
+    registry.manifest(body=json.dumps({"config": {"digest": f"sha256:{found}"}}).encode())
+    registry.answers[f"/v2/team/image/blobs/sha256:{found}"] = (200, {"Content-Type": "application/json"}, config)
+    told = ask_config(f"{registry.host}/team/image:1", plain_http=True)
+    assert told == (found, {"Labels": {"dev.envbuild.stack": "tiny"}})
+    registry.answers[f"/v2/team/image/blobs/sha256:{found}"] = (200, {}, config.replace(b"tiny", b"evil"))
+    with pytest.raises(EnvbuildError) as caught:
+        ask_config(f"{registry.host}/team/image:1", plain_http=True)
+    assert (caught.value.code, caught.value.exit_code) == ("registry-digest-mismatch", 5)
+
+
+def test_an_index_of_several_platforms_is_no_single_image(registry: Registry) -> None:
+    registry.manifest()
+    with pytest.raises(EnvbuildError) as caught:
+        ask_config(f"{registry.host}/team/image:1", plain_http=True)
+    assert (caught.value.code, caught.value.exit_code) == ("image-of-several-platforms", 2)

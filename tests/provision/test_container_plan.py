@@ -1,0 +1,138 @@
+"""When a node needs an image, which id all should have, and what each node is asked. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.container.builders import Buildah, Builder, Docker
+from envbuild.model.container import ContainerSettings
+from envbuild.model.facts import NodeFacts
+from envbuild.model.resolution import Resolution
+from envbuild.provision import container_plan
+from envbuild.provision.container_image import Obtained, Wanted
+from envbuild.provision.container_plan import NodeImage, node_image
+from envbuild.provision.prepare import Choice, Prepared, prepare
+from tests.report.samples import facts
+
+ONE, OTHER = "a" * 64, "b" * 64
+ENV = "/opt/envbuild/envs/torch-smoke-exact-0123456789ab"
+COMMAND = "/usr/bin/podman run --rm --interactive --pull=never --network=host --ipc=host --ulimit=memlock=-1:-1 {image}"
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    found = prepare(Choice(target="pods-rtx4090", stack="torch-smoke", engine="container"), recorded=True)
+    target = found.target.model_copy(update={"container": ContainerSettings(), "expects": found.target.expects})
+    return Prepared(**{**vars(found), "target": target})
+
+
+@pytest.fixture(scope="module")
+def image(prepared: Prepared) -> Wanted:
+    return Wanted("key", "localhost/x:1", "/opt/envbuild", ENV, prepared.lock.variants[0])
+
+
+def _told(**more: Any) -> dict[str, Any]:
+    record = {"id": ONE, "key": "key", "runtime": "podman", "name": "localhost/x:1", "planned": COMMAND.split()}
+    works = {"works": True, "version": "4.3.1", "path": "/usr/bin/podman"}
+    return {"runtimes": {"podman": works}, "memlock": -1, "record": record, "present": True, "launcher": True, **more}
+
+
+def _node(prepared: Prepared, image: Wanted, *, repair: bool = False, gpus: int = 0, **told: Any) -> NodeImage:
+    there = NodeFacts.from_plain(facts("gpu1", gpus))
+    return node_image("gpu1", prepared, image, _told(**told), there, repair=repair)
+
+
+def test_nothing_is_needed_where_all_is_as_recorded(prepared: Prepared, image: Wanted) -> None:
+    node = _node(prepared, image)
+    assert (node.needs, " ".join(node.command), node.cuda) == ("", COMMAND, False)
+    made = container_plan.make_plan(
+        prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in"
+    )
+    assert made.nothing_to_do
+
+
+def _resolution(node: str) -> Resolution:
+    return Resolution(node=node, stack="torch-smoke", profile="exact", decisions=(), candidates=())
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"record": None}, "no image of this stack is in use there"),
+        ({"present": False}, f"podman has the image {ONE[:12]} no more"),
+        ({"launcher": False}, "the launcher is not there or was changed"),
+        ({"record": {**_told()["record"], "key": "old"}}, "the image in use was made from something else"),
+        ({"record": {**_told()["record"], "planned": ["podman"]}}, "it would be run with other options now"),
+    ],
+)
+def test_why_a_node_needs_something_is_said(prepared: Prepared, image: Wanted, told: Any, why: str) -> None:
+    node = _node(prepared, image, **told)
+    assert node.needs == why
+    assert container_plan.todo({"gpu1": node}, ONE) == {"gpu1": why}
+
+
+def test_repair_brings_it_anew(prepared: Prepared, image: Wanted) -> None:
+    assert _node(prepared, image, repair=True).needs == "--repair was given"
+
+
+def test_a_node_with_another_id_than_the_others_gets_theirs(prepared: Prepared, image: Wanted) -> None:
+    odd = _node(prepared, image, record={**_told()["record"], "id": OTHER})
+    nodes = {"gpu1": _node(prepared, image), "gpu2": odd, "gpu3": _node(prepared, image)}
+    assert container_plan.expected_id(nodes, None) == ONE
+    assert container_plan.expected_id(nodes, OTHER) == OTHER, "what was built here counts for more"
+    why = container_plan.todo(nodes, ONE)
+    assert why == {"gpu2": f"it has the image {OTHER[:12]}, the others have {ONE[:12]}"}
+
+
+def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
+    node = _node(prepared, image)
+    words = {"controller": {"host": "here"}, "wait": 5.0, "force": False}
+    sent = Obtained(ONE, archive=Path("/runs/image.tar"), sha256=OTHER)
+    args = container_plan.install_args(
+        prepared, image, sent, node, _told(), archive="/opt/envbuild/images/image.tar", **words
+    )  # fmt: skip
+    assert (args["archive"], args["sha256"], "pull" in args) == ("/opt/envbuild/images/image.tar", OTHER, False)
+    assert args["command"] == args["planned"] == COMMAND.split()
+    assert args["asks"]["verify"]["deep"] is True
+    assert [item["name"] for item in args["asks"]["smoke"]["items"]] == [i.name for i in image.variant.smoke]
+    pulled = Obtained(ONE, pull=f"registry.example.org/x@sha256:{OTHER}")
+    args = container_plan.install_args(prepared, image, pulled, node, _told(), archive=None, **words)
+    assert (args["pull"], args["digest"]) == (pulled.pull, f"sha256:{OTHER}")
+    nothing = container_plan.install_args(prepared, image, Obtained(ONE), node, _told(), archive=None, **words)
+    assert not {"archive", "pull"} & set(nothing), "only the launcher has to be written"
+
+
+def test_enroot_is_given_what_it_can_import_with(prepared: Prepared, image: Wanted) -> None:
+    target = prepared.target.model_copy(update={"container": ContainerSettings(runtime="enroot")})
+    runtimes = {"enroot": {"works": True, "path": "/usr/bin/enroot"}, **_told()["runtimes"]}
+    told = _told(runtimes=runtimes)
+    with_enroot = Prepared(**{**vars(prepared), "target": target})
+    node = node_image("gpu1", with_enroot, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
+    words = {"controller": {}, "wait": 0.0, "force": False}
+    args = container_plan.install_args(with_enroot, image, Obtained(ONE), node, told, archive="/x", **words)
+    assert args["importer"] == {"name": "podman", "path": "/usr/bin/podman"}
+
+
+def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepared, image: Wanted) -> None:
+    cuda = image.variant.model_copy(update={"flavour": "cu118", "torch": "2.0.1"})
+    with_gpu = Wanted("key", "x", "/opt/envbuild", ENV, cuda)
+    assert _node(prepared, with_gpu, gpus=2, cdi=True).cuda
+    none = prepared.target.model_copy(update={"container": ContainerSettings(gpus="none")})
+    without = Prepared(**{**vars(prepared), "target": none})
+    assert not node_image("gpu1", without, with_gpu, _told(), NodeFacts.from_plain(facts("gpu1", 2)), repair=False).cuda
+
+
+def test_how_each_builder_writes_a_file() -> None:
+    path = Path("/runs/image.tar")
+    assert Buildah("buildah", "buildah").save_command("x:1", path) == [
+        "buildah", "push", "--quiet", "x:1", "docker-archive:/runs/image.tar:x:1",
+    ]  # fmt: skip
+    assert Builder("podman", "podman").save_command("x:1", path) == [
+        "podman", "save", "--format", "docker-archive", "--output", "/runs/image.tar", "x:1",
+    ]  # fmt: skip
+    assert Docker("docker", "docker").save_command("x:1", path) == [
+        "docker", "save", "--output", "/runs/image.tar", "x:1",
+    ]  # fmt: skip
