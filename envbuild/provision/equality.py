@@ -17,12 +17,12 @@ SHOWN = 3
 
 
 def equality_of(
-    nodes: Sequence[NodeEvidence], files_of: Callable[[Sequence[NodeEvidence]], Mapping[str, Files]]
+    nodes: Sequence[NodeEvidence], files_of: Callable[[Sequence[NodeEvidence]], Mapping[str, Files]] | None
 ) -> Equality | None:
     """What the nodes with an environment have in common; None where there is nothing to compare.
 
     `files_of` gets nodes of which each stands for others, and says by name what files they have; it is only called
-    where roots differ.
+    where roots differ. None: files are not compared, for nobody is to be asked.
     """
     stamped = [node for node in nodes if node.root]
     if len(stamped) < 2:
@@ -36,11 +36,12 @@ def equality_of(
     others = _others(stamped, root)
     deviating = [_drifted(node) for node in stamped if node.drift_count]
     if others:
-        asked = [equal[0], *(group[0] for group in others[:COMPARED])]
-        files = files_of(asked)
         usual = equal[0]
+        files = files_of([usual, *(group[0] for group in others[:COMPARED])]) if files_of is not None else {}
         for group in others:
-            differs = _differs(usual, group[0], files.get(usual.node), files.get(group[0].node))
+            differs = _differs(usual, group[0])
+            if files_of is not None:
+                differs += (_files(files.get(usual.node), files.get(group[0].node)),)
             deviating.append(Deviation(nodes=_names(group), root=group[0].root, differs=differs))
     return Equality(root=root, nodes=_names(equal), deviating=tuple(deviating))
 
@@ -68,8 +69,8 @@ def _drifted(node: NodeEvidence) -> Deviation:
     )
 
 
-def _differs(usual: NodeEvidence, other: NodeEvidence, there: Files | None, here: Files | None) -> tuple[str, ...]:
-    """Three lines at most: variant or interpreter, packages, files."""
+def _differs(usual: NodeEvidence, other: NodeEvidence) -> tuple[str, ...]:
+    """Two lines at most: variant or interpreter, and packages."""
     lines = []
     if usual.variant_digest != other.variant_digest:
         lines.append(f"variant {_short(other.variant_digest)}, not {_short(usual.variant_digest)}")
@@ -82,12 +83,15 @@ def _differs(usual: NodeEvidence, other: NodeEvidence, there: Files | None, here
     ]
     if packages and usual.packages and other.packages:
         lines.append(_some("package", packages, len(usual.packages)))
-    if there is not None and here is not None:
-        files = sorted(path for path in {*there, *here} if there.get(path) != here.get(path))
-        lines.append(_some("file", [_told(path, there, here) for path in files], len(there)))
-    else:
-        lines.append("its files could not be compared")
     return tuple(lines)
+
+
+def _files(there: Files | None, here: Files | None) -> str:
+    """Which files are other, missing or extra."""
+    if there is None or here is None:
+        return "its files could not be compared"
+    files = sorted(path for path in {*there, *here} if there.get(path) != here.get(path))
+    return _some("file", [_told(path, there, here) for path in files], len(there))
 
 
 def _told(path: str, there: Files, here: Files) -> str:

@@ -329,7 +329,8 @@ def write_evidence(
         tools=_tool_versions(),
         ansible_tasks=work.tasks,
         phases=work.phases,
-        equality=equality_of(nodes, files_on(prepared.target, work.run.id)),
+        # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
+        equality=equality_of(nodes, files_on(prepared.target, work.run.id) if pages else None),
     )
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))

@@ -89,3 +89,9 @@ def test_of_two_roots_on_equally_many_nodes_the_first_is_the_usual_one() -> None
     found = equality_of([_node("n1", C), _node("n2", A)], _files())
     assert found is not None
     assert (found.root, found.deviating[0].nodes) == (C, ("n2",))
+
+
+def test_where_nobody_is_to_be_asked_files_are_not_spoken_of() -> None:
+    found = equality_of([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
+    assert found is not None
+    assert found.deviating[0].differs == ("Python 3.11.2, not 3.11.7",)
