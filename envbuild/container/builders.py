@@ -104,7 +104,11 @@ class Builder:
         self._move(command, "image-push-failed", f"{image} could not be pushed to {to}")
 
     def pull(self, reference: str, *, insecure: bool = False) -> None:
-        """Pull from a registry. Raises EnvbuildError `image-pull-failed` (exit 75)."""
+        """Pull from a registry.
+
+        Raises EnvbuildError: `image-base-unknown` (exit 7), `registry-refused`, `registry-not-a-registry` (4),
+        `registry-busy`, `image-pull-failed` (75).
+        """
         command = [self.program, "pull", *_tls(insecure), reference]
         self._move(command, "image-pull-failed", f"{reference} could not be pulled")
 
@@ -123,7 +127,7 @@ class Builder:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
             why = done.err.strip()[-800:]
-            raise EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
+            raise _known(why, _OF_REGISTRIES, what) or EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
@@ -314,16 +318,44 @@ def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: P
     return process.returncode, "".join(lines)
 
 
-_CAUSES = (
-    # What builders say, what it means.
-    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest"),
-    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest"),
-    ("image not known", "image-base-unknown", "the image is not on this machine"),
-    ("executable file not found", "image-without-python", "the image has no Python to run the node program with"),
-    ("python3: not found", "image-without-python", "the image has no Python to run the node program with"),
-    ("exit status 127", "image-without-python", "the image has not what the node program runs with"),
-    ("No space left on device", "disk-full", "the builder's storage is full"),
+# What builders say, what it means.
+_OF_REGISTRIES = (
+    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
+    ("name unknown", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
+    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
+    ("match provided manifest digest", "image-base-unknown", "the registry has something else", ExitCode.REFUSED),
+    ("authentication required", "registry-refused", "the registry wants a login", ExitCode.BUILD_FAILED),
+    ("access to the resource is denied", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
+    ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
 )
+_CAUSES = (
+    *_OF_REGISTRIES,
+    ("image not known", "image-base-unknown", "the image is not on this machine", ExitCode.REFUSED),
+    ("executable file not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
+    ("python3: not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
+    ("exit status 127", "image-without-python", "the image has not what the node program runs with", ExitCode.REFUSED),
+    ("No space left on device", "disk-full", "the builder's storage is full", ExitCode.TRY_AGAIN),
+)
+_HINTS = {
+    "image-base-unknown": "name another with `--base`, `--runtime` or `--fetch-image`",
+    "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
+    "registry-refused": "log in with the builder's own `login`",
+    "registry-busy": "wait, or log in with the builder's own `login`",
+    "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
+}
+
+
+def _known(output: str, causes: Sequence[tuple[str, str, str, ExitCode]], what: str = "") -> EnvbuildError | None:
+    """The error that a builder's words mean; None where they are not known."""
+    for text, code, means, exit_code in causes:
+        if text in output:
+            from envbuild.redact import redact_text
+
+            why = redact_text("\n".join(output.strip().splitlines()[-15:]))
+            told = f"{what}: {means}" if what else means
+            return EnvbuildError(code, told, why=why, hint=_HINTS.get(code, ""), exit_code=exit_code)
+    return None
 
 
 def failure(name: str, output: str) -> EnvbuildError:
@@ -337,14 +369,10 @@ def failure(name: str, output: str) -> EnvbuildError:
                 return EnvbuildError.from_dict(json.loads(line[start:])["error"])
             except (ValueError, KeyError, TypeError):
                 break
+    known = _known(output, _CAUSES)
+    if known is not None:
+        return known
     tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
-    for text, code, what in _CAUSES:
-        if text in output:
-            again = code == "disk-full"
-            return EnvbuildError(
-                code, what, why=tail, hint="name another with `--base`, `--fetch-image` or `--python`" * (not again),
-                exit_code=ExitCode.TRY_AGAIN if again else ExitCode.REFUSED,
-            )  # fmt: skip
     return EnvbuildError(
         "image-build-failed", f"{name} could not build the image", why=tail, exit_code=ExitCode.BUILD_FAILED
     )

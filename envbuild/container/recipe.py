@@ -73,7 +73,10 @@ def make_recipe(
     patches: Mapping[str, Patch],
     digests: Mapping[str, AskedDigest],
 ) -> ImageRecipe:
-    """The recipe of one variant. Raises EnvbuildError: `hash-unrecorded` (exit 5), `image-no-file` (7)."""
+    """The recipe of one variant.
+
+    Raises EnvbuildError: `hash-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
+    """
     _refuse_unrecorded(variant)
     requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches)
     warnings: list[str] = []
@@ -82,16 +85,24 @@ def make_recipe(
         warnings.append(
             f"the target {target.name} names no GPU, so extensions are compiled for what the torch of the base chooses"
         )
-    names = [stage.name for stage in maker.stages()]
-    if len(set(names)) != len(names):
-        raise EnvbuildError("image-stage-clash", f"two stages have one name: {', '.join(names)}")
+    stages = maker.stages()
+    names = [stage.name for stage in stages]
+    for stage in stages:
+        # A builder looks for a stage of that name first.
+        if stage.image.lower() in names:
+            raise EnvbuildError(
+                "image-stage-clash",
+                f"the image {stage.image} has the name of a stage",
+                why=f"the stages are {', '.join(names)}",
+                hint=f"say which tag it has: `{stage.image}:latest`",
+            )
     return ImageRecipe(
         stack=lock.stack,
         profile=lock.profile,
         variant=requests.variant,
         environment=requests.environment,
         prefix=containers.prefix,
-        stages=maker.stages(),
+        stages=stages,
         files=maker.files(),
         notes=place.notes,
         warnings=tuple(dict.fromkeys(warnings)),

@@ -89,6 +89,10 @@ def test_a_failed_build_is_the_error_that_the_node_program_said() -> None:
     ("output", "code", "exit_code"),
     [
         ("Error: initializing source docker://x: reading manifest: manifest unknown", "image-base-unknown", 7),
+        ("reading manifest 1 in x: unauthorized: authentication required", "registry-refused", 4),
+        ("reading manifest 1 in x: denied: requested access to the resource is denied", "registry-refused", 4),
+        ("toomanyrequests: You have reached your pull rate limit", "registry-busy", 75),
+        ("docker://x: invalid character '<' looking for beginning of value", "registry-not-a-registry", 4),
         ("/bin/sh: 1: python3: not found", "image-without-python", 7),
         ("write /x: No space left on device", "disk-full", 75),
         ("something else", "image-build-failed", 4),

@@ -92,7 +92,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
                 Added("build", "/p/added", "/p", ("envs", "current")),
                 Run("one && two", ignore=("DL3008",)),
                 Env({"V": 'a "b" $c \\'}), Env({"PATH": "/x/bin"}, prepend=True),
-                Labels({"l": "v"}, {"created": "CREATED"}),
+                Labels({"l": 'a "b" $c \\'}, {"created": "CREATED"}),
                 Start(7, "/home", ("/bin/sh", "e"), ("python",)),
             ),
         ),
@@ -127,7 +127,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "RUN one && two",
         'ENV V="a \\"b\\" \\$c \\\\"',
         'ENV PATH="/x/bin:$PATH"',
-        'LABEL l="v" created="${CREATED}"',
+        'LABEL l="a \\"b\\" \\$c \\\\" created="${CREATED}"',
         "USER 7:7",
         "WORKDIR /home",
         'ENTRYPOINT ["/bin/sh", "e"]',
@@ -152,6 +152,15 @@ def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
 )
 def test_values_are_taken_literally(value: str, text: str) -> None:
     assert quoted(value) == text
+
+
+@pytest.mark.parametrize("name", ["fetch", "packages", "Build"])
+def test_an_image_with_the_name_of_a_stage_is_refused(name: str) -> None:
+    given = Given(base=name, python="/usr/bin/python3", glibc="2.36")
+    with pytest.raises(EnvbuildError) as caught:
+        recipe_for(Choice("torch-smoke", given=given))
+    assert (caught.value.code, caught.value.exit_code) == ("image-stage-clash", 2)
+    recipe_for(Choice("torch-smoke", given=Given(base=f"{name}:1", python="/usr/bin/python3", glibc="2.36")))
 
 
 def test_the_base_of_nvidia_keeps_its_torch_and_runs_on_its_own_interpreter(recipes: dict[str, ImageRecipe]) -> None:

@@ -1,0 +1,58 @@
+"""What CI does with `containers/`, in a fresh clone of what is committed here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The last commit, in a folder of its own."""
+    if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
+        pytest.skip("the tests are not in a git checkout")
+    words = ["git", "clone", "-q", "--no-hardlinks", "--depth", "1", REPOSITORY.as_uri(), str(tmp_path / "clone")]
+    subprocess.run(words, check=True, capture_output=True)
+    return tmp_path / "clone"
+
+
+def dockerfile(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`envbuild image dockerfile` of the clone itself, as `make containers` and `make generated` call it."""
+    command = [sys.executable, "-m", "envbuild", "image", "dockerfile", *words]
+    env = {**os.environ, "PYTHONPATH": str(clone)}
+    return subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, check=False)
+
+
+def status(clone: Path) -> str:
+    words = ["git", "-C", str(clone), "status", "--porcelain", "--untracked-files=all"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def test_one_command_writes_containers_byte_for_byte(clone: Path) -> None:
+    for path in (clone / "containers").glob("*/*"):
+        path.unlink()
+    done = dockerfile(clone)
+    assert done.returncode == 0, done.stderr
+    assert str(clone) in done.stdout
+    assert status(clone) == ""
+
+
+def test_an_edit_by_hand_fails_with_a_diff_that_can_be_read(clone: Path) -> None:
+    path = clone / "containers" / "opt-175b" / "Dockerfile"
+    path.write_text(path.read_text().replace("USER 10001:10001", "USER root"))
+    done = dockerfile(clone, "--check")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert f"--- {path}" in lines and f"+++ {path} (from the lock)" in lines
+    assert "-USER root" in lines and "+USER 10001:10001" in lines
+    assert len(lines) < 30, "what agrees takes a line each"
+    assert path.read_text().count("USER root") == 1, "a check writes nothing"
