@@ -4,6 +4,7 @@ Several at once on one node are safe: who finds everything in place takes no lea
 """
 
 import os
+import time
 import uuid
 
 from envbuild.node import activate, env_pack, env_unpack, lease, paths, stamp
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 WAIT = 3600.0
+_OLD = 86400.0
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -80,7 +82,18 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
         log("%s: %s" % (os.path.basename(environment), says))
         env_unpack.run(dict(request, verb="unpack", args=told))
     activate.run(dict(request, verb="activate"))
+    _sweep(near)
     return says
+
+
+def _sweep(near: "str | None") -> "None":
+    """Remove copies beside `near` that jobs left which were killed, a day ago or more."""
+    folder, name = os.path.split(near or "")
+    kind = name.partition("-")[0] + "-"
+    for each in os.listdir(folder) if name.startswith(kind) and os.path.isdir(folder) else ():
+        path = os.path.join(folder, each)
+        if each.startswith(kind) and os.path.isfile(path) and time.time() - os.stat(path).st_mtime > _OLD:
+            paths.remove_tree(path)
 
 
 def _whole(near: "str", sha256: "str") -> "bool":

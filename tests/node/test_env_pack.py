@@ -347,10 +347,16 @@ def test_ensure_does_nothing_quickly_where_everything_is_in_place(packed: Packed
 def test_ensure_brings_back_an_environment_on_an_empty_disk_from_the_near_copy(packed: Packed) -> None:
     packed.wipe()
     near = packed.node.prefix / "tmp" / "pack"
+    near = near.with_name("pack-run2")
     near.parent.mkdir(parents=True)
     shutil.move(packed.told["file"], near)
+    left, new = near.with_name("pack-run1"), near.with_name("pack-run3")
+    for path, age in ((left, 100_000), (new, 100)):
+        path.touch()
+        os.utime(path, (time.time() - age, time.time() - age))
     changed, told = packed.ensure(near=str(near))
     assert changed
+    assert (left.exists(), new.exists()) == (False, True), "what a killed job left goes after a day"
     assert os.path.realpath(told["current"]) == str(packed.environment)
     assert not near.exists()
     assert packed.node.verify(deep=True)["root"] == packed.stamp["root"]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from envbuild.provision.payload import sha256_of
 from tests.e2e.world import snapshot
+from tests.fleet.nodes import UnavailableError as NoNodes
+from tests.fleet.standalone import make_standalone_python
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
@@ -27,6 +32,16 @@ class LocalWorld(JobWorld):
 
     def target(self, **more: object) -> None:
         super().target(**{"placement": "node-local", "shared": str(getattr(self, "shared", self.prefix)), **more})
+
+    def use_toolchain(self, standalone: Path) -> None:
+        """The only Python that there is to be brought."""
+        version = platform.python_version()
+        build = {
+            "name": f"cpython-{version}-test", "version": version, "arch": platform.machine(),
+            "sha256": sha256_of(standalone), "url": standalone.as_uri(), "witness": "made by the tests",
+        }  # fmt: skip
+        (self.top / "toolchain.yaml").write_text(yaml.safe_dump({"pythons": [build]}))
+        self.env["ENVBUILD_TOOLCHAIN"] = str(self.top / "toolchain.yaml")
 
     def disk(self, node: str) -> Path:
         """The prefix of a node, seen from here."""
@@ -156,6 +171,34 @@ def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_res
         subprocess.run(["umount", "-l", disk], check=True)
         world.cluster.start_node("gpu2")
         world.cluster.reset()
+
+
+def test_the_interpreter_goes_to_every_disk_and_a_smoke_test_brings_back_what_was_lost(
+    world: LocalWorld, tmp_path: Path
+) -> None:
+    try:
+        standalone = make_standalone_python(tmp_path)
+    except NoNodes as error:
+        pytest.skip(f"no standalone Python can be made here: {error}")
+    world.use_toolchain(standalone)
+    source = {**world.repository("gamma", {"gamma.py": "import alpha\n"}), "install": "path"}
+    world.tiny(interpreters=["standalone"], sources=[source], imports=["alpha", "gamma"])
+    done = world.job()
+    nodes = by_node(done)
+    assert done.rc == 0, done.err
+    assert len({node["root"] for node in nodes.values()}) == 1
+    for name in nodes:
+        (tool,) = (world.disk(name) / "tools").iterdir()
+        (environment,) = (world.disk(name) / "envs").iterdir()
+        link = environment / "bin" / "python"
+        assert str(link.readlink()).startswith(f"{world.prefix}/tools/{tool.name}/python/bin/python3")
+    assert len(list((world.shared / "tools").iterdir())) == 3, "node program, uv and the Python are staged once"
+    for name in nodes:
+        shutil.rmtree(world.disk(name))
+    smoke = world.job(verb="smoke")
+    assert smoke.rc == 0, smoke.err
+    assert sorted(by_node(smoke)) == sorted(nodes)
+    assert all((world.disk(name) / "current" / "tiny").is_symlink() for name in nodes)
 
 
 def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> None:
