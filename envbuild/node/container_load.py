@@ -43,21 +43,26 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
 
 
 def _forget(args: "dict[str, Any]", program: "str") -> "None":
-    """Remove the image: layers that are there would be kept as they are, damaged or not.
+    """Remove the image, and earlier ones of its name: a layer that any of them has would be kept, damaged or not.
 
     Raises NodeError `image-in-use` (exit 75): `rmi --force` of podman would end what runs in it.
     """
-    done = proc.run([program, "ps", "--quiet", "--filter", "ancestor=" + args["id"]], timeout=60)
-    running = done.out.split()
-    if running:
-        raise NodeError(
-            "image-in-use",
-            "%d container(s) run in the image %s" % (len(running), args["id"][:12]),
-            why="%s: %s" % (args["runtime"], ", ".join(running[:5])),
-            hint="wait until they have ended, or end them; then run the same command again",
-            exit_code=Exit.TRY_AGAIN,
-        )
-    proc.run([program, "rmi", "--force", args["id"]], timeout=600)
+    name = args["name"].partition("@")[0]
+    name = name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
+    listed = proc.run([program, "images", "--quiet", "--no-trunc", "--filter", "reference=" + name], timeout=60)
+    found = {each.replace("sha256:", "") for each in listed.out.split()} if listed.ok else set()
+    for image in sorted(found | {args["id"]}):
+        done = proc.run([program, "ps", "--quiet", "--filter", "ancestor=" + image], timeout=60)
+        running = done.out.split()
+        if running:
+            raise NodeError(
+                "image-in-use",
+                "something runs in the image %s" % image[:12],
+                why="containers of %s: %s" % (args["runtime"], ", ".join(running[:5])),
+                hint="wait until they have ended, or end them; then run the same command again",
+                exit_code=Exit.TRY_AGAIN,
+            )
+        proc.run([program, "rmi", "--force", image], timeout=600)
 
 
 def _bring(args: "dict[str, Any]", program: "str") -> "None":

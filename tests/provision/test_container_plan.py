@@ -89,7 +89,7 @@ def test_a_node_with_another_id_than_the_others_gets_theirs(prepared: Prepared, 
 
 def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     node = _node(prepared, image)
-    words = {"controller": {"host": "here"}, "wait": 5.0, "force": False}
+    words: dict[str, Any] = {"controller": {"host": "here"}, "wait": 5.0, "force": False}
     sent = Obtained(ONE, archive=Path("/runs/image.tar"), sha256=OTHER)
     args = container_plan.install_args(
         prepared, image, sent, node, _told(), archive="/opt/envbuild/images/image.tar", **words
@@ -111,7 +111,7 @@ def test_enroot_is_given_what_it_can_import_with(prepared: Prepared, image: Want
     told = _told(runtimes=runtimes)
     with_enroot = Prepared(**{**vars(prepared), "target": target})
     node = node_image("gpu1", with_enroot, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
-    words = {"controller": {}, "wait": 0.0, "force": False}
+    words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
     args = container_plan.install_args(with_enroot, image, Obtained(ONE), node, told, archive="/x", **words)
     assert args["importer"] == {"name": "podman", "path": "/usr/bin/podman"}
 
