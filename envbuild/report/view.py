@@ -91,8 +91,9 @@ def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _need(node: NodeEvidence) -> tuple[bool, bool]:
-    return node.status in _GOOD, not any(check.status == "failed" for check in node.checks)
+def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:
+    failed = any(check.status == "failed" for check in node.checks)
+    return node.status in _GOOD, node.status == "not-begun", not failed
 
 
 def plural(count: int, noun: str) -> str:
@@ -108,7 +109,8 @@ def all_checks(evidence: Evidence) -> list[Check]:
 def make_verdict(evidence: Evidence) -> Verdict:
     """Whether it worked, and if not what is wrong first, in one sentence."""
     name = f"{evidence.stack} ({evidence.profile})"
-    bad = [node for node in evidence.nodes if node.status not in _GOOD]
+    # Nodes that were not begun are so because others failed.
+    bad = sorted((node for node in evidence.nodes if node.status not in _GOOD), key=lambda n: n.status == "not-begun")
     failed = [check for check in all_checks(evidence) if check.status == "failed"]
     count = len(evidence.nodes)
     if evidence.exit == ExitCode.OK and not bad and not failed:

@@ -47,3 +47,16 @@ def test_a_drifted_file_is_told_once_on_the_terminal() -> None:
     odd = {"nodes": ["gpu02"], "root": ROOT, "differs": ["drifted since it was stamped: changed lib/x.py"]}
     made = evidence(FLEET[0], bad, equality={"root": ROOT, "nodes": ["gpu01"], "deviating": [odd]})
     assert _text(summary_lines(made)).count("lib/x.py") == 1
+
+
+def test_what_failed_stands_before_what_was_not_begun_for_it() -> None:
+    left = {"code": "not-begun", "what": "gpu01: nothing was done, because too many nodes failed before", "exit": 75}
+    broken = {"code": "disk-full", "what": "gpu02: no room", "exit": 75}
+    nodes = [
+        node("gpu01", status="not-begun", exit=75, error=left, root=None, checks=[]),
+        node("gpu02", status="failed", exit=75, error=broken, root=None, checks=[]),
+        node("gpu03"),
+    ]
+    shown = _text(summary_lines(evidence(*nodes, exit=8)))
+    assert "not ready on 2 of 3 nodes: gpu02: gpu02: no room" in shown.replace("\n  ", " ")
+    assert shown.index("✗ gpu02") < shown.index("○ gpu01") < shown.index("✓ gpu03")
