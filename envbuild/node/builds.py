@@ -10,6 +10,7 @@
 
 import os
 import tempfile
+import urllib.request
 
 from envbuild.node import (
     build_causes,
@@ -117,12 +118,12 @@ class Builder:
             if source["name"] in self.wheels:
                 # Never from the cache: the same version may have been built from another commit before.
                 words = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--link-mode", "copy"]
-                self._uv(words + ["--reinstall", "--no-cache", self.wheels[source["name"]]], source)
+                self._uv(words + ["--reinstall", "--no-cache", _url(self.wheels[source["name"]])], source)
             if how == "path":
                 self._add_path(source)
             elif how == "editable":
                 words = ["pip", "install", "--python", self.python, "--no-deps", "--no-build-isolation", "--no-index"]
-                self._uv(words + ["--no-cache", "-e", self._project(source)], source)
+                self._uv(words + ["--no-cache", "-e", _url(self._project(source))], source)
 
     def prove(self) -> "None":
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
@@ -365,3 +366,8 @@ def _failed(source: "dict[str, Any]", why: "str", hint: "str" = "") -> "NodeErro
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
+
+
+def _url(path: "str") -> "str":
+    """A path as uv takes it whatever its letters: in a plain one `; ` begins a marker."""
+    return "file://" + urllib.request.pathname2url(path)

@@ -1,0 +1,135 @@
+"""What goes wrong on nodes, at a known moment: a source waits there until it is told to go on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+from tests.e2e.world import Done
+from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
+from tests.fleet.nodes import Node
+
+Moment = Literal["build", "import"]
+WAIT_S = 90.0
+# Built on the node by a backend of its own; waits at its build and at its import while `/srv/hold-<moment>` is there.
+_WAIT = """
+import os, time
+def wait(moment):
+    until = time.monotonic() + 90
+    while os.path.exists("/srv/hold-" + moment) and time.monotonic() < until:
+        print("waiting at " + moment, flush=True)
+        try:
+            open("/srv/held-" + moment, "w").close()
+        except OSError:
+            pass
+        time.sleep(0.1)
+"""
+_BACKEND = (
+    _WAIT
+    + """
+import base64, hashlib, zipfile
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    wait("build")
+    files = {"pause/__init__.py": open("pause/__init__.py", "rb").read()}
+    info = "pause-1.0.dist-info"
+    files[info + "/METADATA"] = b"Metadata-Version: 2.1\\nName: pause\\nVersion: 1.0\\n"
+    files[info + "/WHEEL"] = b"Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    rows = []
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append("%s,sha256=%s,%d" % (path, digest, len(data)))
+    files[info + "/RECORD"] = ("\\n".join(rows) + "\\n" + info + "/RECORD,,\\n").encode()
+    with zipfile.ZipFile(os.path.join(wheel_directory, "pause-1.0-py3-none-any.whl"), "w") as archive:
+        for path, data in files.items():
+            archive.writestr(path, data)
+    return "pause-1.0-py3-none-any.whl"
+"""
+)
+PAUSE = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "backend.py": _BACKEND,
+    "pause/__init__.py": _WAIT + 'VERSION = "1.0"\nwait("import")\n',
+}
+
+
+class FaultWorld(FleetWorld):
+    """Its stack has the wheel `alpha` and the source `pause`."""
+
+    def __init__(self, top: Path, standalone: Path) -> None:
+        """Lock the stack."""
+        super().__init__(top, standalone)
+        source = {**self.repository("pause", PAUSE), "install": "wheel"}
+        packages, imports = ["alpha==1.0"], ["alpha", "pause"]
+        self.lock(self.stack(STACK, packages=packages, interpreters=["standalone"], sources=[source], imports=imports))
+
+
+def hold(node: Node, moment: Moment) -> None:
+    """The next build or import of `pause` waits on this node."""
+    node.run(["sh", "-c", f"mkdir -p /srv && rm -f /srv/held-{moment} && touch /srv/hold-{moment}"])
+
+
+def release(node: Node, moment: Moment) -> None:
+    """Let it go on."""
+    node.run(["rm", "-f", f"/srv/hold-{moment}", f"/srv/held-{moment}"])
+
+
+def wait_for(what: str, true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until something is so; a `process` that ends before shows what it said."""
+    until = time.monotonic() + WAIT_S
+    while not true():
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"not {what}: {process.communicate()}")
+        assert time.monotonic() < until, f"not {what} within {WAIT_S:g} s"
+        time.sleep(0.1)
+
+
+def wait_held(nodes: Iterable[Node], moment: Moment, process: subprocess.Popen[str]) -> None:
+    """Wait until `pause` waits on every one of these nodes."""
+    for node in nodes:
+        wait_for(f"held at {moment} on {node.address}", node.file(f"/srv/held-{moment}").exists, process)
+
+
+def ended(process: subprocess.Popen[str], timeout: float = 120) -> Done:
+    """How a command that was started ended."""
+    out, err = process.communicate(timeout=timeout)
+    return Done(process.returncode, out, err)
+
+
+def start(world: FleetWorld, *args: str, **more: object) -> subprocess.Popen[str]:
+    """`provision` in the background."""
+    return world.start("provision", "--target", "./nodes.yaml", "--json", *args, **more)  # type: ignore[arg-type]
+
+
+def clear(node: Node) -> None:
+    """Take away what was built; the toolchain stays, for bringing it costs most."""
+    node.run(["sh", "-c", f"rm -rf {PREFIX}/envs {PREFIX}/current {PREFIX}/store {PREFIX}/cache {PREFIX}/lease.json"])
+
+
+def working(node: Node, pattern: str = "envbuild-node") -> list[str]:
+    """Processes on a node, ours or started by ours, by their command line."""
+    lines = node.run(["ps", "-eo", "pid=,args="]).stdout.splitlines()
+    return [line for line in lines if re.search(pattern, line) and "ps -eo" not in line]
+
+
+def steps_of(world: FleetWorld) -> dict[str, list[str]]:
+    """The steps that each node began in the last run, in order."""
+    found: dict[str, list[str]] = {}
+    for event in world.events():
+        if event["kind"] == "step-started":
+            found.setdefault(event["node"], []).append(event["data"]["step"])
+    return found
+
+
+def statuses(done: Done) -> dict[str, str]:
+    """Status of each node in the evidence."""
+    return {name: item["status"] for name, item in by_node(done).items()}
+
+
+def imports(node: Node) -> str:
+    """What the environment in use says."""
+    code = "import alpha, pause; print(alpha.VERSION, pause.VERSION)"
+    return node.run([f"{PREFIX}/current/{STACK}/bin/python", "-c", code]).stdout
