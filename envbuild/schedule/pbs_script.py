@@ -88,7 +88,7 @@ def _text(step: JobText) -> list[str]:
     """mpiexec ends all ranks when one fails."""
     if step.each == "batch":
         return script.first_node(step)
-    return [*_step(JobStep(argv=("true",)))[:-1], f"  {script.words(('bash', '-c', step.text))}"]
+    return script.every_node(step, _mpiexec('"$NNODES"'))
 
 
 def _step(step: JobStep) -> list[str]:
@@ -96,5 +96,8 @@ def _step(step: JobStep) -> list[str]:
         told, count = "# Once on every node.", '"$NNODES"'
     else:
         told, count = "# Once, on the first node.", "1"
-    run = f'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \\'
-    return [told, run, '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+    return [told, f"{_mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+
+
+def _mpiexec(count: str) -> str:
+    return f'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none'

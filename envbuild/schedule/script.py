@@ -57,6 +57,26 @@ def first_node(step: JobText) -> list[str]:
     return ["# On the first node.", f"NODE_RANK=0 {words(('bash', '-c', step.text))}"]
 
 
+# The launcher's own exit code may be that of a node that was ended because another one had failed.
+_NODE = 'bash -c "$1" run; code=$?; [ "$code" = 0 ] || (set -C; echo "$code" > "$JOB_ENDED") 2>/dev/null; exit "$code"'
+
+
+def every_node(step: JobText, run: str) -> list[str]:
+    """A piece of bash that `run` starts on every node; the job ends with the exit code of the first that fails."""
+    return [
+        "# Once on every node; the first that fails ends all.",
+        'export JOB_ENDED="$output/ended-$JOB_ID"',
+        'rm -f -- "$JOB_ENDED"',
+        f"{run} \\",
+        '  bash -c "$with_rank" step \\',
+        f"  {words(('bash', '-c', _NODE, 'node', step.text))} || {{",
+        "    code=$?",
+        '    [ ! -s "$JOB_ENDED" ] || code=$(cat "$JOB_ENDED")',
+        '    exit "$code"',
+        "  }",
+    ]
+
+
 def preamble(job: Job, number: str) -> list[str]:
     """Modules, strict mode, the status file, variables. `number` is the shell's word for the job id."""
     lines = [

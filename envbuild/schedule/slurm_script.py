@@ -105,11 +105,7 @@ def _broadcast(step: Broadcast) -> list[str]:
 def _text(step: JobText) -> list[str]:
     if step.each == "batch":
         return script.first_node(step)
-    return [
-        "# Once on every node; the first that fails ends all.",
-        f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none \\",
-        f'  bash -c "$with_rank" step \\\n  {script.words(("bash", "-c", step.text))}',
-    ]
+    return script.every_node(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
 
 
 def _step(step: JobStep, container: Container | None) -> list[str]:

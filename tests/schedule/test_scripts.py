@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Modules
 from envbuild.schedule import pbs_script, slurm_script
-from envbuild.schedule.job import Container, Gres, Job, JobStep
+from envbuild.schedule.job import Container, Gres, Job, JobStep, JobText
 from tests.schedule.jobs import job, training
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -23,9 +23,15 @@ POLARIS = {
 }  # fmt: skip
 MODULES = Modules(use=("/soft/modulefiles",), load=("conda", "it's"))
 BODY = "#!/usr/bin/env bash\nset -euo pipefail\necho built\n"
+TEXTS = (
+    JobText(text="set -e\nmkdir -p '/o'\n", each="batch"),
+    JobText(text="run --at {MASTER_ADDR}:{MASTER_PORT} 'it''s $HOME'\n"),
+)
 CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
     "slurm_probe": (slurm_script.render, job(time_limit=300)),
     "slurm_training": (slurm_script.render, training()),
+    "slurm_launch": (slurm_script.render, training(steps=TEXTS)),
+    "pbs_launch": (pbs_script.render, training(**POLARIS, steps=TEXTS)),
     "slurm_no_gres": (slurm_script.render, training(gres=None, exclusive=False, constraints=None)),
     "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=8, nodes=1)),
     "slurm_pyxis": (

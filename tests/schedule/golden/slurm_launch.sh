@@ -1,0 +1,61 @@
+#!/bin/bash
+# smoke: 4 nodes of hpc for at most 25:00:00, 800 GPU-hours.
+#SBATCH --job-name=smoke
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --gres=gpu:a100:8
+#SBATCH --time=1-01:00:00
+#SBATCH --partition=hpc
+#SBATCH --account=proj-1
+#SBATCH --constraint="ib&a100"
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="/shared/my jobs/100%%/smoke-%j.log"
+#SBATCH --chdir="/shared/my jobs/100%"
+
+set -euo pipefail
+unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX LD_PRELOAD BASH_ENV
+JOB_ID="$SLURM_JOB_ID"
+output='/shared/my jobs/100%'
+
+# Whoever asks later, when the scheduler has forgotten the job, finds here how it ended.
+status="$output/status-$JOB_ID"
+rm -f -- "$status"
+finish() {
+  local code=$?
+  trap - EXIT
+  printf '%d\n' "$code" > "$status.new" && mv -f -- "$status.new" "$status"
+  exit "$code"
+}
+trap finish EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+
+export GREETING='it'"'"'s $(id) `id` "x" \'
+export NCCL_DEBUG=warn
+
+# Where ranks meet: the first node of the job, and a port that follows from its number.
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+NNODES="$SLURM_JOB_NUM_NODES"
+export MASTER_ADDR MASTER_PORT NNODES
+with_rank='export NODE_RANK="$SLURM_PROCID"; exec "$@"'
+
+# On the first node.
+NODE_RANK=0 bash -c 'set -e
+mkdir -p '"'"'/o'"'"'
+'
+
+# Once on every node; the first that fails ends all.
+export JOB_ENDED="$output/ended-$JOB_ID"
+rm -f -- "$JOB_ENDED"
+srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 --cpu-bind=none \
+  bash -c "$with_rank" step \
+  bash -c 'bash -c "$1" run; code=$?; [ "$code" = 0 ] || (set -C; echo "$code" > "$JOB_ENDED") 2>/dev/null; exit "$code"' node 'run --at '"${MASTER_ADDR}":"${MASTER_PORT}"' '"'"'it'"'"''"'"'s $HOME'"'"'
+' || {
+    code=$?
+    [ ! -s "$JOB_ENDED" ] || code=$(cat "$JOB_ENDED")
+    exit "$code"
+  }

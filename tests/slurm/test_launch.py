@@ -1,0 +1,145 @@
+"""`envbuild launch --submit` through a real Slurm; the program of the run is a stand-in that says how it came."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import Done
+from tests.slurm.cluster import Cluster
+from tests.slurm.job_world import JobWorld
+
+pytestmark = pytest.mark.slow
+
+# Rank 0 listens on the port that it was told, as torchrun's first node does; the other one came through its gate.
+TORCHRUN = """#!/usr/bin/env python3
+import json, os, socket, sys, time
+words = sys.argv[1:]
+rank, port = (int(words[words.index(key) + 1]) for key in ("--node_rank", "--master_port"))
+with open("{top}/rank-%d" % rank, "w") as file:
+    json.dump([words, os.environ["SLURMD_NODENAME"], os.environ["MEGATRONAPP_JOB"], time.time()], file)
+print("rank", rank, "speaks", flush=True)
+if rank == 0:
+    time.sleep({delay})
+    with socket.create_server(("", port)) as server:
+        listening = time.time()
+        server.accept()[0].close()
+    with open("{top}/listening", "w") as file:
+        file.write(str(listening))
+sys.exit({code} if rank == {failing} else 0)
+"""
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
+    return JobWorld(tmp_path, cluster)
+
+
+def stand_in(world: JobWorld, *, delay: float = 1.0, code: int = 0, failing: int = 0) -> Path:
+    """An environment of megatronapp on the shared folder."""
+    top = world.cluster.shared / world.top.name
+    built = top / "the env"
+    for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
+        (built / folder).mkdir(parents=True)
+    (built / ".envbuild" / "activate.sh").write_text("")
+    program = built / "bin" / "torchrun"
+    program.write_text(TORCHRUN.format(top=top, delay=delay, code=code, failing=failing))
+    program.chmod(0o755)
+    return top
+
+
+def launch(world: JobWorld, top: Path, *more: str, nodes: int = 2) -> Done:
+    given = ["--nodes", str(nodes), "--gpus-per-node", "4", "--environment", str(top / "the env"), "--time-limit", "5m"]
+    return world.run("launch", "megatronapp", "--target", "./cluster.yaml", "--submit", *given, *more)
+
+
+def test_every_node_runs_its_command_once_the_first_one_listens(world: JobWorld) -> None:
+    top = stand_in(world)
+    world.target()
+    printed = launch(world, top, "--print-script")
+    assert printed.rc == 0, printed.err
+    assert "#SBATCH --nodes=2" in printed.out and "pretrain_gpt.py" in printed.out
+    assert not world.runs.exists(), "nothing is submitted for a file that is only printed"
+    done = launch(world, top, "--json")
+    assert done.rc == 0, done.err
+    assert "submitting launch-megatronapp: 2 nodes of gpu for at most 0:05:00, 0.67 GPU-hours" in done.err
+    assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
+    first, second = (json.loads((top / f"rank-{rank}").read_text()) for rank in (0, 1))
+    number = world.submitted()[0]["job"]
+    for words, _, job, _ in (first, second):
+        assert words[words.index("--master_addr") + 1] == first[1]
+        assert words[words.index("--master_port") + 1] == str(10000 + int(number) % 20000)
+        assert job == number
+    assert first[1] != second[1]
+    assert second[3] >= float((top / "listening").read_text()), "the second node waits for the first one's port"
+    assert not (world.prefix / "jobs").exists()
+    (log,) = (world.runs / done.json["run"]).glob("launch-megatronapp-*.log")
+    assert "rank 1 speaks" in log.read_text()
+
+
+def test_the_exit_code_of_the_run_is_the_answer_and_ends_all_nodes(world: JobWorld) -> None:
+    top = stand_in(world, delay=600, code=41, failing=1)
+    # The second node does not wait here, and fails while the first one still works.
+    program = top / "the env" / "bin" / "torchrun"
+    program.write_text(
+        program.read_text().replace(
+            "if rank == 0:\n", "if rank == 0:\n    held = socket.create_server(('', port))\n", 1
+        )
+    )
+    world.target()
+    done = launch(world, top)
+    assert done.rc == 41, done.err
+
+
+def test_not_waiting_prints_the_number_of_the_job(world: JobWorld) -> None:
+    top = stand_in(world)
+    world.target()
+    done = launch(world, top, "--no-wait")
+    assert done.rc == 0, done.err
+    number = done.out.strip()
+    assert re.fullmatch("[0-9]+", number)
+    assert world.wait_for_state(number, "COMPLETED", "FAILED") == "COMPLETED"
+
+
+def test_an_interrupt_ends_the_job_when_asked(world: JobWorld) -> None:
+    stand_in(world)
+    world.target()
+    process = world.start(
+        "launch", "megatronapp", "--target", "./cluster.yaml", "--submit", "--cancel-job", "--gpus-per-node", "4",
+        "--environment", str(stand_in_hanging(world)), "--time-limit", "5m",
+    )  # fmt: skip
+    number = world.wait_for_job("launch-megatronapp")
+    world.wait_for_state(number, "RUNNING")
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert world.wait_for_state(number, "CANCELLED", "COMPLETED", "FAILED") == "CANCELLED"
+
+
+def stand_in_hanging(world: JobWorld) -> Path:
+    program = world.cluster.shared / world.top.name / "the env" / "bin" / "torchrun"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    return program.parents[1]
+
+
+def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_anything(world: JobWorld) -> None:
+    top = stand_in(world)
+    world.target()
+    many = launch(world, top, nodes=400)
+    assert (many.rc, many.code) == (7, "launch-does-not-fit")
+    wide = world.run(
+        "launch", "megatronapp", "-t", "./cluster.yaml", "--submit", "--gpus-per-node", "16", "--time-limit", "5m"
+    )
+    assert (wide.rc, wide.code) == (7, "launch-does-not-fit")
+    none = world.run(
+        "launch", "megatronapp", "-t", "./cluster.yaml", "--submit", "--gpus-per-node", "4", "--time-limit", "5m"
+    )
+    assert (none.rc, none.code) == (1, "environment-unknown")
+    assert world.submitted() == []
