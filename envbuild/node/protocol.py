@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 REQUEST_LIMIT = 64 * 1024 * 1024
+# A log with the output of a large build is some megabytes.
+LOGS_KEPT = 50
 
 
 class Exit:
@@ -193,13 +195,25 @@ class Log:
             return
         line = json.dumps({"t": round(time.time(), 3), "message": message}) + "\n"
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            if not os.path.exists(self.path):
+                self._begin(os.path.dirname(self.path))
             # What a build prints is for its owner.
-            with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as handle:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with os.fdopen(os.open(self.path, flags, 0o600), "ab") as handle:
                 handle.write(line.encode("ascii"))
         except OSError as error:
             self.path = None
             sys.stderr.write("log file not written: %s\n" % error)
+
+    @staticmethod
+    def _begin(folder: "str") -> "None":
+        """Make the folder of logs; of those there only the newest stay (the name of a run begins with its time)."""
+        os.makedirs(folder, exist_ok=True)
+        for name in sorted(name for name in os.listdir(folder) if name.endswith(".log"))[: -LOGS_KEPT + 1]:
+            try:
+                os.unlink(os.path.join(folder, name))
+            except OSError:
+                pass  # another user's
 
 
 log = Log()

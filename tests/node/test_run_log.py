@@ -56,3 +56,15 @@ def test_what_is_not_there_or_no_log_is_refused(tmp_path: Path, args: dict[str, 
     with pytest.raises(NodeError) as caught:
         _ask(tmp_path, **args)
     assert caught.value.code == code
+
+
+def test_old_logs_make_room_for_new_ones(tmp_path: Path) -> None:
+    log = protocol.Log()
+    for number in range(protocol.LOGS_KEPT + 5):
+        log.path = str(tmp_path / "logs" / f"20260302T1000{number:02}Z-abcd.log")
+        log("one")
+        log("two")
+    left = sorted(os.listdir(tmp_path / "logs"))
+    assert len(left) == protocol.LOGS_KEPT
+    assert left[0] == "20260302T100005Z-abcd.log"
+    assert _ask(tmp_path)["lines"] == ["one", "two"]
