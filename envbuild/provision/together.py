@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
@@ -31,6 +33,7 @@ VERB = "meet"
 WAIT = 60.0
 RANKS_WITHOUT_GPUS = 2
 _SLACK = 60.0
+_FIRST_TORCHRUN = Version("1.9")
 _MOST_ADDRESSES = 6
 _NOWHERE = ("127.", "169.254.", "::1", "fe80", "localhost")
 
@@ -47,8 +50,10 @@ class Member:
 
 
 def wants_to_meet(variant: Variant, target: Target) -> bool:
-    """Whether a joint test is meant: the stack tests machines, which takes torch, and the target does not say no."""
-    return target.smoke_nodes != 0 and any(item.name == "machine" for item in variant.smoke)
+    """Whether a joint test is meant: the stack tests machines, its torch has torchrun, the target does not say no."""
+    torch = variant.torch or variant.provided.get("torch")
+    tested = any(item.name == "machine" for item in variant.smoke)
+    return target.smoke_nodes != 0 and tested and torch is not None and Version(torch) >= _FIRST_TORCHRUN
 
 
 def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]]:

@@ -1,0 +1,101 @@
+"""Who meets whom in a joint smoke test, and what each is asked: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envbuild.model.lock import Variant
+from envbuild.model.stack import SmokeItem
+from envbuild.model.target import Connection, Target
+from envbuild.provision.inspect_together import gpus_of_stamp
+from envbuild.provision.together import Member, addresses, groups, meet_args, requests
+from tests.resolve.builders import make_variant
+
+MACHINE = (SmokeItem(name="sound"), SmokeItem(name="machine", deadline=90))
+
+
+def target(**more: Any) -> Target:
+    return Target(**{"name": "t", "prefix": "/p", **more})
+
+
+def variant(**more: Any) -> Variant:
+    return make_variant("demo", "exact", id="cu121", python="3.11").model_copy(
+        update={"smoke": MACHINE, "torch": "2.1.0", **more}
+    )
+
+
+def members(count: int, **more: Any) -> list[Member]:
+    given = {"environment": "/p/envs/e", "variant": variant(), "addresses": ("10.0.0.1",), **more}
+    return [Member(node=f"n{index}", **given) for index in range(count)]
+
+
+def test_nodes_with_one_environment_meet_and_a_node_alone_meets_nobody() -> None:
+    both = groups([*members(3), *members(1, environment="/p/envs/other")], target())
+    assert [[member.node for member in group] for group in both] == [["n0", "n1", "n2"]]
+    assert groups(members(1), target()) == []
+
+
+@pytest.mark.parametrize(("most", "met"), [(None, 4), (2, 2), (9, 4), (0, 0)])
+def test_the_target_says_how_many_take_part(most: int | None, met: int) -> None:
+    found = groups(members(4), target(smoke_nodes=most))
+    assert sum(map(len, found)) == met
+
+
+def test_one_node_cannot_be_asked_for() -> None:
+    with pytest.raises(ValidationError, match="needs two nodes"):
+        target(smoke_nodes=1)
+
+
+def test_a_stack_that_does_not_test_machines_or_has_no_torchrun_has_no_joint_test() -> None:
+    assert groups(members(2, variant=variant(smoke=MACHINE[:1])), target()) == []
+    assert groups(members(2, variant=variant(torch="1.8.0a0+17f8c32")), target()) == []
+    assert groups(members(2, variant=variant(torch=None)), target()) == []
+
+
+def test_every_node_has_its_rank_and_the_same_of_everything_else() -> None:
+    group = members(3, gpus=8)
+    group[1] = replace(group[1], gpus=4)
+    place = target(floors={"multi_node_busbw_gbps": 100.0, "gemm": 1.0}, environment={"NCCL_DEBUG": "WARN"})
+    told = {node: request["args"] for node, request in requests(group, place, "run1").items()}
+    assert [args["place"].pop("rank") for args in told.values()] == [0, 1, 2]
+    first = told["n0"]
+    assert all(args == first for args in told.values())
+    assert first["ranks"] == 4, "as many as the node with the fewest"
+    assert (first["cuda"], first["deadline"], first["floors"]) == (True, 90.0, {"multi_node_busbw_gbps": 100.0})
+    assert first["variables"]["NCCL_DEBUG"] == "WARN"
+    assert first["place"]["names"] == ["n0", "n1", "n2"]
+    assert len(set(first["place"]["ports"])) == 4
+    assert all(10000 <= port < 30000 for port in first["place"]["ports"])
+    other = requests(group, place, "run2")["n0"]["args"]
+    assert other["token"] != first["token"]
+
+
+def test_without_gpus_two_processes_a_node_take_part() -> None:
+    args = meet_args(variant(), target(), "/p/envs/e", 0)
+    assert (args["cuda"], args["ranks"]) == (False, 2)
+
+
+def test_addresses_that_only_the_node_itself_can_use_are_left_out() -> None:
+    told = addresses("node1", ["127.0.0.1", "10.1.0.5", "fe80::1", "169.254.0.1", "10.1.0.5"], Connection(kind="ssh"))
+    assert told == ("node1", "10.1.0.5")
+    assert addresses("127.0.0.1", ["10.1.0.5"], Connection(kind="ssh")) == ("10.1.0.5",)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "hardware", "count"),
+    [
+        ("cu121", {"driver": "535.1", "gpus": ["H200", "H200"]}, 2),
+        ("cpu", {"driver": "535.1", "gpus": ["H200"]}, 0),
+        ("cu121", {"driver": None, "gpus": ["H200"]}, 0),
+        ("cu121", {}, 0),
+    ],
+)
+def test_the_stamp_says_how_many_gpus_an_environment_was_chosen_for(
+    flavour: str, hardware: dict[str, Any], count: int
+) -> None:
+    built = variant(torch="2.1.0", flavour=flavour)
+    assert gpus_of_stamp(built, {"evidence": {"hardware": hardware}}) == count
