@@ -144,3 +144,69 @@ def test_a_controller_in_another_container_of_this_machine_is_not_taken_for_dead
     elsewhere = {**dead, "pidns": "pid:[1]"}
     assert not lease.is_abandoned({**dead, "controller": elsewhere}, age=0)
     assert lease.is_abandoned({**dead, "controller": elsewhere}, age=lease.STALE_AFTER + 1)
+
+
+def _busy_for(tmp_path: Path, ended: list[str]) -> bool:
+    try:
+        lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ended}, 0).release()
+    except NodeError as error:
+        assert error.code == "prefix-busy"
+        return True
+    return False
+
+
+def test_a_run_that_its_controller_knows_to_be_over_holds_nobody_up(tmp_path: Path) -> None:
+    far = {"host": "controller", "boot_id": "y", "pid": 7}
+    write(tmp_path, pid=dead_pid(), started="1", controller=far)
+    assert _busy_for(tmp_path, [])
+    assert _busy_for(tmp_path, ["another"])
+    assert not _busy_for(tmp_path, ["other"])
+    write(tmp_path, controller=far)
+    assert _busy_for(tmp_path, ["other"]), "what it started here is still at work"
+
+
+@pytest.mark.parametrize(("host", "age", "busy"), [("", 20, True), ("", 40, False), ("elsewhere", 40, True)])
+def test_of_a_run_that_is_over_a_machine_that_was_restarted_is_waited_for_shortly(
+    tmp_path: Path, host: str, age: float, busy: bool
+) -> None:
+    far = {"host": "controller", "boot_id": "y", "pid": 7}
+    write(tmp_path, age=age, host=host or identity.here()["host"], boot_id="before", controller=far)
+    assert _busy_for(tmp_path, ["other"]) is busy
+
+
+def test_what_a_controller_knows_is_not_written_into_the_lease(tmp_path: Path) -> None:
+    held = lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]}, 0)
+    assert "ended" not in json.dumps(lease.read(str(tmp_path)))
+    again = lease.resume(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]})
+    assert again.owner["token"] == held.owner["token"]
+    assert "ended" not in json.dumps(lease.read(str(tmp_path)))
+
+
+@pytest.mark.parametrize("how", ["acquire", "resume"])
+def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path: Path, how: str) -> None:
+    me = identity.here()
+    code = "import time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as earlier:
+        assert earlier.stdout is not None
+        earlier.stdout.readline()
+        reaper = threading.Thread(target=earlier.wait)
+        reaper.start()
+        write(tmp_path, pid=earlier.pid, started=identity.start_time(earlier.pid), run="mine", controller=me)
+        if how == "acquire":
+            held = lease.acquire(str(tmp_path), "mine", me, 0)
+        else:
+            held = lease.resume(str(tmp_path), "mine", me)
+        reaper.join(5)
+        assert earlier.returncode == -15
+    assert held.held()
+    assert held.owner["pid"] == os.getpid()
+
+
+def test_a_lease_that_an_ended_step_gave_back_is_taken_again(tmp_path: Path) -> None:
+    held = lease.resume(str(tmp_path), "mine", identity.here())
+    assert held.held()
+    held.release()
+    write(tmp_path, run="quicker")
+    with pytest.raises(NodeError) as found:
+        lease.resume(str(tmp_path), "mine", identity.here())
+    assert found.value.code == "lease-lost"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import MARKER, PlaybookResult, TaskEvent, find_ansible_playbook, run_playbook
 from envbuild.provision.inventory import Inventory, NodeHost
-from envbuild.provision.processes import end_marked, find_marked
+from envbuild.provision.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
 
 NODE_PROGRAM = """
 import json, os, subprocess, sys, time
@@ -265,6 +266,32 @@ def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() ->
         assert end_marked(MARKER, value, grace=0.3) == [process.pid]
         assert process.wait() == -signal.SIGKILL
     assert end_marked(MARKER, value) == []
+
+
+def _master(folder: Path) -> subprocess.Popen[bytes]:
+    """A process whose title is that of a connection master with a socket in `folder`."""
+    code = "print(1, flush=True); import time; time.sleep(60)"
+    argv = [f"ssh: {folder}/0123456789 [mux]", "-c", code]
+    process = subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine, dead = (tmp_path / f"{prefix}x" for prefix in (sockets_prefix(), "envbuild-ssh-4194305.12."))
+    for folder in (mine, dead):
+        folder.mkdir()
+    with _master(mine) as here, _master(dead) as left:
+        end_masters_of_the_dead()
+        assert left.wait(5) == -signal.SIGTERM
+        assert here.poll() is None
+        assert [path.name for path in tmp_path.iterdir()] == [mine.name]
+        end_masters(mine)
+        assert here.wait(5) == -signal.SIGTERM
 
 
 def test_importing_the_adapter_imports_neither_ansible_nor_pydantic() -> None:

@@ -1,0 +1,49 @@
+"""A step over ssh ends with its session; any other goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import session
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = "import subprocess, sys; subprocess.run([{python!r}, '-c', {code!r}, {kind!r}])"
+STEP = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from envbuild.node import session
+signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), os._exit(0)))
+session.follow(sys.argv[1])
+print("begun", flush=True)
+time.sleep(2.5)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("sshd", "ansible.builtin.ssh", "ended"),
+        ("sshd-session", "ansible.builtin.ssh", "ended"),
+        ("sshd", "ansible.builtin.local", "done"),
+        ("screen", "ansible.builtin.ssh", "done"),
+    ],
+)
+def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind: str, says: str) -> None:
+    server = tmp_path / name
+    server.symlink_to(sys.executable)
+    code = SERVER.format(python=sys.executable, code=STEP, kind=kind)
+    with subprocess.Popen([server, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.kill()
+        assert process.stdout.read() == f"{says}\n"
+
+
+def test_the_first_process_is_nobodys_session() -> None:
+    assert session.find(1) is None
+    assert session.find(2**22 + 1) is None
