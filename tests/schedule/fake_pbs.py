@@ -92,9 +92,14 @@ if name == "qsub":
     if told("hold") or count > {nodes}:
         sys.exit(0)
     if told("background"):
+        # Whoever started qsub may end its process group as soon as it has ended.
+        ready, own_session = os.pipe()
         if os.fork():
+            os.close(own_session)
+            os.read(ready, 1)
             os._exit(0)
         os.setsid()
+        os.close(own_session)
         for descriptor in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     run(number, text, count, variables)
