@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _STEPS = {
     "toolchain": "toolchain",
     "deliver": "delivering files",
+    "carry": "sending the image",
+    "container": "testing inside the image",
     "fetch": "fetching what nobody has hashed",
     "install": "building the environment",
     "smoke": "smoke test",

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 20_000
 _HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
-VERBS = ("fetch", "install", "unpack", "smoke", "activate", "container")
+VERBS = ("fetch", "install", "unpack", "smoke", "activate")
+# What playbooks/image.yml runs.
+IMAGE_VERBS = ("container",)
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class NodeHost:
 
     def steps(self) -> frozenset[str]:
         """The roles that will do something on this node; all others are skipped."""
-        extra = {"toolchain": self.payload, "deliver": self.artifacts}
+        extra = {"toolchain": self.payload, "deliver": self.artifacts, "carry": self.artifacts}
         return frozenset(self.requests) | {role for role, file in extra.items() if file is not None}
 
     def variables(self) -> dict[str, Any]:
         """The host variables that roles read."""
-        unknown = set(self.requests) - set(VERBS)
+        unknown = set(self.requests) - {*VERBS, *IMAGE_VERBS}
         if unknown:
             raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
         out: dict[str, Any] = {

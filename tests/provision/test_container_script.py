@@ -89,7 +89,7 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     ("container", "code"),
     [
         ({"runtime": "podman", "registry": "registry.example.org/x"}, "script-of-image"),
-        ({"registry": "registry.example.org/x"}, "script-of-image"),
+        ({"runtime": "auto", "registry": "registry.example.org/x"}, "script-of-image"),
         ({"runtime": "pyxis"}, "container-needs-registry"),
         ({"runtime": "apptainer", "registry": "registry.example.org/x", "shm_size": "16g"}, "container-option"),
     ],

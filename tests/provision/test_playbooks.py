@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from envbuild import resources
-from envbuild.provision.inventory import VERBS
+from envbuild.provision.inventory import IMAGE_VERBS, VERBS
 
 ROLES = resources.playbooks() / "roles"
 
@@ -27,9 +27,12 @@ def test_a_node_gets_at_most_eight_tasks() -> None:
     roles = _imported("provision.yml")
     assert roles == ["toolchain", "deliver", *VERBS]
     assert sum(len(_tasks(role)) for role in roles) <= 8
+    roles = _imported("image.yml")
+    assert roles == ["toolchain", "carry", *IMAGE_VERBS]
+    assert sum(len(_tasks(role)) for role in roles) <= 8
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", (*VERBS, *IMAGE_VERBS))
 def test_a_step_is_one_call_of_the_node_program_with_its_request_on_stdin(verb: str) -> None:
     (task,) = _tasks(verb)
     command = task["ansible.builtin.command"]
