@@ -35,8 +35,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
 
     With `args.ensure` later jobs get it from there (`packs.publish`). A pack of the same environment and root that is
-    there and whole is taken again. With `args.interpreter` false the interpreter stays out of it: all that take the
-    environment over have it. Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
+    there and whole is taken again. With `args.durable` false the pack is not synced to the disk: it is read once and
+    removed. With `args.interpreter` false the interpreter stays out of it: all that take the environment over have it.
+    Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
     `pack-not-writable` (exit 7), `disk-full` or `inodes-full` (75).
     """
     args, prefix = request["args"], request["prefix"]
@@ -57,7 +58,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             return False, there
         manifest, members = describe(prefix, environment, found, alone)
         os.makedirs(folder, exist_ok=True)
-        made = _write(folder, name, usable(args.get("formats")), manifest, members)
+        made = _write(folder, name, usable(args.get("formats")), manifest, members, args.get("durable", True))
         record = dict(manifest, **made)
         paths.write_json(os.path.join(folder, name + ".json"), record)
         _publish(request, record)
@@ -212,9 +213,17 @@ def leads_out(name: "str", why: "str") -> "NodeError":
 
 
 def _write(
-    folder: "str", name: "str", kind: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
+    folder: "str",
+    name: "str",
+    kind: "str",
+    manifest: "dict[str, Any]",
+    members: "list[tuple[str, os.stat_result]]",
+    durable: "bool" = True,
 ) -> "dict[str, Any]":
-    """Write the pack beside its place, sync, rename; result: `file`, `format`, `sha256`, `bytes`."""
+    """Write the pack beside its place, sync, rename; result: `file`, `format`, `sha256`, `bytes`.
+
+    `durable` False: not synced, because it is read once and removed.
+    """
     final = os.path.join(folder, "%s.%s" % (name, ENDINGS[kind]))
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as work:
         half = os.path.join(work, "pack")
@@ -241,7 +250,8 @@ def _write(
             _through(argv, half, manifest, members)
         with open(half, "rb+") as done:
             os.fchmod(done.fileno(), 0o644)
-            os.fsync(done.fileno())
+            if durable:
+                os.fsync(done.fileno())
         made = {"file": final, "format": kind, "sha256": digest_of(half), "bytes": os.path.getsize(half)}
         os.rename(half, final)
     paths.sync_dir(folder)

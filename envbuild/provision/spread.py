@@ -262,6 +262,7 @@ class _Run:
         formats = ["tar.zst", "tar"] if packed else ["tar"]
         folder = posixpath.join(self._prefix(builder), PACKS)
         args: dict[str, Any] = {"environment": group.made.environment, "folder": folder, "formats": formats}
+        args["durable"] = False
         args["interpreter"] = not all(self._has_interpreter(name) for name in group.waiting)
         return self._ask(builder, "pack", args)
 

@@ -89,7 +89,10 @@ def test_a_node_that_is_down_costs_the_others_nothing_and_is_caught_up_later(
     assert (found[good.address]["status"], found[down.address]["status"]) == ("unchanged", "ok")
     assert found[good.address]["root"] == found[down.address]["root"]
     assert {event["node"] for event in nodes_world.events() if event["kind"] == "step-started"} == {down.address}
-    assert listing(good) == before
+    # It has given what it had; the folder for packs is all that tells of it.
+    assert [line for line in listing(good).splitlines() if "/store" not in line] == [
+        line for line in before.splitlines() if "/store" not in line
+    ]
 
 
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(
