@@ -97,7 +97,7 @@ class JointTest:
                 "node_rank": self.rank,
                 "address": self.meeting.address,
                 "port": self.meeting.port,
-                "interface": child.get("NCCL_SOCKET_IFNAME" if self.spec.cuda else "GLOO_SOCKET_IFNAME"),
+                "interface": child.get(_INTERFACES[self.spec.cuda][0], "").lstrip("="),
             }
         )
         if outcome.returncode != 0 or part.failures:

@@ -93,8 +93,8 @@ def _bounded(site: JobSite, asked: Asked) -> JobSite:
         raise _does_not_fit(
             f"{gpus} GPUs a node were asked for, and a node of {site.pool.told} has {there}", f"--gpus-per-node {there}"
         )
-    most = site.pool.in_service()
-    if nodes > most:
+    most = site.pool.most()
+    if most is not None and nodes > most:
         raise _does_not_fit(
             f"{nodes} nodes were asked for, and {site.pool.told} has {most} that take jobs", "--nodes N"
         )

@@ -250,6 +250,9 @@ class Pool(Protocol):
     def in_service(self) -> int:
         """How many nodes a job gets where the target does not say. Raises EnvbuildError."""
 
+    def most(self) -> int | None:
+        """How many nodes a job can get at most; None where nobody says. Raises EnvbuildError as `in_service` does."""
+
     def queue(self, nodes: int, seconds: int) -> str | None:
         """The queue for so many nodes and seconds; None: the site's default. Raises EnvbuildError `queue-none-fits`."""
 

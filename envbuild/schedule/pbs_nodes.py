@@ -35,6 +35,10 @@ class Queues:
         """`ngpus`, where the nodes offer it and not whole nodes are asked for."""
         return Gres(name="ngpus") if self.gpus_per_node else None
 
+    def most(self) -> int | None:
+        """The limits of its queues are for `queue` to say."""
+        return None
+
     def in_service(self) -> int:
         """PBS gives a job as many nodes as it asks for. Raises EnvbuildError `job-nodes-unknown` (exit 2)."""
         raise EnvbuildError(

@@ -149,6 +149,10 @@ class Partition:
             )
         return self.nodes - out
 
+    def most(self) -> int | None:
+        """Those: more would wait for ever."""
+        return self.in_service()
+
     @property
     def hidden(self) -> int:
         """Nodes that are powered down and not shown."""

@@ -1,0 +1,57 @@
+"""`launch --submit`, `probe` and `smoke` through jobs of the small fake PBS. No real PBS was run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.schedule.fake_pbs import has_hosts
+from tests.schedule.test_provision_pbs import PbsWorld
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_hosts(), reason="nodes with names of their own need UTS namespaces (root)"),
+]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> PbsWorld:
+    return PbsWorld(tmp_path)
+
+
+def stand_in(world: PbsWorld, last: str) -> Path:
+    """An environment of opt-175b whose program says its words and a last line, and ends with 0 as the real one does."""
+    built = world.top / "env"
+    for folder in ("bin", ".envbuild"):
+        (built / folder).mkdir(parents=True, exist_ok=True)
+    (built / ".envbuild" / "activate.sh").write_text("")
+    program = built / "bin" / "opt-baselines"
+    program.write_text(f'#!/bin/sh\necho "$@"\necho "{last}"\n')
+    program.chmod(0o755)
+    return built
+
+
+@pytest.mark.parametrize(("last", "code"), [("done training in 3 s", 0), ("CUDA out of memory", 1)])
+def test_a_launched_job_ends_as_its_log_proves(world: PbsWorld, last: str, code: int) -> None:
+    given = ("--gpus-per-node", "8", "--time-limit", "5m", "--environment", str(stand_in(world, last)))
+    command = ("launch", "opt-175b", "--target", "./cluster.yaml", "--submit", "--nodes", "1", *given)
+    printed = world.run(*command, "--print-script")
+    assert printed.rc == 0, printed.err
+    assert "#PBS -l select=1" in printed.out and "opt-baselines" in printed.out
+    done = world.run(*command)
+    assert done.rc == code, done.err
+    assert last in done.err
+    assert world.submitted() == ["launch-opt-175b"]
+
+
+def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
+    world.tiny(imports=["alpha"])
+    probed = world.job(verb="probe")
+    assert probed.rc == 0, probed.err
+    assert sorted(probed.json["facts"]) == ["x3001", "x3002"]
+    assert world.job().rc == 0
+    tested = world.job(verb="smoke")
+    assert tested.rc == 0, tested.err
+    assert [node["node"] for node in tested.json["nodes"]] == ["x3001", "x3002"]
+    assert world.submitted() == ["envbuild-smoke"]
