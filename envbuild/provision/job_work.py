@@ -26,11 +26,14 @@ from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
 from envbuild.provision.together import job_request, note_floors
 from envbuild.provision.work import Work
+from envbuild.redact import redact_text
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 
 Answers = dict[str, dict[str, dict[str, Any]]]
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
+# Bytes of a node's own last words.
+_LAST = 1500
 
 
 def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
@@ -57,6 +60,8 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     if meeting is not None:
         _add_unmet(outcome, answers, error)
     note_floors(work, outcome)
+    if error is not None and error in outcome.errors.values():
+        _tell_phases(outcome, error, site, f"{folder}/answers-{site.scheduler.attempt(state)}")
     finish(work, site, job, number, state, good=not outcome.errors)
     known = facts_file(work.prepared.target, site.login)
     if outcome.errors:
@@ -172,6 +177,23 @@ def _outcome(
         steps = builder.steps if node == built_on else tests
         nodes.append(builder.model_copy(update={"node": node, "steps": steps, "resolution": chosen}))
     return plan.model_copy(update={"nodes": tuple(nodes)}), outcome
+
+
+def _tell_phases(outcome: Outcome, failed: EnvbuildError, site: JobSite, folder: str) -> None:
+    """Say of the nodes that did not finish, for the job ended, in which verb they were, and its last lines."""
+    # What a node has begun and not ended has no final name yet; see job_run.sh.
+    began, logs = collect(site.runner, folder, ".new"), collect(site.runner, folder, ".log")
+    for node in [node for node, error in outcome.errors.items() if error is failed]:
+        verb = next(iter(began.get(node, {})), "")
+        last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
+        outcome.errors[node] = EnvbuildError(
+            failed.code,
+            f"{node} was in `{verb}`: {failed.what}" if verb else f"{node} was between two steps: {failed.what}",
+            why="\n".join(filter(None, (last, failed.why))),
+            hint=failed.hint,
+            exit_code=failed.exit_code,
+            details={**failed.details, "node": node, "verb": verb},
+        )
 
 
 def _add_unmet(outcome: Outcome, answers: Answers, failed: EnvbuildError | None) -> None:

@@ -100,6 +100,20 @@ def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends
     assert (done.rc, done.code) == (75, "queue-closed")
 
 
+def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_time_ends_well(world: PbsWorld) -> None:
+    gate = world.top / "gate"
+    gate.touch()
+    code = f"import os, time\nwhile os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
+    world.tiny(sources=[{**world.repository("slow", {"slow.py": code}), "install": "path"}], imports=["slow"])
+    world.target(time_limit="8s")
+    done = world.job()
+    assert (done.rc, "job-timeout" in done.out + done.err) == (9, True), done.err
+    assert not (world.prefix / "current" / "tiny").exists()
+    gate.unlink()
+    world.target()
+    assert world.job().rc == 0
+
+
 def test_a_node_that_was_taken_out_after_the_job_is_noted_and_its_answer_counts(world: PbsWorld) -> None:
     world.tiny()
     world.fake.say("offline-x3002")

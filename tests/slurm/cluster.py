@@ -66,6 +66,7 @@ InactiveLimit=0
 SlurmdParameters=config_overrides
 SwitchType=switch/none
 GresTypes=gpu
+Epilog={top}/epilog
 SlurmctldParameters=cloud_dns,idle_on_node_suspend,power_save_interval=1,power_save_min_interval=0
 ResumeProgram={top}/resume
 SuspendProgram={top}/suspend
@@ -91,6 +92,14 @@ exec </dev/null >> {top}/log/cloud1.out 2>&1
 _BOOT = """\
 #!/bin/sh
 PATH={path} exec ip netns exec {space}-$1 unshare --mount --uts {top}/inside "$@"
+"""
+# A health check after every job, as sites have one.
+_EPILOG = """\
+#!/bin/sh
+PATH={path} SLURM_CONF={conf}
+export PATH SLURM_CONF
+name=$(hostname)
+[ ! -e {top}/unhealthy-$name ] || scontrol update nodename=$name state=drain reason="$(cat {top}/unhealthy-$name)"
 """
 _INSIDE = """\
 #!/bin/sh
@@ -193,6 +202,7 @@ class Cluster:
         self._program("boot", _BOOT.format(top=self.top, path=_PATH, space=self._space))
         self._program("inside", _INSIDE.format(top=self.top, conf=self.conf))
         self.boot_takes(1.0)
+        self._program("epilog", _EPILOG.format(top=self.top, path=_PATH, conf=self.conf))
         self._program("suspend", f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
 
     def _kind(self, name: str) -> str:
@@ -245,6 +255,22 @@ class Cluster:
         """Start the slurmd of a node."""
         self._start(name, [str(self.top / "boot"), name])
 
+    def fails_its_health_check(self, name: str, reason: str) -> None:
+        """The site's epilog drains this node after its next job."""
+        (self.top / f"unhealthy-{name}").write_text(reason)
+
+    def pull_the_plug(self, name: str) -> None:
+        """End everything that runs on a node at once; slurmctld is told, as a site's watchdog would."""
+        process = self._processes.pop(name)
+        pids = subprocess.run(
+            ["ip", "netns", "pids", f"{self._space}-{name}"], capture_output=True, text=True, check=True, env=self.env
+        )
+        for pid in pids.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        process.wait(10)
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=pulled the plug")
+
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.top / "log" / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -278,6 +304,9 @@ class Cluster:
         """End all jobs, bring drained nodes back."""
         self.run("scancel", "--user=root", check=False)
         for name in self.names:
+            (self.top / f"unhealthy-{name}").unlink(missing_ok=True)
+            if name not in self._processes:
+                self.start_node(name)
             if self.states().get(name) not in ("idle", "allocated", "mixed", "completing"):
                 self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
         self._await(self.idle, "nodes did not become idle again")
