@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import Done
+from tests.provision.sshd import Server, make_key, require_sshd, user
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 
@@ -143,3 +144,28 @@ def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_
     )
     assert (none.rc, none.code) == (1, "environment-unknown")
     assert world.submitted() == []
+
+
+def test_a_run_is_submitted_and_its_log_brought_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
+    require_sshd()
+    top = stand_in(world)
+    shell = tmp_path / "shell"
+    shell.write_text(
+        f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
+        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    )
+    shell.chmod(0o755)
+    key = make_key(tmp_path / "id")
+    server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
+    try:
+        known = tmp_path / "known_hosts"
+        known.write_text(server.known)
+        login = {"host": server.address, "user": user(), "port": server.port}
+        world.target(connection={"kind": "job", "login": login, "identity": str(key), "known_hosts": str(known)})
+        del world.env["SLURM_CONF"]
+        done = launch(world, top, "--json")
+        assert done.rc == 0, done.err
+        assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
+        assert done.json["exit"] == 0
+    finally:
+        server.stop()
