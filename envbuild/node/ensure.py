@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 
-from envbuild.node import activate, env_pack, env_unpack, lease, paths, stamp
+from envbuild.node import lease, paths, stamp
 from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
@@ -70,6 +70,9 @@ def lease_of(request: "dict[str, Any]") -> "lease.Lease":
 
 def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "str":
     """Unpack what is missing or not as it should be, stamp it and make it the one in use; says what was done."""
+    # Read only where there is work: every task of every job comes by here.
+    from envbuild.node import activate, env_unpack
+
     args, says = request["args"], "it was there, and is in use now"
     found = stamp.read(environment)
     good = found is not None and found["root"] == args["root"]
@@ -98,6 +101,8 @@ def _sweep(near: "str | None") -> "None":
 
 def _whole(near: "str", sha256: "str") -> "bool":
     """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
+    from envbuild.node import env_pack
+
     try:
         good = env_pack.digest_of(near) == sha256
     except OSError:
