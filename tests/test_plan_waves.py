@@ -9,7 +9,8 @@ NODES = tuple(f"n{number}" for number in range(8))
 
 
 @pytest.mark.parametrize(
-    ("text", "total", "nodes"), [("4", 8, 4), ("25%", 8, 2), ("25%", 3, 0), ("100%", 3, 3), ("9", 3, 3), (" 50% ", 5, 2)]
+    ("text", "total", "nodes"),
+    [("4", 8, 4), ("25%", 8, 2), ("25%", 3, 0), ("100%", 3, 3), ("9", 3, 3), (" 50% ", 5, 2)],
 )
 def test_a_share_is_a_number_of_nodes_rounded_down(text: str, total: int, nodes: int) -> None:
     assert parse_share(text, "--batch", least=1).of(total) == nodes

@@ -40,8 +40,8 @@ class Check(StrictModel):
 class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
-    `first_use` are files of its environment that nobody but a first user vouches for. `image`: what it runs instead of an
-    environment of its own.
+    `first_use` are files of its environment that nobody but a first user vouches for. `image`: what it runs instead
+    of an environment of its own.
     """
 
     node: str

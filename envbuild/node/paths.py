@@ -195,7 +195,7 @@ def switch_link(link: "str", target: "str") -> "bool":
             "%s is a folder, and the link to the environment in use belongs there" % link,
             hint="move it away; the same command then only switches the link",
             exit_code=Exit.CHECK_FAILED,
-        )
+        ) from None
     sync_dir(folder)
     return True
 
