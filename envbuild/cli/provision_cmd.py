@@ -223,8 +223,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
         ]
         if any(total[:3]):  # what an image takes is known when it is built
             lines.append(
-                f"    in all     {size(int(total[0]))} to fetch, {size(int(total[1]))} and about {int(total[2])} inodes "
-                f"on disk, roughly {_duration(total[3])}"
+                f"    in all     {size(int(total[0]))} to fetch, {size(int(total[1]))} and about {int(total[2])} "
+                f"inodes on disk, roughly {_duration(total[3])}"
             )
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
