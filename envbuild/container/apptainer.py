@@ -17,8 +17,13 @@ from envbuild.node.protocol import PROTOCOL
 
 FILE = "apptainer.def"
 _TESTS = ("verify.json", "smoke.json")
-_PAIRS = (("fetch", "sources"), ("packages", "build"), ("installed", "runtime"))
-_JOINED = {"sources": "fetch", "packages": "build", "installed": "runtime"}
+_JOINED = {
+    "sources": "fetch",
+    "compilers": "build",
+    "packages": "build",
+    "libraries": "runtime",
+    "installed": "runtime",
+}
 
 
 def files(recipe: ImageRecipe) -> dict[str, str]:
@@ -44,14 +49,14 @@ def render(recipe: ImageRecipe) -> str:
         "# The stage `build` needs no network; Apptainer gives it that of this machine, and the stamp says so.",
         "# A wheelhouse and configuration of yours: `--bind DIR:/wheelhouse --bind pip.conf:/etc/pip.conf`.",
     ]
-    for first, name in _PAIRS:
-        lines += ["", *_stage(_joined(recipe, first, name), recipe)]
+    for name in ("fetch", "build", "runtime"):
+        lines += ["", *_stage(_joined(recipe, name), recipe)]
     return "\n".join(lines) + "\n"
 
 
-def _joined(recipe: ImageRecipe, first: str, name: str) -> Stage:
-    """Two stages in one: a stage of Apptainer cannot go on from another, and a SIF has no layers to keep."""
-    stages = [each for each in recipe.stages if each.name in (first, name)]
+def _joined(recipe: ImageRecipe, name: str) -> Stage:
+    """Several stages in one: a stage of Apptainer cannot go on from another, and a SIF has no layers to keep."""
+    stages = [each for each in recipe.stages if _JOINED.get(each.name, each.name) == name]
     whole = [each for stage in stages for each in stage.instructions if isinstance(each, Added)]
     replaced = {f"{added.prefix}/{below}" for added in whole for below in added.names}
     made: list[Instruction] = []
@@ -64,7 +69,7 @@ def _joined(recipe: ImageRecipe, first: str, name: str) -> Stage:
                 made.append(replace(each, stage=_JOINED.get(each.stage, each.stage)))
         elif each not in made:
             made.append(each)
-    return replace(stages[0], name=_JOINED.get(stages[0].name, stages[0].name), instructions=tuple(made))
+    return replace(stages[0], name=name, instructions=tuple(made))
 
 
 def _stage(stage: Stage, recipe: ImageRecipe) -> list[str]:

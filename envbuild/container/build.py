@@ -56,8 +56,11 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
         parts.fetch("fetch")
         if "sources.json" in recipe.files:
             parts.fetch("sources")
-        parts.make("packages", "fetch")
-        parts.make("installed", "packages")
+        for name in ("compilers", "libraries"):
+            if any(stage.name == name for stage in recipe.stages):
+                parts.make(name, network=True)
+        parts.make("packages", "compilers", "fetch")
+        parts.make("installed", "libraries", "packages")
         begun = time.monotonic()
         text = render_part(recipe, ("build", "runtime"), parts.made, cached=options.cache)
         arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(epoch), **_origin()}
@@ -92,18 +95,19 @@ class _Parts:
             with _wheelhouse(self.recipe, self.options) as house, _secrets(self.options) as secrets:
                 self._build(name, stages, contexts={"wheelhouse": house}, secrets=secrets)
 
-    def make(self, name: str, after: str) -> None:
-        """A stage without a network, which takes files of the part `after`. Its image must be here before."""
-        stage = self.recipe.stage(name)
-        reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
-        base = self._id(reference)
-        if not base:
-            self.builder.pull(reference)
-            base = self.builder.id(reference)
-        given = {after: self.made[after]}
+    def make(self, name: str, *after: str, network: bool = False) -> None:
+        """A stage that takes files of the parts `after`, or goes on from one. Its image must be here before."""
+        stage, base = self.recipe.stage(name), ""
+        given = {each: self.made[each] for each in after if each in self.made}
+        if stage.above not in given:
+            reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
+            base = self._id(reference)
+            if not base:
+                self.builder.pull(reference)
+                base = self.builder.id(reference)
         if not self._is_there(name, (name,), given, base):
             arguments = {"ENVBUILD_NETWORK": "off"} if name == "packages" else {}
-            self._build(name, (name,), given, network=False, pull=False, arguments=arguments)
+            self._build(name, (name,), given, network=network, pull=False, arguments=arguments)
 
     def _is_there(
         self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), base: str = ""

@@ -6,6 +6,8 @@ exists once. Stages in pairs, so that what has no source in it outlives a change
     fetch       sources     have a network and get everything by hash
     packages    build       have compilers and need no network
     installed   runtime     what runs
+
+Where the system lacks something, `compilers` and `libraries` put it, with a network, under `packages` and `installed`.
 """
 
 from __future__ import annotations
@@ -149,11 +151,19 @@ class _Maker:
         fetched = [self._stage("fetch", self.place.fetch, self._fetch())]
         if self.requests.sources is not None:
             fetched.append(self._stage("sources", self.place.fetch, self._sources()))
+        system, compilers, libraries = list[Stage](), None, None
+        if self.place.system is not None:
+            compilers, libraries = "compilers", "libraries"
+            system = [
+                self._stage(compilers, self.place.build, _system(self.place.system, "to compile against")),
+                self._stage(libraries, self.place.runtime, _system(self.place.system, "at run time")),
+            ]
         return (
             Stage("wheelhouse", "scratch", None, ()),
             *fetched,
-            self._stage("packages", self.place.build, self._packages()),
-            self._stage("installed", self.place.runtime, self._installed()),
+            *system,
+            self._stage("packages", self.place.build, self._packages(), above=compilers),
+            self._stage("installed", self.place.runtime, self._installed(), above=libraries),
             self._stage("build", self.place.build, self._build(), above="packages"),
             self._stage("runtime", self.place.runtime, self._runtime(), above="installed"),
         )
@@ -200,18 +210,14 @@ class _Maker:
         return Run(f"python3 {self.folder}/{NODE} image < {self.folder}/{request}", mounts)
 
     def _packages(self) -> tuple[Instruction, ...]:
-        out: list[Instruction] = []
-        if self.place.system is not None:
-            out += _system(self.place.system, "to compile against")
-        out += [
+        return (
             Arg("ENVBUILD_NETWORK", "any"),
             Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
             Comment("No network is needed; with ENVBUILD_NETWORK=off one that is there is an error."),
             Run(self._building("packages.json")),
-        ]
-        return tuple(out)
+        )
 
     def _build(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = [Arg("ENVBUILD_NETWORK", "any")]
@@ -231,8 +237,6 @@ class _Maker:
 
     def _installed(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
-        if self.place.system is not None:
-            out += _system(self.place.system, "at run time")
         if self.requests.python_folder is not None:
             out.append(Comment("The environment's interpreter; the image brings none."))
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
@@ -316,7 +320,7 @@ class _Maker:
         )
 
 
-def _system(system: SystemPackages, why: str) -> list[Instruction]:
+def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
     names = " ".join(system.packages)
     line = (
         "rm -f /etc/apt/sources.list.d/cuda*.list"
@@ -325,10 +329,10 @@ def _system(system: SystemPackages, why: str) -> list[Instruction]:
         f" && apt-get install -y --no-install-recommends --snapshot {system.snapshot} {names}"
         " && rm -rf /var/lib/apt/lists/*"
     )
-    return [
+    return (
         Comment(
             f"Needed {why}; versions are those of the archive's snapshot of that day. NVIDIA changed its apt key in"
         ),
         Comment("April 2022, so its own list in older images would fail; nothing is wanted from it."),
         Run(line, ignore=("DL3008",)),
-    ]
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.container.build import Options, _secrets, _wheelhouse, wanted_files
+from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
 from envbuild.container.builders import Build, Buildah, Builder, Docker, failure, find_builder, stream
 from envbuild.container.choose import Choice, recipe_for
 from envbuild.errors import EnvbuildError
@@ -60,6 +60,42 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
     assert docker.run_command("i", ["cat", "x"], gpus=True) == [
         "docker", "run", "--rm", "--interactive", "--network=none", "--gpus", "all", "--entrypoint", "cat", "i", "x",
     ]  # fmt: skip
+
+
+class Recorder(Builder):
+    """Has every image of a registry and builds nothing; `built` are the calls."""
+
+    built: list[tuple[Build, str]] = []
+
+    def build(self, build: Build, on_line: object = None) -> str:
+        self.built.append((build, build.dockerfile.read_text()))
+        return "0" * 64
+
+    def id(self, image: str) -> str:
+        if image.startswith("localhost/"):
+            raise EnvbuildError("image-unknown", image)
+        return "1" * 64
+
+
+def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Recorder, "built", [])
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    made = build_image(
+        recipe_for(Choice("megatron-deepspeed-alcf")), Recorder("podman", "podman"), Options(environ=environ)
+    )
+    calls = {
+        build.target or "": (build.network, build.arguments.get("ENVBUILD_NETWORK")) for build, _ in Recorder.built
+    }
+    assert calls == {
+        "fetch": (True, None), "sources": (True, None), "compilers": (True, None), "libraries": (True, None),
+        "packages": (False, "off"), "installed": (False, None), "": (False, "off"),
+    }  # fmt: skip
+    texts = {build.target or "": text for build, text in Recorder.built}
+    assert all(("apt-get" in text) == (name in ("compilers", "libraries")) for name, text in texts.items())
+    named = {build.target or "": build.tag for build, _ in Recorder.built}
+    assert f"FROM {named['compilers']} AS compilers\n" in texts["packages"]
+    assert "FROM compilers AS packages\n" in texts["packages"] and "FROM packages AS build\n" in texts[""]
+    assert set(made["seconds"]) == {*calls, "build"} - {""}
 
 
 def test_without_a_builder_it_is_said_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
