@@ -23,6 +23,9 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     (exit 75), `disk-full`, `image-in-use` (75), `container-no-import` (7).
     """
     runtime, program, wanted = args["runtime"], args["program"], args["id"]
+    if args.get("archive"):
+        # Before anything that is there is taken away.
+        check_archive(args)
     if runtime in ("podman", "docker"):
         if args.get("force"):
             _forget(args, program)
@@ -33,6 +36,8 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
     if args.get("force") or not os.path.exists(path):
         half = path + ".half"
+        if os.path.lexists(half):
+            os.unlink(half)  # of a run that was killed
         try:
             _make_file(args, runtime, program, half)
             os.replace(half, path)
@@ -69,7 +74,6 @@ def _bring(args: "dict[str, Any]", program: "str") -> "None":
     """Load or pull into the storage of docker or podman. An image with another id is not used."""
     wanted = args["id"]
     if args.get("archive"):
-        check_archive(args)
         _run([program, "load", "--input", args["archive"]], "image-load-failed", args)
         found = container_look.image_id(program, wanted)
     else:
@@ -93,7 +97,6 @@ def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "st
         if pull:
             words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
         else:
-            check_archive(args)
             words = [path, "docker-archive://" + args["archive"]]
         _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args)
         return

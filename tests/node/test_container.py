@@ -189,6 +189,16 @@ def test_a_runtime_that_gives_no_answer_is_told_with_its_words(node: Site) -> No
     assert node.record() is None
 
 
+def test_repair_takes_nothing_away_for_a_damaged_file(node: Site) -> None:
+    path = node.bin / "podman"
+    path.write_text(f'#!/bin/sh\necho "$*" >> {node.log}\n')
+    path.chmod(0o755)
+    with pytest.raises(NodeError) as caught:
+        node.install("podman", **{**node.archive(), "sha256": "0" * 64}, force=True)
+    assert caught.value.code == "image-archive-damaged"
+    assert not node.log.exists()
+
+
 def test_a_full_disk_is_told_as_such(node: Site) -> None:
     path = node.bin / "apptainer"
     path.write_text('#!/bin/sh\necho "FATAL: write x.sif: no space left on device" >&2\nexit 255\n')
