@@ -37,6 +37,10 @@ def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
 
     target = target_of(ui, flags, jobs=True)
     if target.connection.kind == "job":
+        if deadline is not None:
+            raise click.UsageError(
+                f"--deadline is for nodes that are asked one by one; {target.name} is asked by a job"
+            )
         facts, errors = _probe_in_job(ui, target, flags)
     else:
         facts, errors = probe_nodes(target, deadline or DEADLINE)

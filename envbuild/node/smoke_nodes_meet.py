@@ -106,7 +106,6 @@ def _welcome(listener: socket.socket, found: Dict[int, socket.socket], nodes: in
         peer, _ = listener.accept()
     except OSError:
         return  # nobody came in time
-    peer.settimeout(_CONNECT)
     hello = _read(peer)
     rank = hello.get("rank")
     if hello.get("token") != token or not isinstance(rank, int) or not 0 < rank < nodes or not _send(peer, {"met": 1}):
@@ -156,8 +155,7 @@ def _come(address: str, port: int, rank: int, token: str, problems: Dict[str, st
 
 
 def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
-    peer.settimeout(seconds)
-    answer = _read(peer)
+    answer = _read(peer, seconds)
     if not isinstance(answer.get("port"), int):
         raise NodeError(
             "nodes-cannot-meet",
@@ -182,13 +180,14 @@ def _send(peer: socket.socket, data: Dict[str, Any]) -> bool:
     return True
 
 
-def _read(peer: socket.socket) -> Dict[str, Any]:
-    """One line of JSON and no byte of the next; empty for anything else, and for nothing in time."""
-    data = b""
+def _read(peer: socket.socket, seconds: float = _CONNECT) -> Dict[str, Any]:
+    """One line of JSON and no byte of the next; empty for anything else, and for none within `seconds` in all."""
+    data, until = b"", time.monotonic() + seconds
     try:
         while not data.endswith(b"\n") and len(data) < _LINE:
+            peer.settimeout(max(0.01, until - time.monotonic()))
             block = peer.recv(1)
-            if not block:
+            if not block or time.monotonic() > until:
                 break
             data += block
         found = json.loads(data.decode("utf-8"))

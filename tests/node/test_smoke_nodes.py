@@ -73,6 +73,24 @@ def test_strangers_and_wrong_tokens_are_not_counted_and_who_is_missing_is_told_t
     assert (found[2].code, found[2].exit_code) == ("nodes-cannot-meet", 1)
 
 
+def test_who_speaks_slowly_holds_nobody_up() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stop = threading.Event()
+
+        def drip() -> None:
+            while not stop.wait(0.05):
+                theirs.send(b"x")
+
+        slow = threading.Thread(target=drip)
+        slow.start()
+        began = time.monotonic()
+        assert smoke_nodes_meet._read(ours, 0.4) == {}
+        assert time.monotonic() - began < 2
+        stop.set()
+        slow.join()
+
+
 def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[int]) -> None:
     with pytest.raises(NodeError) as error:
         smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 0.1)

@@ -26,6 +26,8 @@ def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorl
     assert all(facts["scheduler"]["job"] for facts in done.json["facts"].values())
     assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
     assert snapshot(world.prefix) == {}
+    late = world.job("--deadline", "5", verb="probe")
+    assert (late.rc, late.code) == (2, "usage")
     table = world.run("probe", "--target", "./cluster.yaml")
     assert table.rc == 0, table.err
     assert "gpu1" in table.out or "gpu[" in table.out, table.out
