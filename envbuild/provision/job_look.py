@@ -36,7 +36,9 @@ def survey_jobs(work: Work, site: JobSite) -> Survey:
     prepared, survey = work.prepared, Survey()
     top, shared = look_at_login(work, site)
     scripted = work.settings.script
-    known = {} if work.settings.repair and not scripted else read_facts(facts_file(prepared.target, site.login))
+    # What a base provides is part of the identity: an answer of last week may name another environment.
+    anew = work.settings.repair or prepared.target.base not in (None, "none")
+    known = {} if anew and not scripted else read_facts(facts_file(prepared.target, site.login))
     if scripted and not known:
         raise _unknown(site)
     if known:

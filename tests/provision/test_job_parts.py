@@ -18,6 +18,7 @@ from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_
 from envbuild.provision.job_plan import builder_of, share
 from envbuild.provision.job_site import JobSite, collect, place, read_json
 from envbuild.provision.rundir import RunDir
+from envbuild.provision.supported import unsupported
 from envbuild.provision.work import Settings, Work
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.run import Here
@@ -108,6 +109,25 @@ def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> N
         site({"idle": 2}, scheduler={"account": "a b; rm"}).job("x", [JobStep(argv=("true",))], "/o", 60)
     assert caught.value.code == "job-invalid"
     assert "account" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("more", "missing"),
+    [
+        ({}, []),
+        ({"base": "system"}, []),
+        ({"base": "module"}, ["connection: job with base: module"]),
+        ({"base": "system", "placement": "node-local"}, ["connection: job with base: system on placement: node-local"]),
+        ({"hosts": ["gpu1"]}, ["connection: job with hosts that are not a partition"]),
+        ({"hosts": {"pbs": "nodefile"}, "scheduler": {"kind": "pbs"}}, []),
+        (
+            {"hosts": {"pbs": "./nodes"}, "scheduler": {"kind": "pbs"}},
+            ["connection: job with hosts that are not those of the job"],
+        ),
+    ],
+)
+def test_what_a_job_cannot_do_is_refused_by_name(more: dict[str, Any], missing: list[str]) -> None:
+    assert list(unsupported(target(**{"placement": "shared", **more}))) == missing
 
 
 def test_the_deadline_to_begin_is_the_targets() -> None:
