@@ -110,7 +110,8 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         if job.part == "packages":
             held.release()
     except BaseException:
-        if held.held():  # else another run builds there now
+        # Else another run builds there now, or a stage of an image that failed, of which nothing is kept anyway.
+        if held.held() and job.part != "rest":
             paths.discard(job.environment)
             put_back(job.environment)
         raise

@@ -119,7 +119,10 @@ def _build(world: World, house: Path, *more: str) -> dict[str, object]:
 
 def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(site: World, storage: Storage) -> None:
     house = _house(site, storage)
+    (site.top / "netrc").write_text("machine example.org login me password s3cret-canary\n")
+    site.env["NETRC"] = str(site.top / "netrc")
     first = _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:1")
+    _no_part_has_the_login(storage)
     # The second time git fetches them from a mirror, by insteadOf in the fetch stage.
     for old in house.glob("*.bundle"):
         old.unlink()
@@ -160,8 +163,20 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     _pushed_image_comes_back(site, storage, str(first["id"]))
 
 
-def _run(storage: Storage, *argv: str) -> str:
-    container = storage.buildah("from", "--pull-never", "localhost/tiny/one:1")
+def _no_part_has_the_login(storage: Storage) -> None:
+    """Secrets of the fetch stages are in none of the images that a build leaves."""
+    names = storage.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+    parts = [name for name in names if name.startswith("localhost/envbuild/tiny-")]
+    kinds = ("fetch", "sources", "packages", "installed")
+    assert sorted(name.rpartition(":")[0].rpartition("-")[2] for name in parts) == sorted(kinds)
+    look = "cat /root/.netrc; grep -rs s3cret-canary /etc /root /run /var /opt/envbuild/image /opt/envbuild/fetched"
+    for name in parts:
+        assert _run(storage, "sh", "-c", f"{{ {look}; }} 2>/dev/null; true", image=name) == ""
+        assert "s3cret-canary" not in storage.buildah("inspect", "--type", "image", name)
+
+
+def _run(storage: Storage, *argv: str, image: str = "localhost/tiny/one:1") -> str:
+    container = storage.buildah("from", "--pull-never", image)
     try:
         return storage.buildah("run", "--isolation", "chroot", container, "--", *argv)
     finally:
@@ -194,6 +209,7 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
         from envbuild.container.registry import ask_digest
 
         digest = ask_digest(f"{name}:1", plain_http=True)
+        _a_digest_that_is_not_there(world, port)
         storage.buildah("rmi", "localhost/tiny/one:1", "localhost/tiny/two:1")
         storage.buildah("pull", "--tls-verify=false", f"{name}@sha256:{digest}")
         back = storage.buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", f"{name}@sha256:{digest}")
@@ -201,6 +217,16 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
     finally:
         process.terminate()
         process.wait(timeout=20)
+
+
+def _a_digest_that_is_not_there(world: World, port: int) -> None:
+    config = world.top / "registries.conf"
+    config.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
+    place = ["--base", f"127.0.0.1:{port}/tiny@sha256:{'0' * 64}", *PLACE[2:]]
+    done = world.run(
+        "image", "build", "./tiny.yaml", *place, env={"CONTAINERS_REGISTRIES_CONF": str(config)}, timeout=LONG
+    )
+    assert (done.rc, done.code) == (7, "image-base-unknown"), done.err
 
 
 def _answers(port: int) -> None:
