@@ -22,7 +22,7 @@ from tests.e2e.world import Done, World
 from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node
 
-pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
 StartNodes = Callable[..., list[Node]]
 PREFIX = "/opt/envbuild"
 LONG = 400.0
