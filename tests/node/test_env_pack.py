@@ -218,13 +218,15 @@ ATTACKS: dict[str, Callable[[tarfile.TarFile, dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_archive_is_refused_and_leaves_nothing(packed: Packed, attack: str) -> None:
+def test_a_hostile_archive_is_refused_and_leaves_nothing(packed: Packed) -> None:
     packed.wipe()
-    rewrite(packed, ATTACKS[attack], keep=attack != "file through a link")
-    assert code(packed.unpack) == ("pack-leads-out", 7)
-    assert sorted(os.listdir(packed.node.prefix)) == ["envs", "tools"]
-    assert os.listdir(packed.node.prefix / "envs") == []
+    good = dict(packed.told)
+    for attack, spoil in ATTACKS.items():
+        packed.told = dict(good)
+        rewrite(packed, spoil, keep=attack != "file through a link")
+        assert (attack, *code(packed.unpack)) == (attack, "pack-leads-out", 7)
+        assert sorted(os.listdir(packed.node.prefix)) == ["envs", "tools"], attack
+        assert os.listdir(packed.node.prefix / "envs") == [], attack
     assert not Path("/tmp/envbuild-bad").exists()
 
 
@@ -257,16 +259,20 @@ def test_a_squashfs_with_a_device_or_a_link_that_leads_out_is_refused(node: Node
     assert os.listdir(node.prefix / "envs") == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"machine": "vax"}, {"libc": "glibc 99.1"}, {"libc": "musl"}, {"prefix": "/other"}, {"variant_digest": "0" * 64}],
-    ids=str,
-)
-def test_a_pack_of_another_kind_of_node_is_refused(packed: Packed, change: dict[str, str]) -> None:
+OTHERS = (
+    {"machine": "vax"}, {"libc": "glibc 99.1"}, {"libc": "musl"}, {"prefix": "/other"}, {"variant_digest": "0" * 64},
+)  # fmt: skip
+
+
+def test_a_pack_of_another_kind_of_node_is_refused(packed: Packed) -> None:
     packed.wipe()
-    told = dict(packed.told, **change)
+    packed.node.prefix.joinpath("envs").mkdir(parents=True)
     request = packed.node.request("unpack", **packed.args())
-    assert code(lambda: env_unpack._check_fits(request, str(packed.environment), told)) == ("pack-does-not-fit", 7)
+    env_unpack._check_fits(request, str(packed.environment), packed.told)
+    for change in OTHERS:
+        told = {**packed.told, **change}
+        found = code(lambda told=told: env_unpack._check_fits(request, str(packed.environment), told))  # type: ignore[misc]
+        assert (change, *found) == (change, "pack-does-not-fit", 7)
 
 
 def test_another_interpreter_than_the_packed_one_is_refused(packed: Packed) -> None:
