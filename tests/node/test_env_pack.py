@@ -39,7 +39,8 @@ class Packed:
         files = {"alpha/__init__.py": b"def main():\n    print(1)\n", "alpha/data": os.urandom(size)}
         self.variant = make_variant([make_wheel(node.wheels, files=files, scripts={"alpha": "alpha:main"})])
         self.environment = node.build(self.variant, variables={"A": "1"})
-        (self.environment / "lib64").exists() or os.symlink("lib", self.environment / "lib64")
+        if not (self.environment / "lib64").exists():
+            (self.environment / "lib64").symlink_to("lib")
         subprocess.run([self.environment / "bin" / "python", "-c", "import alpha"], check=True)
         self.stamp = stamp.read(str(self.environment)) or {}
         self.told = self.pack(formats=[kind])[1]
@@ -420,7 +421,7 @@ class Shared(Packed):
         self.shared = node.top / "shared"
         self.more = node.top / "job" / "requests" / "ensure.json"
         keys = ("stack", "profile", "variant", "variables")
-        told = {"args": {key: self.args()[key] for key in keys} | {"evidence": {"hardware": ["none"]}}}
+        told: dict[str, Any] = {"args": {key: self.args()[key] for key in keys} | {"evidence": {"hardware": ["none"]}}}
         told |= {"folder": str(self.shared / "ensure"), "script": "#!/bin/sh\n", "requests": [str(self.more)]}
         told |= {"link": str(node.top / "job" / "pack")}
         self.told = self.pack(folder=str(self.shared / "packs"), formats=["tar.gz"], ensure=told)[1]
