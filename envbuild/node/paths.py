@@ -80,7 +80,16 @@ def make_dirs(prefix: "str", *names: "str") -> "None":
 
 
 def os_error(error: "OSError", where: "str") -> "NodeError | None":
-    """The coded form of a full disk or quota, None for every other error."""
+    """The coded form of a full disk or quota, or of one that takes no writes; None for every other error."""
+    if error.errno == errno.EROFS:
+        return NodeError(
+            "prefix-not-writable",
+            "the file system of %s is read-only" % where,
+            why=str(error),
+            hint="file systems become so after errors of their disk; the same command continues once it is writable",
+            exit_code=Exit.REFUSED,
+            changed=True,
+        )
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return full_disk(where, str(error))
