@@ -268,14 +268,31 @@ def test_use_switches_and_remove_refuses_the_one_in_use(node: Node) -> None:
         use.run(node.request("use", environment=first, stack="other"))
 
 
-def test_activate_without_the_runs_lease_or_build_is_refused(node: Node) -> None:
+def test_activate_under_the_lease_of_another_run_is_refused(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)])
     node.install(variant)
-    (node.prefix / "lease.json").unlink()
+    held = node.prefix / "lease.json"
+    held.write_text(json.dumps({**json.loads(held.read_text()), "run": "another"}))
     with pytest.raises(NodeError) as found:
         node.activate(variant)
     assert (found.value.code, found.value.exit_code) == ("lease-lost", 75)
     assert not (node.environment(variant) / ".envbuild" / "stamp.json").exists()
+
+
+def test_activate_stamps_only_what_its_own_run_built(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.install(variant)
+    # Given back when a connection broke: it is taken again, for nobody else has built here since.
+    (node.prefix / "lease.json").unlink()
+    notes = node.environment(variant) / ".envbuild" / "installed.json"
+    kept = notes.read_text()
+    notes.write_text(json.dumps({**json.loads(kept), "run": "another"}))
+    with pytest.raises(NodeError):
+        node.activate(variant)
+    assert not (node.environment(variant) / ".envbuild" / "stamp.json").exists()
+    notes.write_text(kept)
+    node.activate(variant)
+    assert (node.environment(variant) / ".envbuild" / "stamp.json").exists()
 
 
 def test_the_node_program_answers_on_stdout(node: Node) -> None:
