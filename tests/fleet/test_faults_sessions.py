@@ -21,7 +21,7 @@ from tests.fleet.fleet_world import PREFIX, STACK, by_node
 from tests.fleet.nodes import Node
 from tests.node.forge import need_compiler
 
-pytestmark = [pytest.mark.slow, pytest.mark.nodes]
+pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 Place = tuple[FaultWorld, list[Node]]
 SHARED = "/shared/envbuild"
 # The clock that programs read; files keep the time of the file system, as they do on a server.
