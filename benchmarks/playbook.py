@@ -61,14 +61,15 @@ def _work(repository: str, options: str) -> list[dict[str, Any]]:
         return {"ansible.builtin.command": {"argv": list(words), **more}, "changed_when": not more}
 
     python = f"{TOP}/venv/bin/python"
+    # Not the module for pip: it wants `packaging` on the node.
+    install = (python, "-m", "pip", "install", "-r", f"{TOP}/requirements.txt", *options.split())
     path = {"path": "/root/.bashrc", "line": f"export PATH={TOP}/bin:$PATH", "create": True, "mode": "0644"}
-    packages = {"requirements": f"{TOP}/requirements.txt", "virtualenv": f"{TOP}/venv", "extra_args": options}
     return [
         command("python3", "--version"),
         {"ansible.builtin.stat": {"path": "/usr/bin/git"}},
         {"ansible.builtin.git": {"repo": repository, "dest": f"{TOP}/training", "version": "main"}},
         command("python3", "-m", "venv", f"{TOP}/venv", creates=python),
-        {"ansible.builtin.pip": packages},
+        command(*install, creates=f"{TOP}/logs/done"),
         command(python, "-m", "pip", "check"),
         {"ansible.builtin.lineinfile": path},
         {"ansible.builtin.file": {"src": f"{TOP}/venv", "dest": f"{TOP}/current", "state": "link"}},
