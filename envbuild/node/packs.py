@@ -7,7 +7,7 @@ every later job sends, and `ensure/<stack>.sh` the POSIX sh file that sends it.
 import os
 import time
 
-from envbuild.node import env_pack, env_unpack, paths, stamp
+from envbuild.node import paths, stamp
 from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
@@ -38,6 +38,8 @@ def publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
 
 def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] | None":
     """The arguments of `ensure` for a stack and the manifest of its pack; None where one is missing or does not fit."""
+    from envbuild.node import env_pack
+
     request = paths.read_json(os.path.join(shared, "ensure", paths.checked_name(stack, "stack") + ".json"))
     args = request.get("args") if isinstance(request, dict) else None
     if not isinstance(args, dict) or not all(isinstance(args.get(key), dict) for key in ("pack", "variant")):
@@ -69,6 +71,8 @@ def take(request: "dict[str, Any]") -> "dict[str, Any] | None":
         return None
     told = {key: record[key] for key in ("file", "sha256", "format", "root")}
     try:
+        from envbuild.node import env_unpack
+
         result = env_unpack.run(dict(request, verb="unpack", args=dict(args, **told)))[1]
     except NodeError as error:
         log("%s is not used: %s (%s)" % (record["file"], error, error.why))
@@ -143,6 +147,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 def _problem(file: "str", wanted: "str") -> "str":
     """Why a pack is not what it was; empty when it is."""
     try:
+        from envbuild.node import env_pack
+
         digest = env_pack.digest_of(file)
     except OSError as error:
         return "%s cannot be read: %s" % (file, error)

@@ -5,11 +5,11 @@ import hashlib
 import os
 import re
 
-from envbuild.node import merkle
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from envbuild.node import merkle
 
 
 def normal_name(name: "str") -> "str":
@@ -85,6 +85,9 @@ def check(
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
     "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
     """
+    # A question about names and versions, as every run asks it, needs none of this.
+    from envbuild.node import merkle
+
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
     truth = _truth(environment, known or {})
@@ -103,6 +106,8 @@ def check(
 
 
 def _truth(environment: "str", known: "dict[str, str]") -> "dict[str, str]":
+    from envbuild.node import merkle
+
     sites = site_packages(environment)
     return {"%s/%s" % (site, path): merkle.record_digest(raw) for site in sites for path, raw in known.items()}
 
@@ -131,6 +136,8 @@ def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str,
         return "missing"
     if not digest:
         return None
+    from envbuild.node import merkle
+
     algorithm, _, expected = digest.partition("=")
     if algorithm == "sha256":
         return None if merkle.record_digest(entry.raw) == digest.rstrip("=") else "changed"

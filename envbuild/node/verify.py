@@ -4,7 +4,7 @@ import os
 import re
 import time
 
-from envbuild.node import activate, merkle, packs, paths, pyc, stamp
+from envbuild.node import packs, paths, stamp
 from envbuild.node.protocol import NodeError, plural
 
 TYPE_CHECKING = False
@@ -130,6 +130,9 @@ def _check_link(
 def _check_files(
     checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
 ) -> "list[dict[str, str]]":
+    # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
+    from envbuild.node import activate, merkle
+
     begun = time.monotonic()
     stamped = paths.read_json(paths.meta(environment, stamp.FILES))
     try:
@@ -175,6 +178,8 @@ def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[
 
 
 def _check_pyc(checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]") -> "list[dict[str, str]]":
+    from envbuild.node import merkle, pyc
+
     begun = time.monotonic()
     every = pyc.find(environment)
     globs = merkle.generated_globs(found["sources"])

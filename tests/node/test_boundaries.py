@@ -54,3 +54,14 @@ def test_exit_codes_agree_with_the_controller() -> None:
     from envbuild.node.protocol import Exit
 
     assert {name: getattr(Exit, name) for name in ExitCode.__members__} == {code.name: int(code) for code in ExitCode}
+
+
+def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
+    code = (
+        "import sys, envbuild.node.probe, envbuild.node.verify\n"
+        "print(*(name for name in sys.modules if name.startswith('envbuild.node.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    read = {name.removeprefix("envbuild.node.") for name in done.stdout.split()}
+    assert {"probe", "verify", "stamp"} <= read
+    assert not read & {"install", "builds", "activate", "merkle", "env_pack", "pyc"}
