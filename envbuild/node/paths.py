@@ -90,9 +90,12 @@ def os_error(error: "OSError", where: "str") -> "NodeError | None":
             exit_code=Exit.REFUSED,
             changed=True,
         )
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return full_disk(where, str(error))
+    return no_room(error, where)
+
+
+def no_room(error: "OSError", where: "str") -> "NodeError | None":
+    """The coded form of a full disk or quota, None for every other error."""
+    return full_disk(where, str(error)) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
 def full_disk(where: "str", why: "str") -> "NodeError":

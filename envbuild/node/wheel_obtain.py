@@ -132,7 +132,7 @@ def _wait(
             if held is None and since is None:
                 since = store.now()
         except OSError as error:
-            raise paths.os_error(error, store.path) or error from error
+            raise paths.no_room(error, store.path) or error from error
         if held is not None:
             return held, None, since
         entry = _private(store, key, tmp)

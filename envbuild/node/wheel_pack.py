@@ -47,7 +47,7 @@ def pack(store: "Store", keys: "list[str] | None", to: "str") -> "dict[str, Any]
             os.rename(half, to)
         paths.sync_dir(os.path.dirname(to))
     except OSError as error:
-        raise paths.os_error(error, os.path.dirname(to)) or NodeError(
+        raise paths.no_room(error, os.path.dirname(to)) or NodeError(
             "pack-not-writable", "cannot write %s" % to, why=str(error), exit_code=Exit.REFUSED
         ) from error
     return {"file": to, "sha256": wheel_entry.sha256(to), "bytes": os.path.getsize(to), "packed": packed}
@@ -113,7 +113,7 @@ def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[st
             store.put(entry.inputs, entry.wheel, entry.facts, entry.builder, entry.built_at)
             taken.append(entry.key)
     except OSError as error:
-        raise paths.os_error(error, store.path) or error from error
+        raise paths.no_room(error, store.path) or error from error
     finally:
         paths.remove_tree(work)
     return {"taken": taken, "there": there}

@@ -86,7 +86,8 @@ class Store:
             log("warning: " + text)
 
     def _cannot(self, text: "str", error: "OSError") -> "None":
-        full = paths.os_error(error, self.path)
+        # A store that takes no writes is read; only one without room ends the run.
+        full = paths.no_room(error, self.path)
         if full is not None:
             raise full from error
         self.note(text)
@@ -216,7 +217,7 @@ class Store:
         try:
             return self._put(data, wheel)
         except OSError as error:
-            raise paths.os_error(error, self.path) or NodeError(
+            raise paths.no_room(error, self.path) or NodeError(
                 "store-not-writable",
                 "the wheel store %s cannot be written" % self.path,
                 why=str(error),

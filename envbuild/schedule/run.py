@@ -104,9 +104,7 @@ def as_login(target: Target) -> Target:
         return target
     connection = login_connection(target) or Connection(kind="local")
     seen = target.shared if target.placement == "node-local" and target.shared else target.prefix
-    return target.model_copy(
-        update={"connection": connection, "hosts": (submit_host(target).host,), "prefix": seen}
-    )
+    return target.model_copy(update={"connection": connection, "hosts": (submit_host(target).host,), "prefix": seen})
 
 
 def login_connection(target: Target) -> Connection | None:
