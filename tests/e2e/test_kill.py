@@ -20,12 +20,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # A first build has the steps toolchain, install, smoke, activate; an update has no toolchain step.
 STEPS = {"first": 4, "update": 3}
 DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
-# Not of a run that goes well on this machine alone; tests/slurm kills a run with a job.
+# Not of a run that goes well on this machine alone; tests/slurm and tests/fleet kill runs with jobs and with nodes.
 ELSEWHERE = (
     EventKind.INTERRUPTED,
     EventKind.FAILED,
     EventKind.FIRST_USE,
+    EventKind.WAVE_STARTED,
+    EventKind.NOT_BEGUN,
     EventKind.HANDED_OVER,
+    EventKind.SPREAD,
     EventKind.JOB_SUBMITTED,
     EventKind.JOB_STATE,
 )
