@@ -1,7 +1,8 @@
 """The verb `container`: an image on this node instead of an environment.
 
 `look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of the node
-program that the image carries. The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
+program that the image carries. Nodes of jobs share a prefix: there one host does `take`, each node `try`, one `accept`.
+The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
 import json
@@ -14,7 +15,7 @@ from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Callable
 
 TIMEOUT = 4 * 3600.0
 
@@ -30,6 +31,10 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         return False, _ask_recorded(args, prefix)
     if action == "install":
         return _install(args, request)
+    if action in ("take", "accept"):
+        return True, _under_lease(_take if action == "take" else _accept, args, request)
+    if action == "try":
+        return False, _try(args, prefix)
     raise NodeError("request-invalid", "`container` has no action %r" % str(action)[:80])
 
 
@@ -52,16 +57,11 @@ def _install(args: "dict[str, Any]", request: "dict[str, Any]") -> "tuple[bool, 
     try:
         with held:
             image, file = container_load.load(args, prefix)
-            command = [image if word == "{image}" else word for word in args["command"]]
-            result = {"id": args["id"], "runtime": args["runtime"], "ok": True}  # type: dict[str, Any]
-            for verb in ("verify", "smoke"):
-                if verb in args["asks"]:
-                    result[verb] = _ask(command, args, verb, args["asks"][verb])
-                    if not result[verb].get("ok", True):
-                        result.update(ok=False, exit=result[verb].get("exit", Exit.CHECK_FAILED))
-                        return True, result
+            result = _tested(args, image)
+            if not result["ok"]:
+                return True, result
             held.check()
-            result["launcher"] = _finish(args, prefix, image, command, file, result)
+            result["launcher"] = _finish(args, prefix, image, file, result.get("verify") or {})
     finally:
         held.release()
         # It is loaded, or it was not the right one; another run sends it again.
@@ -70,10 +70,77 @@ def _install(args: "dict[str, Any]", request: "dict[str, Any]") -> "tuple[bool, 
     return True, result
 
 
+def _tested(args: "dict[str, Any]", image: "str") -> "dict[str, Any]":
+    """What `asks` gave inside the image, up to the first that found something wrong."""
+    command = _named(args["command"], image)
+    result = {"id": args["id"], "runtime": args["runtime"], "ok": True}  # type: dict[str, Any]
+    for verb in ("verify", "smoke"):
+        if verb in args["asks"]:
+            result[verb] = _ask(command, args, verb, args["asks"][verb])
+            if not result[verb].get("ok", True):
+                result.update(ok=False, exit=result[verb].get("exit", Exit.CHECK_FAILED))
+                break
+    return result
+
+
+def _named(command: "list[str]", image: "str") -> "list[str]":
+    return [image if word == "{image}" else word for word in command]
+
+
+def _under_lease(
+    act: "Callable[[dict[str, Any], str], dict[str, Any]]", args: "dict[str, Any]", request: "dict[str, Any]"
+) -> "dict[str, Any]":
+    prefix = args["prefix"] = request["prefix"]
+    paths.set_umask(prefix)
+    paths.make_dirs(prefix, "images", "bin")
+    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            result = act(args, prefix)
+            held.check()
+            return result
+    finally:
+        held.release()
+
+
+def _take(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
+    _, file = container_load.load(args, prefix)
+    return {"ok": True, "file": file}
+
+
+def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """Test inside, as one of the nodes that share the prefix; nothing that they share changes.
+
+    Raises NodeError `image-file-damaged` (exit 5), those of `container_load.load`, `image-does-not-run` (exit 1).
+    """
+    args["prefix"] = prefix
+    if args["runtime"] in ("podman", "docker"):
+        image, _ = container_load.load(args, prefix)
+        return _tested(args, image)
+    path, wanted = args["file"]["path"], args["file"].get("sha256")
+    found = container_look.digest_of(path)
+    if found is None or (wanted is not None and found != wanted):
+        raise NodeError(
+            "image-file-damaged",
+            "%s is not there or is not the file that was made" % path,
+            why="its sha256 is %s here, made was %s" % ((found or "none")[:12], (wanted or "some")[:12]),
+            hint="`envbuild provision --repair` makes it anew",
+            exit_code=Exit.INTEGRITY,
+        )
+    return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
+
+
+def _accept(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """Launcher and record for all nodes that share the prefix, after they have tested."""
+    file = args.get("file")
+    image = file["path"] if file else args["id"]
+    return {"ok": True, "launcher": _finish(args, prefix, image, file, args["verify"])}
+
+
 def _finish(
-    args: "dict[str, Any]", prefix: "str", image: "str", command: "list[str]", file: "dict[str, Any] | None",
-    result: "dict[str, Any]",
-) -> "str":  # fmt: skip
+    args: "dict[str, Any]", prefix: "str", image: "str", file: "dict[str, Any] | None", verify: "dict[str, Any]"
+) -> "str":
     """The launcher, then the record; the path of the launcher."""
     path = os.path.join(prefix, "bin", args["stack"])
     text = args["launcher"].replace("{image}", image).encode("utf-8")
@@ -82,13 +149,12 @@ def _finish(
     told = {
         key: args[key] for key in ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
     }
-    verify = result.get("verify") or {}
     record = dict(
         told,
         version=container_look.RECORD_VERSION,
         digest=args.get("digest"),
         runtime_version=args.get("runtime_version"),
-        command=command,
+        command=_named(args["command"], image),
         inside=args["inside"],
         file=file,
         root=verify.get("root"),
@@ -97,6 +163,8 @@ def _finish(
         launcher={"path": path, "sha256": container_look.digest_of(path)},
         installed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+    if args.get("nodes"):
+        record["nodes"] = args["nodes"]  # those that tested it in a job
     paths.write_json(container_look.record_path(prefix, args["stack"]), record)
     return path
 

@@ -37,7 +37,10 @@ ASK_DEADLINE = 2 * 3600.0
 
 @dataclass
 class Images:
-    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on."""
+    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on.
+
+    `login`: what the login host of jobs said.
+    """
 
     wanted: Wanted
     told: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,14 +48,25 @@ class Images:
     why: dict[str, str] = field(default_factory=dict)
     used: dict[str, dict[str, Any]] = field(default_factory=dict)
     built: bool = False
+    login: dict[str, Any] = field(default_factory=dict)
 
 
 def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
     """Ask every node once, decide for each, and plan. Changes nothing."""
+    if work.prepared.target.connection.kind == "job":
+        from envbuild.provision.container_jobs import look_in_jobs
+
+        return look_in_jobs(work)
     images = Images(wanted(work.prepared))
     names = expand_hosts(work.prepared.target.hosts)
     with work.phase("probe", f"asking {work.prepared.selection or f'{len(names)} node' + 's' * (len(names) != 1)}"):
         _look(work, images, names)
+    decide_images(work, images)
+    return planned(work, images), images
+
+
+def decide_images(work: Work, images: Images) -> None:
+    """Decide for every node that has told: how it runs the image, and why it needs one."""
     survey = work.survey
     # The rules of drivers and GPUs are about the variant that the image is of.
     meant = replace(work.prepared.choice, variant=images.wanted.variant.id)
@@ -70,10 +84,10 @@ def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
     errors = {node: error.as_dict() for node, error in survey.errors.items()}
     work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=errors)
     images.why = container_plan.todo(images.nodes, container_plan.expected_id(images.nodes, known_id(images.wanted)))
-    return _planned(work, images), images
 
 
-def _planned(work: Work, images: Images) -> Plan:
+def planned(work: Work, images: Images) -> Plan:
+    """The plan from what is known now, written into the run directory."""
     settings = settings_of(work.prepared)
     plan = container_plan.make_plan(
         work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
@@ -94,13 +108,13 @@ def _look(work: Work, images: Images, names: list[str]) -> None:
         try:
             if isinstance(answer, EnvbuildError):
                 raise answer
-            images.told[node] = _told(answer)
+            images.told[node] = told_of(answer)
             work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
         except EnvbuildError as error:
             work.survey.errors[node] = error
 
 
-def _told(answer: ContactResult) -> dict[str, Any]:
+def told_of(answer: ContactResult) -> dict[str, Any]:
     """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
     if answer.response is None:
         raise EnvbuildError(
@@ -117,7 +131,11 @@ def _told(answer: ContactResult) -> dict[str, Any]:
 def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list[NodeEvidence]]:
     """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
     outcome = Outcome()
-    if not plan.nothing_to_do:
+    if work.prepared.target.connection.kind == "job" and not plan.nothing_to_do:
+        from envbuild.provision.container_jobs import carry_out_in_jobs
+
+        plan, outcome = carry_out_in_jobs(work, images)
+    elif not plan.nothing_to_do:
         with work.phase("image", "getting the image"):
             got = obtain(
                 images.wanted, work.prepared, work.run.path, say=work.progress.stage,
@@ -128,7 +146,7 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
         if set(more) - set(images.why):
             work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
         images.why |= {node: why for node, why in more.items() if node not in images.why}
-        plan = _planned(work, images)
+        plan = planned(work, images)
         try:
             with work.phase("provision", "bringing the image to the nodes"):
                 plan, outcome = in_waves(
@@ -137,7 +155,7 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
         finally:
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
-    return plan, _evidence(work, plan, images, outcome)
+    return plan, evidence_of(work, plan, images, outcome)
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
@@ -159,7 +177,7 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         facts, told, one = work.survey.facts[node], images.told[node], images.nodes[node]
         store = posixpath.join(facts.prefix.path, "images")
         carried = got.archive is not None and _carried(work, one, got.id)
-        if got.archive is not None and carried and (error := _no_room(node, facts, got.archive.stat().st_size)):
+        if got.archive is not None and carried and (error := no_room(node, facts, got.archive.stat().st_size)):
             full[node] = error
             continue
         archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
@@ -169,13 +187,13 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         )  # fmt: skip
         images.used[node] = args
         requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
-        files[node] = _files(work, node, facts, told["python"], got if carried else None, store)
+        files[node] = files_for(work, node, facts, told["python"], got if carried else None, store)
     outcome = run_hosts(requests, files, work, playbook="image.yml")
     outcome.errors.update(full)
     return outcome
 
 
-def _no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
+def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
     """An error where the file of an image cannot even be put down; the runtime's own storage tells for itself."""
     free = facts.prefix.free_bytes
     if free is None or free >= size:
@@ -190,9 +208,10 @@ def _no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
     )
 
 
-def _files(
+def files_for(
     work: Work, node: str, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str
 ) -> NodeFiles:
+    """What is carried to a node: missing tools, and the file of the image into `store`."""
     target = work.prepared.target
     tools = runner_tools(
         facts, python["path"], python["version"], folder=work.run.path, toolchain_file=work.settings.toolchain_file
@@ -207,7 +226,8 @@ def _files(
     )  # fmt: skip
 
 
-def _evidence(work: Work, plan: Plan, images: Images, outcome: Outcome) -> list[NodeEvidence]:
+def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> list[NodeEvidence]:
+    """What each node of the plan did, and the nodes that could not be planned for."""
     found = []
     for node_plan in plan.nodes:
         node = node_plan.node
@@ -258,11 +278,17 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float = ASK_DEADLINE) -> list[NodeEvidence]:
     """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check."""
     target, stack = work.prepared.target, work.prepared.stack.name
-    names = expand_hosts(target.hosts)
     asked = {"action": "ask", "stack": stack, "verb": verb, "request": dict(args)}
-    with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
-        answers = contact(names, lambda _: node_request("container", target.prefix, asked, work.run.id),
-                          target.connection, deadline)  # fmt: skip
+    request = node_request("container", target.prefix, asked, work.run.id)
+    if target.connection.kind == "job":
+        from envbuild.provision.container_jobs import ask_job
+
+        with work.phase(verb, f"{verb} in the images through a job"):
+            answers = ask_job(work, request)
+    else:
+        names = expand_hosts(target.hosts)
+        with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
+            answers = contact(names, lambda _: request, target.connection, deadline)
     found = {node: _asked(node, answer, verb) for node, answer in answers.items()}
     ids = {evidence.image.id for evidence in found.values() if evidence.image is not None}
     image = container_plan.most_common([e.image.id for e in found.values() if e.image is not None])

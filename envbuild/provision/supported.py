@@ -38,8 +38,9 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, sc
 def _images(target: Target, *, script: bool) -> dict[str, str]:
     """What images cannot do yet."""
     missing = {}
-    if target.connection.kind == "job" and not script:
-        missing["engine: container with connection: job (only `provision --print-script`)"] = "connection: {kind: ssh}"
+    runtime = target.container.runtime if target.container is not None else "auto"
+    if target.connection.kind == "job" and runtime == "pyxis" and not script:
+        missing["engine: container with runtime: pyxis (only `provision --print-script`)"] = "container: {runtime: enroot}"
     if target.container is not None and target.container.build == "job":
         missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
     return missing

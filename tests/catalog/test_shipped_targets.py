@@ -33,7 +33,7 @@ TEMPLATES = ("pbs", "slurm", "ssh")
 MISSING = {
     "azure-nd96": ["connection: job", "hosts named by slurm: hpc"],
     "polaris": ["connection: job"],
-    "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container with connection: job"],
+    "slurm-pyxis": ["connection: job", "hosts named by slurm", "engine: container with runtime: pyxis"],
 }
 
 

@@ -121,7 +121,7 @@ def test_a_plan_for_other_hardware_names_variant_cost_and_prefix(profile: str, t
 
 def test_a_plan_says_what_provision_cannot_do_yet(tmp_path: Path) -> None:
     done, _ = run(tmp_path, "plan", "--target", "slurm-pyxis", "--stack", "torch-smoke", "--facts", "slurm-pyxis")
-    assert "provision` cannot do this yet: engine: container with connection: job" in done.stdout
+    assert "provision` cannot do this yet: engine: container with runtime: pyxis" in done.stdout
 
 
 def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:

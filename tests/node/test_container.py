@@ -241,3 +241,15 @@ def test_a_stack_name_cannot_lead_out_of_the_prefix(tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
         container.run({"prefix": str(tmp_path), "run": "r", "args": {"action": "look", "stack": "../x"}})
     assert caught.value.code == "request-invalid"
+
+
+@pytest.mark.parametrize("sha256", [hashlib.sha256(b"whole").hexdigest(), None])
+def test_a_node_of_a_job_names_a_file_that_is_not_the_one_that_was_made(sha256: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.sif"
+    if sha256:
+        path.write_bytes(b"damaged")
+    args = {"action": "try", "stack": "tiny", "runtime": "apptainer", "file": {"path": str(path), "sha256": sha256}}
+    with pytest.raises(NodeError) as caught:
+        container.run({"prefix": str(tmp_path), "run": "run", "args": args})
+    assert (caught.value.code, caught.value.exit_code) == ("image-file-damaged", 5)
+    assert str(path) in caught.value.what

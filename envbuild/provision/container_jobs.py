@@ -1,0 +1,352 @@
+"""`provision` with `engine: container` through jobs: one image in the shared folder, tested on every node of a job.
+
+The prefix is shared, so launcher and record are there once; the record names the nodes that have tested the image. What
+nodes said of themselves is kept for a week, as for environments: a run with nothing to do submits no job.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import Plan
+from envbuild.node import identity
+from envbuild.provision import container_plan
+from envbuild.provision.collect import first_error
+from envbuild.provision.contact import contact, node_request
+from envbuild.provision.container import Images, decide_images, files_for, no_room, planned, told_of
+from envbuild.provision.container_image import Obtained, obtain, wanted
+from envbuild.provision.container_plan import NodeImage
+from envbuild.provision.execute import Outcome, run_hosts
+from envbuild.provision.job_ask import Answer, ask_in_job
+from envbuild.provision.job_facts import MAX_AGE, facts_file
+from envbuild.provision.job_site import PROBE_LIMIT, JobSite
+from envbuild.provision.work import Work
+from envbuild.schedule.job import seconds_of
+
+LIMIT = 3600
+FILES = {"apptainer": "sif", "enroot": "sqsh"}
+Told = dict[str, dict[str, Any]]
+
+
+def look_in_jobs(work: Work) -> tuple[Plan, Images]:
+    """Ask the login host, and the nodes through one short job where nothing is known of them; decide and plan.
+
+    Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
+    """
+    images, site = Images(wanted(work.prepared)), JobSite.of(work.prepared.target)
+    with work.phase("probe", f"asking {site.login}"):
+        login = _ask_login(work, site)
+        known = {} if work.settings.repair else read_told(told_file(work, site))
+        found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
+        if not known:
+            folder = _folder(login, work)
+            answers = ask_in_job(work, site, "envbuild-probe", {"look": _look(work)}, folder, PROBE_LIMIT)
+            found = {node: _told(each["look"]) for node, each in answers.items()}
+    _take_in(work, images, found, login)
+    decide_images(work, images)
+    one_kind(images.nodes, work.survey.errors)
+    if images.why:
+        images.why |= {node: "the job tests on every node" for node in images.nodes if node not in images.why}
+    images.login = login
+    return planned(work, images), images
+
+
+def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
+    answer = contact([site.login], lambda _: _look(work, site.login), site.connection)[site.login]
+    if isinstance(answer, EnvbuildError):
+        raise answer
+    return told_of(answer)
+
+
+def _look(work: Work, node: str | None = None) -> dict[str, Any]:
+    args = {"action": "look", "node": node, "stack": work.prepared.stack.name}
+    return node_request("container", work.prepared.target.prefix, args, work.run.id)
+
+
+def _folder(login: Mapping[str, Any], work: Work) -> str:
+    return posixpath.join(login["facts"]["prefix"]["path"], "jobs", work.run.id)
+
+
+def _told(answer: Answer) -> dict[str, Any] | EnvbuildError:
+    try:
+        if isinstance(answer, EnvbuildError):
+            raise answer
+        return told_of(answer)
+    except EnvbuildError as error:
+        return error
+
+
+def _take_in(
+    work: Work, images: Images, found: Mapping[str, Mapping[str, Any] | EnvbuildError], login: Mapping[str, Any]
+) -> None:
+    """What nodes said, with what the shared folder says now."""
+    images.told, survey = {}, work.survey
+    survey.facts, survey.errors = {}, {}
+    for node, each in found.items():
+        if isinstance(each, EnvbuildError):
+            survey.errors[node] = each
+            continue
+        images.told[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
+        survey.facts[node] = NodeFacts.from_plain(each["facts"]).model_copy(update={"node": node})
+
+
+def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node says of containers, with the record of the shared folder where this node has tested that image.
+
+    A file is seen from the login host; what podman or docker have on a node is known from its last job.
+    """
+    record = login.get("record")
+    if not record or node not in (record.get("nodes") or ()):
+        return {**own, "record": None, "present": False, "launcher": False}
+    present = bool(login.get("present")) if record.get("file") else True
+    return {**own, "record": record, "present": present, "launcher": bool(login.get("launcher"))}
+
+
+def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError]) -> None:
+    """Take out the nodes that would run the image otherwise than the first: there is one launcher for all."""
+    first = next(iter(nodes.values()), None)
+    for node, each in list(nodes.items()):
+        if first is not None and (each.command, each.cuda) != (first.command, first.cuda):
+            del nodes[node]
+            errors[node] = EnvbuildError(
+                "node-class-differs",
+                f"{node} is of another kind than the first node of the job",
+                why=f"it would run the image with `{' '.join(each.command)}`, the first with "
+                f"`{' '.join(first.command)}`",
+                hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
+                exit_code=ExitCode.REFUSED,
+                details={"node": node},
+            )
+
+
+def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
+    """Get the image into the shared folder, test it through one job, and accept it; the plan is of the job's nodes."""
+    first = next(iter(images.nodes.values()))
+    site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
+    record = images.login["containers"].get("record") or {}
+    made = bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
+    with work.phase("image", "getting the image"):
+        got = obtain(
+            images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+            file=lambda found: not (made and record["id"] == found and record["runtime"] == first.chosen.runtime),
+        )  # fmt: skip
+    images.built = got.built
+    archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
+    file = record["file"] if made and record["id"] == got.id and record["runtime"] == first.chosen.runtime else None
+    try:
+        with work.phase("stage", f"staging on {site.login}"):
+            args = _args(work, images, got, first, archive)
+            file = file or _stage(work, site, images, got, args, prefix)
+        with work.phase("provision", "testing through a job"):
+            return _test(work, site, images, {**args, "file": file}, prefix)
+    finally:
+        if got.archive is not None:
+            got.archive.unlink(missing_ok=True)
+        if archive is not None:
+            site.runner.run(["rm", "-f", "--", archive])
+
+
+def _args(work: Work, images: Images, got: Obtained, first: NodeImage, archive: str | None) -> dict[str, Any]:
+    """The arguments of `take`, `try` and `accept`, which are those of an install."""
+    told = next(images.told[node] for node, each in images.nodes.items() if each is first)
+    return container_plan.install_args(
+        work.prepared, images.wanted, got, first, told["containers"], archive=archive,
+        controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
+    )  # fmt: skip
+
+
+def _stage(
+    work: Work, site: JobSite, images: Images, got: Obtained, args: dict[str, Any], prefix: str
+) -> dict[str, Any] | None:
+    """Carry the archive to the shared folder, and make the file of the runtime where the login host has that runtime.
+
+    The file; without its sha256 where a node has to make it, None where each node loads the archive.
+    Raises EnvbuildError as `take` and `run_hosts` do, `disk-full` (exit 75).
+    """
+    runtime, login = args["runtime"], images.login
+    facts = NodeFacts.from_plain(login["facts"])
+    if got.archive is not None and (error := no_room(site.login, facts, got.archive.stat().st_size)):
+        raise error
+    there = login["containers"]["runtimes"].get(runtime) or {}
+    makes = runtime in FILES and bool(there.get("works"))
+    if makes or got.archive is not None:
+        target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
+        other = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
+        files = files_for(other, site.login, facts, login["python"], got, posixpath.join(prefix, "images"))
+        take = {**args, "action": "take", "program": there.get("path"), **_importer(login)}
+        request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
+        outcome = run_hosts({site.login: request}, {site.login: files}, other, playbook="image.yml")
+        work.tasks += other.tasks
+        answers = outcome.responses.get(site.login, {})
+        error = outcome.errors.get(site.login) or first_error(answers.values())
+        if error is not None:
+            raise error
+        if makes:
+            return dict(answers["container"]["result"]["file"])
+    if runtime not in FILES:
+        return None
+    return {"path": posixpath.join(prefix, "images", f"{args['stack']}-{got.id[:12]}.{FILES[runtime]}")}
+
+
+def _importer(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What enroot of the login host can import from."""
+    there = told["containers"]["runtimes"]
+    working = [name for name in ("podman", "docker") if (there.get(name) or {}).get("works")]
+    return {"importer": {"name": working[0], "path": there[working[0]]["path"]} if working else None}
+
+
+def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefix: str) -> tuple[Plan, Outcome]:
+    """One job: the file, where only a node can make it, then every node looks and tests inside; the outcome."""
+
+    def request(action: str) -> dict[str, Any]:
+        return node_request("container", prefix, {**args, "action": action}, work.run.id)
+
+    limit = work.prepared.target.scheduler.time_limit
+    once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
+    asked = {"look": _look(work), "container": request("try")}
+    answers = ask_in_job(
+        work, site, "envbuild-provision", asked, _folder(images.login, work),
+        seconds_of(limit) if limit else LIMIT, once=once,
+    )  # fmt: skip
+    if once:
+        made = next((each["take"] for each in answers.values() if "take" in each), None)
+        args = {**args, "file": _made(made, args["file"])}
+    found = {node: _told(each["look"]) for node, each in answers.items()}
+    before = dict(images.nodes)
+    _take_in(work, images, found, images.login)
+    images.nodes = {}
+    decide_images(work, images)
+    one_kind_as(images.nodes, next(iter(before.values())), work.survey.errors)
+    images.why = dict.fromkeys(images.nodes, "the job tests on every node")
+    outcome = Outcome()
+    for node in images.nodes:
+        images.used[node] = args
+        _answered(node, answers[node]["container"], args, prefix, outcome)
+    _accept(work, site, images, outcome, args, prefix)
+    good = not outcome.errors and not work.survey.errors
+    write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
+    return planned(work, images), outcome
+
+
+def one_kind_as(nodes: dict[str, NodeImage], first: NodeImage, errors: dict[str, EnvbuildError]) -> None:
+    """As `one_kind`, compared with the node that the job was made for."""
+    compared = {"": first, **nodes}
+    one_kind(compared, errors)
+    for node in set(nodes) - set(compared):
+        del nodes[node]
+
+
+def _made(answer: Answer | None, meant: Mapping[str, Any]) -> dict[str, Any]:
+    """The file that the first node made. Raises EnvbuildError of that node, `node-silent` (exit 3)."""
+    if answer is None:
+        raise EnvbuildError(
+            "node-silent", f"the first node of the job did not say whether it made {meant['path']}",
+            hint="the log of the job has more", exit_code=ExitCode.UNREACHABLE,
+        )  # fmt: skip
+    if isinstance(answer, EnvbuildError):
+        raise answer
+    return dict(answer.result()["file"])
+
+
+def _answered(node: str, answer: Answer, args: Mapping[str, Any], prefix: str, outcome: Outcome) -> None:
+    """One node's answer into the outcome; a file that is not the one that was made is an error of that node."""
+    if isinstance(answer, EnvbuildError):
+        outcome.errors[node] = answer
+        return
+    if answer.response is None or not answer.response.get("ok"):
+        try:
+            answer.result()
+        except EnvbuildError as error:
+            outcome.errors[node] = error
+        return
+    result = dict(answer.result())
+    seen, made = (result.get("file") or {}).get("sha256"), (args["file"] or {}).get("sha256")
+    if seen != made:
+        outcome.errors[node] = EnvbuildError(
+            "image-file-damaged",
+            f"{node}: {args['file']['path']} is not the file that was made",
+            why=f"its sha256 is {str(seen)[:12]} there, made was {str(made)[:12]}",
+            hint="`envbuild provision --repair` makes it anew",
+            exit_code=ExitCode.INTEGRITY,
+            details={"node": node},
+        )
+        return
+    launcher = posixpath.join(prefix, "bin", str(args["stack"]))
+    outcome.responses[node] = {"container": {**answer.response, "result": {**result, "launcher": launcher}}}
+
+
+def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
+    """Launcher and record in the shared folder. While another image is in use there, every node has to be good."""
+    good = [node for node, each in outcome.responses.items() if each["container"]["result"].get("ok", True)]
+    record = images.login["containers"].get("record")
+    same = bool(record) and record["id"] == args["id"]
+    if not good:
+        return
+    if record and not same and (len(good) < len(images.nodes) or work.survey.errors):
+        work.notes.append(
+            f"the image in use stays {record['id'][:12]}: not every node of the job could run the new one"
+        )
+        return
+    tested = outcome.responses[good[0]]["container"]["result"].get("verify") or {}
+    kept = set(record.get("nodes") or ()) if record and same and not work.settings.repair else set()
+    bad = set(outcome.errors) | (set(images.nodes) - set(good))
+    told = {
+        **args, "action": "accept", "verify": {key: tested.get(key) for key in ("root", "packages", "sources")},
+        "nodes": sorted((kept | set(good)) - bad),
+    }  # fmt: skip
+    request = node_request("container", prefix, told, work.run.id)
+    answer = contact([site.login], lambda _: request, site.connection)[site.login]
+    if isinstance(answer, EnvbuildError):
+        raise answer
+    answer.result()
+
+
+def ask_job(work: Work, request: dict[str, Any]) -> dict[str, Answer]:
+    """One request to every node of a job. Raises EnvbuildError as `contact` and `ask_in_job` do."""
+    site = JobSite.of(work.prepared.target)
+    login, limit = _ask_login(work, site), work.prepared.target.scheduler.time_limit
+    answers = ask_in_job(
+        work, site, "envbuild-smoke", {"ask": request}, _folder(login, work), seconds_of(limit) if limit else LIMIT
+    )
+    return {node: each["ask"] for node, each in answers.items()}
+
+
+def told_file(work: Work, site: JobSite) -> Path:
+    """Where it is kept what nodes said of containers; beside their facts."""
+    return facts_file(work.prepared.target, site.login).with_suffix(".images.json")
+
+
+def read_told(path: Path) -> Told:
+    """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
+    try:
+        if not 0 <= time.time() - path.stat().st_mtime < MAX_AGE:
+            return {}
+        found: Told = json.loads(path.read_bytes())
+        for each in found.values():
+            NodeFacts.from_plain(each["facts"])
+            each["containers"]["runtimes"].keys()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return found
+
+
+def write_told(path: Path, told: Told) -> None:
+    """Keep it; forget what was kept where `told` is empty. A cache that cannot be written is no error."""
+    try:
+        if not told:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        half = path.with_suffix(".half")
+        half.write_text(json.dumps(told), encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        pass

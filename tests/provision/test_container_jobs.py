@@ -1,0 +1,85 @@
+"""What a shared folder says of an image to the nodes of jobs, and what is kept of their answers. Pure."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.container.engine import Chosen
+from envbuild.errors import EnvbuildError
+from envbuild.model.target import Target
+from envbuild.provision import container_jobs
+from envbuild.provision.container_plan import NodeImage
+from envbuild.provision.job_facts import MAX_AGE
+from envbuild.provision.supported import unsupported
+from tests.report.samples import facts
+
+RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.sif"}}
+
+
+@pytest.mark.parametrize(
+    ("node", "login", "wanted"),
+    [
+        ("gpu1", {"record": RECORD, "present": True, "launcher": True}, (RECORD, True, True)),
+        ("gpu1", {"record": RECORD, "present": False, "launcher": True}, (RECORD, False, True)),
+        ("gpu2", {"record": RECORD, "present": True, "launcher": True}, (None, False, False)),
+        ("gpu1", {"record": None, "present": False, "launcher": False}, (None, False, False)),
+    ],
+)
+def test_a_record_counts_for_the_nodes_that_have_tested_its_image(
+    node: str, login: dict[str, Any], wanted: tuple[Any, ...]
+) -> None:
+    found = container_jobs.shared_record(node, {"runtimes": {"apptainer": {}}, "record": {"id": "own"}}, login)
+    assert (found["record"], found["present"], found["launcher"]) == wanted
+    assert found["runtimes"] == {"apptainer": {}}
+
+
+def test_what_podman_has_on_a_node_is_known_from_its_last_job() -> None:
+    record = {**RECORD, "file": None}
+    login = {"record": record, "present": False, "launcher": True}
+    assert container_jobs.shared_record("gpu1", {}, login)["present"]
+
+
+def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
+    def image(*options: str) -> NodeImage:
+        chosen = Chosen("apptainer", "/usr/bin/apptainer", options)
+        return NodeImage(chosen, tuple(chosen.command("{image}", "/entry")), False)
+
+    nodes, errors = {"gpu1": image(), "gpu2": image("--nv"), "gpu3": image()}, dict[str, EnvbuildError]()
+    container_jobs.one_kind(nodes, errors)
+    assert (sorted(nodes), sorted(errors)) == (["gpu1", "gpu3"], ["gpu2"])
+    assert (errors["gpu2"].code, errors["gpu2"].exit_code) == ("node-class-differs", 7)
+    container_jobs.one_kind_as(nodes, image("--nv"), errors)
+    assert (nodes, sorted(errors)) == ({}, ["gpu1", "gpu2", "gpu3"])
+
+
+def test_answers_of_nodes_are_kept_for_a_week(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "one.images.json"
+    told = {"gpu1": {"facts": facts("gpu1", 0), "containers": {"runtimes": {}}}}
+    container_jobs.write_told(path, told)
+    assert container_jobs.read_told(path) == told
+    old = time.time() - MAX_AGE - 1
+    os.utime(path, (old, old))
+    assert container_jobs.read_told(path) == {}
+    path.write_text('{"gpu1": {"facts": {}}}')
+    assert container_jobs.read_told(path) == {}
+    container_jobs.write_told(path, {})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("runtime", "refused"), [("apptainer", False), ("enroot", False), ("pyxis", True)])
+def test_pyxis_alone_is_refused_by_name_in_jobs(runtime: str, refused: bool) -> None:
+    target = Target.from_plain(
+        {
+            "name": "mine", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"},
+            "prefix": "/shared/envbuild", "engine": "container", "placement": "image",
+            "container": {"runtime": runtime},
+        }
+    )  # fmt: skip
+    missing = unsupported(target)
+    assert bool(missing) is refused
+    assert all("pyxis" in each for each in missing)

@@ -1,0 +1,194 @@
+"""`provision` with `engine: container` through jobs of a real Slurm: a real image, and a stand-in for Apptainer.
+
+The stand-in takes the layers out of the archive and runs the command in them with chroot, so the node program in the
+image really runs on every node. What Apptainer itself makes of its words is not shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.container.storage import BASE, PYTHON, Storage, make_storage
+from tests.container.storage import UnavailableError as NoImagesError
+from tests.e2e.world import Done
+from tests.slurm.cluster import Cluster
+from tests.slurm.job_world import JobWorld, by_node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+LONG = 500.0
+
+_APPTAINER = """#!/usr/bin/python3
+import fcntl, hashlib, json, os, shutil, sys, tarfile
+
+TOP = "{top}"
+with open(TOP + "/log", "a") as log:
+    log.write(" ".join([os.environ.get("SLURMD_NODENAME", "login"), *sys.argv[1:4]]) + "\\n")
+if os.path.exists(TOP + "/jobs-alone") and "SLURM_JOB_ID" not in os.environ:
+    sys.exit("load the module of Apptainer on a compute node")
+elif sys.argv[1] == "--version":
+    print("apptainer version 1.3.0")
+elif sys.argv[1] == "build":
+    path, source = sys.argv[-2:]
+    shutil.copyfile(source[len("docker-archive://"):], path)
+elif sys.argv[1] == "exec":
+    at = next(index for index, word in enumerate(sys.argv) if word.endswith(".sif"))
+    with open(sys.argv[at], "rb") as file:
+        root = TOP + "/" + hashlib.sha256(file.read()).hexdigest()
+    with open(root + ".lock", "w") as lock, tarfile.open(sys.argv[at]) as archive:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (entry,) = json.load(archive.extractfile("manifest.json"))
+        config = json.load(archive.extractfile(entry["Config"]))["config"]
+        if not os.path.exists(root):
+            os.mkdir(root + ".half")
+            for name in entry["Layers"]:
+                with tarfile.open(fileobj=archive.extractfile(name)) as layer:
+                    for member in layer:
+                        if not os.path.basename(member.name).startswith(".wh."):
+                            layer.extract(member, root + ".half")
+            os.rename(root + ".half", root)
+    code = 'mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
+    words = ["unshare", "--mount", "/bin/sh", "-c", code, root, "/usr/bin/env", "-i", *config.get("Env", [])]
+    os.execvp("unshare", words + sys.argv[at + 1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """Where this machine builds images."""
+    top = tmp_path_factory.mktemp("images")
+    try:
+        yield make_storage(top)
+    except NoImagesError as error:
+        pytest.skip(str(error))
+    finally:
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
+            subprocess.run(["umount", mount], capture_output=True, check=False)
+        shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWorld]:
+    """A stack of one wheel on the Python of the base; Apptainer is on PATH, here and in jobs."""
+    world = JobWorld(tmp_path, cluster)
+    programs = cluster.top / "programs"
+    programs.mkdir()
+    (programs / "apptainer").write_text(_APPTAINER.format(top=programs))
+    (programs / "apptainer").chmod(0o755)
+    world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
+    world.wheel("alpha", "1.0")
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"]))
+    yield world
+    shutil.rmtree(programs)
+
+
+def _target(world: JobWorld, **container: Any) -> None:
+    house = world.top / "house"
+    house.mkdir(exist_ok=True)
+    if not list(house.glob("uv-*.whl")):
+        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
+        words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
+        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+    section = {
+        "runtime": "apptainer", "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}",
+        "glibc": "2.36", "wheelhouse": [str(house)], **container,
+    }  # fmt: skip
+    world.target(engine="container", placement="image", container=section)
+
+
+def _names(world: JobWorld) -> list[str]:
+    return [job["name"] for job in world.submitted()]
+
+
+def _ids(done: Done) -> set[str]:
+    return {node["image"]["id"] for node in by_node(done).values()}
+
+
+def _in_node(world: JobWorld, node: str, *argv: str) -> None:
+    """Run a program among the mounts of one node."""
+    pid = world.cluster._processes[node].pid
+    subprocess.run(["nsenter", f"--target={pid}", "--mount", *argv], check=True, capture_output=True)
+
+
+def test_one_image_is_tested_on_every_node_of_a_job_and_again_needs_none(world: JobWorld) -> None:
+    _target(world)
+    done = world.job(timeout=LONG)
+    nodes = by_node(done)
+    assert done.rc == 0, (done.err, nodes)
+    assert sorted(nodes) == ["gpu1", "gpu2"]
+    assert {node["status"] for node in nodes.values()} == {"ok"}
+    assert len(_ids(done)) == len({node["root"] for node in nodes.values()}) == 1
+    for node in nodes.values():
+        assert {"image/id", "smoke/sound"} <= {check["name"] for check in node["checks"]}
+        assert node["root"] and node["facts"]["node"] == node["node"]
+    assert _names(world) == ["envbuild-probe", "envbuild-provision"]
+    (file,) = (world.prefix / "images").glob("*.sif")
+    record = json.loads((world.prefix / "images" / "tiny.json").read_text())
+    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted([file.name, "tiny.json"])
+    assert record["nodes"] == ["gpu1", "gpu2"] and not (world.prefix / "jobs").exists()
+    code = "import alpha; print(alpha.VERSION)"
+    said = subprocess.run(
+        [world.prefix / "bin" / "tiny", "python", "-c", code], capture_output=True, text=True, env=world.env, check=True
+    )
+    assert said.stdout == "1.0\n"
+
+    again = world.job()
+    assert again.rc == 0, again.err
+    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    assert _ids(again) == _ids(done)
+    verified = world.job(verb="verify", timeout=LONG)
+    assert (verified.rc, world.submitted()) == (0, []), verified.err
+    smoked = world.job(verb="smoke", timeout=LONG)
+    assert smoked.rc == 0, smoked.err
+    assert _names(world) == ["envbuild-smoke"] and sorted(by_node(smoked)) == ["gpu1", "gpu2"]
+    _damaged(world, file)
+    _made_on_a_node(world)
+
+
+def _damaged(world: JobWorld, file: Path) -> None:
+    """One node sees another file: it is named, the other one is good, and a rerun does the rest."""
+    bad = world.top / "bad.sif"
+    shutil.copyfile(file, bad)
+    with bad.open("r+b") as stream:
+        stream.write(b"damaged")
+    _in_node(world, "gpu2", "mount", "--bind", str(bad), str(file))
+    try:
+        _target(world, mounts=["/usr/share:/usr/share:ro"])
+        broken = world.job(timeout=LONG)
+    finally:
+        _in_node(world, "gpu2", "umount", str(file))
+    nodes = by_node(broken)
+    assert broken.rc in (5, 8), broken.err
+    assert (nodes["gpu1"]["status"], nodes["gpu1"]["exit"]) == ("ok", 0)
+    assert (nodes["gpu2"]["exit"], nodes["gpu2"]["error"]["code"]) == (5, "image-file-damaged")
+    assert _names(world) == ["envbuild-provision"]
+    good = world.job(timeout=LONG)
+    assert good.rc == 0, good.err
+    assert {node["exit"] for node in by_node(good).values()} == {0}
+    assert json.loads((world.prefix / "images" / "tiny.json").read_text())["nodes"] == ["gpu1", "gpu2"]
+
+
+def _made_on_a_node(world: JobWorld) -> None:
+    """Where the login host has no Apptainer, the first node of the job makes the file; `--repair` makes it anew."""
+    programs = world.cluster.top / "programs"
+    (programs / "jobs-alone").touch()
+    (programs / "log").unlink()
+    repaired = world.job("--repair", timeout=LONG)
+    assert repaired.rc == 0, repaired.err
+    assert _names(world) == ["envbuild-probe", "envbuild-provision"]
+    calls = [line.split()[:2] for line in (programs / "log").read_text().splitlines()]
+    assert [node for node, verb in calls if verb == "build"] == ["gpu1"]
+    assert sorted({node for node, verb in calls if verb == "exec"}) == ["gpu1", "gpu2"]
+    assert len(list((world.prefix / "images").iterdir())) == 2, "the archive is gone"
