@@ -31,18 +31,22 @@ def ask_in_job(
     folder: str,
     limit: int,
     before: Sequence[JobStep] = (),
+    once: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, Answer]]:
     """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
 
-    `before`: what the job does first. Every node of the job has an answer to every verb, or an error that says why not.
+    `before`: what the job does first; `once`: what then only its first node is asked, where there is an answer. Every
+    node of the job has an answer to every verb, or an error that says why not.
     Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and `prefix-not-shared`
     (exit 7).
     """
     nonce = secrets.token_hex(16)
     pyz = node_pyz()
-    scripts = {verb: build_script(told, pyz, nonce).encode() for verb, told in requests.items()}
+    asked = {**(once or {}), **requests}
+    scripts = {verb: build_script(told, pyz, nonce).encode() for verb, told in asked.items()}
     place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
-    steps = [*before, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]
+    first = (JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb), each="once") for verb in once or {})
+    steps = [*before, *first, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]
     job = site.job(name, steps, folder, limit)
     number, state = run_to_end(work, site, job)
     raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")
@@ -55,6 +59,8 @@ def ask_in_job(
         node: {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in requests}
         for node in sorted({*raw, *state.nodes})
     }
+    for node, got in raw.items():
+        found[node] |= {verb: _answer(node, got[verb], nonce, failed) for verb in once or {} if verb in got}
     good = not any(isinstance(answer, EnvbuildError) for answers in found.values() for answer in answers.values())
     finish(work, site, job, number, state, good=good)
     return found
