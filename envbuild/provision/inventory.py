@@ -60,8 +60,8 @@ class NodeHost:
         if unknown:
             raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
         out: dict[str, Any] = {
-            # Ansible reads this one as words of a shell line.
-            "ansible_python_interpreter": shlex.quote(self.python),
+            # One path: Ansible quotes it for the shell itself (since 2.17).
+            "ansible_python_interpreter": self.python,
             "envbuild_python": self.python,
             "envbuild_pyz": self.pyz,
             "envbuild_requests": {verb: str(path.absolute()) for verb, path in self.requests.items()},

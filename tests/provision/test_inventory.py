@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import string
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -90,6 +94,20 @@ def test_local_inventory_has_only_the_variables_that_roles_read(tmp_path: Path) 
             }
         }
     }
+
+
+@pytest.mark.slow
+def test_a_path_with_spaces_is_one_interpreter_to_ansible(tmp_path: Path) -> None:
+    python = tmp_path / "it's here" / "python3"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    host = NodeHost(name="localhost", python=str(python), pyz="/p")
+    (tmp_path / "vars.json").write_text(json.dumps(host.variables()))
+    ansible = Path(sys.executable).with_name("ansible")
+    argv = [str(ansible), "-i", "localhost,", "-c", "local", "all", "-m", "ping", "-e", f"@{tmp_path}/vars.json"]
+    env = {**os.environ, "ANSIBLE_HOME": str(tmp_path / "home"), "ANSIBLE_PIPELINING": "True", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ssh_inventory_quotes_paths_with_spaces_and_percent_signs(tmp_path: Path) -> None:
