@@ -3,6 +3,7 @@
 LC_ALL=C.UTF-8
 export LC_ALL
 prefix=@PREFIX@
+shared=@SHARED@
 say() { printf '%s=%s\n' "$1" "$2"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 user=$(id -un 2>/dev/null || id -u)
@@ -67,12 +68,13 @@ set -f
 set -- $PATH /usr/local/bin /usr/bin
 set +f
 IFS=$old_ifs
-if trusted "$prefix/tools"; then
-  for candidate in "$prefix"/tools/python-*/bin/python3 "$prefix"/tools/python-*/bin/python3.* \
-    "$prefix"/tools/python-*/python/bin/python3; do
+of_tools() {
+  trusted "$1" || return 0
+  for candidate in "$1"/python-*/bin/python3 "$1"/python-*/bin/python3.* "$1"/python-*/python/bin/python3; do
     if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
   done
-fi
+}
+of_tools "$prefix/tools"
 for candidate in /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
   if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
 done
@@ -85,6 +87,7 @@ done
 for candidate in "$home"/.pyenv/versions/3.*/bin/python3 /opt/*/bin/python3; do
   if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
 done
+[ -z "$shared" ] || of_tools "$shared/tools"
 say python "$python"
 if [ -n "$python" ]; then
   # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp

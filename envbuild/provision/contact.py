@@ -106,8 +106,11 @@ def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-"
     return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
-def build_script(request: dict[str, Any], pyz: bytes, nonce: str) -> str:
-    """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol."""
+def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = "") -> str:
+    """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol.
+
+    `shared`: a folder that the node shares with others, whose tools may have a Python too (absolute path).
+    """
     if not re.fullmatch(r"[0-9a-f]{16,64}", nonce):
         raise ValueError("nonce must be hexadecimal")
     verb = str(request["verb"])
@@ -117,6 +120,7 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str) -> str:
         "BEGIN": _marker("begin", nonce),
         "END": _marker("end", nonce),
         "PREFIX": shlex.quote(str(request["prefix"])),
+        "SHARED": shlex.quote(shared),
         "PYZ": base64.b64encode(pyz).decode(),
         "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
         "LOADER": _LOADER,

@@ -111,7 +111,7 @@ def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tu
             profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
         )  # fmt: skip
         try:
-            plan = look_and_plan(work, bring_python=False)
+            plan = look_and_plan(work, bring_python=True)
             if not plan.nothing_to_do:
                 plan = _stage_for_jobs(work, plan)
         except EnvbuildError as error:
@@ -175,7 +175,7 @@ def _stage_for_jobs(work: Work, plan: Plan) -> Plan:
     """Put tools and deliveries under the prefix, from the login host; the plan as it is then."""
     from envbuild.provision.job_plan import builder_of
     from envbuild.provision.job_site import JobSite
-    from envbuild.provision.job_work import stage
+    from envbuild.provision.job_stage import stage
 
     site = JobSite.of(work.prepared.target)
     builder = builder_of(plan)

@@ -35,15 +35,18 @@ def ask_in_job(
 ) -> dict[str, dict[str, Answer]]:
     """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
 
-    `before`: what the job does first; `once`: what then only its first node is asked, where there is an answer. Every
-    node of the job has an answer to every verb, or an error that says why not.
+    `folder`: `jobs/<name>` below what login host and nodes share. `before`: what the job does first; `once`: what then
+    only its first node is asked, where there is an answer. Every node of the job has an answer to every verb, or an
+    error that says why not.
     Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and `prefix-not-shared`
     (exit 7).
     """
     nonce = secrets.token_hex(16)
     pyz = node_pyz()
+    # Nodes without a Python of their own have one where tools were staged.
+    top = posixpath.dirname(posixpath.dirname(folder))
     asked = {**(once or {}), **requests}
-    scripts = {verb: build_script(told, pyz, nonce).encode() for verb, told in asked.items()}
+    scripts = {verb: build_script(told, pyz, nonce, top).encode() for verb, told in asked.items()}
     place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
     first = (JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb), each="once") for verb in once or {})
     steps = [*before, *first, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]

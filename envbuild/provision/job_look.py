@@ -28,8 +28,10 @@ from envbuild.provision.work import Work
 _SHARED = ("environments", "toolchain", "prefix", "busy")
 
 
-def survey_jobs(work: Work, site: JobSite) -> Survey:
+def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False) -> Survey:
     """Facts and resolutions of the nodes of a cluster; nodes on which nothing has to be done need no job.
+
+    `bring_python`: stage a Python for nodes that have none, and ask again; else they are among `without_python`.
 
     Raises EnvbuildError `nodes-unknown` (exit 7) where a script is wanted and no earlier job has asked the nodes.
     """
@@ -45,6 +47,9 @@ def survey_jobs(work: Work, site: JobSite) -> Survey:
         survey.facts = known
     else:
         _probe(work, site, posixpath.join(top, "jobs", work.run.id), survey)
+        if bring_python and survey.without_python:
+            survey = _bring_python(work, site, top, survey)
+            top, shared = look_at_login(work, site)
     if is_local(prepared.target):
         survey.facts = {node: with_packed(facts, shared) for node, facts in survey.facts.items()}
     elif known:
@@ -111,13 +116,29 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
             answer = answers["probe"]
             if isinstance(answer, EnvbuildError):
                 raise answer
+            survey.contacts[node] = answer
+            if answer.response is None:
+                continue
             # The scheduler's name for a node is the one that people know; hostnames may be equal or long.
             survey.facts[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
-            survey.contacts[node] = answer
         except EnvbuildError as error:
             survey.errors[node] = error
-    if survey.facts and not survey.errors:
+    if survey.facts and not survey.errors and not survey.without_python:
         write_facts(facts_file(prepared.target, site.login), survey.facts)
+
+
+def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
+    """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
+    from envbuild.provision.job_stage import stage_python
+    from envbuild.provision.look import python_broken
+
+    work.progress.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python[:4])} without one")
+    paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})
+    again = Survey()
+    _probe(work, site, posixpath.join(top, "jobs", f"{work.run.id}-again"), again)
+    brought = ", ".join(sorted(set(paths.values())))
+    again.errors.update({node: python_broken(node, paths.get(node, brought)) for node in again.without_python})
+    return again
 
 
 def facts_of(answers: Mapping[str, Any], node: str) -> NodeFacts | None:

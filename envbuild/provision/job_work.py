@@ -1,4 +1,4 @@
-"""Provision through jobs: stage on the login host, one job that builds on its first node and tests on all, collect."""
+"""Provision through jobs: one job that builds on its first node and tests on all, and what its nodes answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import node_request
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
+from envbuild.provision.execute import Outcome
 from envbuild.provision.job_ask import not_shared
 from envbuild.provision.job_facts import facts_file, write_facts
 from envbuild.provision.job_local import broadcast, is_local, pack_request
@@ -25,6 +25,7 @@ from envbuild.provision.job_site import JobSite, collect, place, read_json
 from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
 from envbuild.provision.together import job_request, note_floors
+from envbuild.provision.toolchain import NodeTools
 from envbuild.provision.work import Work
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
@@ -43,6 +44,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     """
     builder = builder_of(plan)
     folder = posixpath.join(work.survey.facts[builder.node].stage_prefix, "jobs", work.run.id)
+    work.tools[builder.node] = _with_common_python(builder, work)
     meeting = job_request(work, builder, site.nodes)
     place(site.runner, folder, _requests(builder, work, folder, meeting))
     steps = _steps(builder, work, folder, meets=meeting is not None)
@@ -72,17 +74,15 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     return made, outcome
 
 
-def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
-    """Put tools and deliveries under the shared prefix, from the login host: the nodes may have no network."""
-    if files is None or (files.payload is None and files.artifacts is None):
-        return
-    target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
-    there = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
-    outcome = run_hosts({site.login: {}}, {site.login: files}, there)
-    work.tasks += there.tasks
-    error = outcome.errors.get(site.login) or first_error(outcome.responses.get(site.login, {}).values())
-    if error is not None:
-        raise error
+def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
+    """The tools of the builder; where a node needs a staged Python, it runs the node program on all of them."""
+    facts, tools = work.survey.facts[builder.node], work.tools[builder.node]
+    there = {*facts.toolchain, *(tool.folder for tool in tools.tools)}
+    below = posixpath.join(facts.stage_prefix, "tools", "")
+    for each in work.tools.values():
+        if each.python.startswith(below) and each.python.removeprefix(below).partition("/")[0] in there:
+            return replace(tools, python=each.python)
+    return tools
 
 
 def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any] | None) -> dict[str, bytes]:

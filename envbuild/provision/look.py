@@ -33,7 +33,7 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
         from envbuild.provision.job_site import JobSite
 
         with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
-            work.survey = survey_jobs(work, JobSite.of(work.prepared.target))
+            work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
         bring_python = False
     else:
         nodes = expand_hosts(work.prepared.target.hosts)
@@ -200,12 +200,13 @@ def _bring_python(work: Work) -> None:
     told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
     again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)
-    again.errors.update({node: _python_broken(node, files[node].python) for node in again.without_python}, **failed)
+    again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
     for part in fields(Survey):
         getattr(work.survey, part.name).update(getattr(again, part.name))
 
 
-def _python_broken(node: str, path: str) -> EnvbuildError:
+def python_broken(node: str, path: str) -> EnvbuildError:
+    """A node is without a Python after one was brought to `path`."""
     return EnvbuildError(
         "toolchain-python-broken",
         f"{node}: the Python that was brought does not run there",

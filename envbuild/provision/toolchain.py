@@ -149,7 +149,12 @@ def _node_program(folder: Path | None) -> Tool:
 
 
 def _present_python(facts: NodeFacts) -> str | None:
-    """The newest CPython there that Ansible and the node program can use."""
+    """The newest CPython there that Ansible and the node program can use.
+
+    Not one on a node's own disk that came with a pack: the other nodes of a job may not have it.
+    """
     least = least_python()
     usable = [item for item in facts.pythons if item.implementation == "cpython" and Version(item.version) >= least]
+    if facts.shared:
+        usable = [item for item in usable if not item.path.startswith(f"{facts.prefix.path}/tools/")]
     return max(usable, key=lambda item: Version(item.version)).path if usable else None

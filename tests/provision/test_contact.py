@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,24 @@ def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
     found = contact.parse_output(done.stdout, NONCE)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
+
+
+def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_path: Path) -> None:
+    folder = tmp_path / "it's shared/tools/python-x/python/bin"
+    folder.mkdir(parents=True)
+    (folder / "python3").symlink_to(sys.executable)
+    told = contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE, str(tmp_path / "it's shared"))
+    env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
+
+    def python() -> str | None:
+        done = subprocess.run(
+            ["/bin/sh", "-s"], input=without_python(told).encode(), capture_output=True, env=env, timeout=60
+        )
+        return contact.parse_output(done.stdout, NONCE).python
+
+    assert python() == str(folder / "python3")
+    (tmp_path / "it's shared/tools").chmod(0o1777)
+    assert python() is None, "others could have put it there"
 
 
 @pytest.mark.parametrize("owner", ["everybody", "somebody"])

@@ -13,12 +13,14 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Connection, Target
-from envbuild.provision import job_look
+from envbuild.provision import job_look, job_stage
+from envbuild.provision.contact import ContactResult
 from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.job_plan import builder_of, share
 from envbuild.provision.job_site import JobSite, collect, place, read_json
 from envbuild.provision.rundir import RunDir
 from envbuild.provision.supported import unsupported
+from envbuild.provision.toolchain import node_tools
 from envbuild.provision.work import Settings, Work
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.run import Here
@@ -236,3 +238,57 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
         survey = job_look.survey_jobs(work, where)
     assert set(survey.resolutions) == {"n1"}
     assert survey.facts["n1"].prefix.path == str(tmp_path / "p"), "what the login host sees now"
+
+
+def bare(node: str) -> ContactResult:
+    return ContactResult(node, {"arch": "x86_64", "libc": "glibc 2.31", "user": "u"}, (), None, None)
+
+
+@pytest.mark.parametrize("bring", [True, False])
+def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bring: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cluster = {"prefix": str(tmp_path / "p"), "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    ready = prepared(**cluster, scheduler={"kind": "slurm"}, placement="shared")
+    partition = Partition("gpu", 2, {"idle": 2}, {}, knows_gpus=False)
+    where = JobSite(ready.target, Here(), Slurm(Here()), partition, Connection(kind="local"))
+    folders, staged = [], []
+
+    def asked(*given: Any) -> dict[str, Any]:
+        folders.append(Path(given[4]).name)
+        return {node: {"probe": bare(node)} for node in ("n1", "n2")}
+
+    def brought(_: Any, __: Any, top: str, nodes: dict[str, Any]) -> dict[str, str]:
+        staged.append((top, sorted(nodes)))
+        return dict.fromkeys(nodes, "/staged/python3")
+
+    monkeypatch.setattr(job_look, "ask_in_job", asked)
+    monkeypatch.setattr(job_stage, "stage_python", brought)
+    run = RunDir.create(tmp_path / "runs")
+    with run.open_journal() as journal:
+        work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())
+        survey = job_look.survey_jobs(work, where, bring_python=bring)
+    assert survey.without_python == ["n1", "n2"]
+    assert (survey.facts, read_facts(facts_file(ready.target, where.login))) == ({}, {})
+    if bring:
+        assert folders == [run.id, f"{run.id}-again"]
+        assert staged == [(str(tmp_path / "p"), ["n1", "n2"])]
+        assert {error.code for error in survey.errors.values()} == {"toolchain-python-broken"}
+        assert "/staged/python3" in survey.errors["n1"].why
+    else:
+        assert (folders, staged, survey.errors) == ([run.id], [], {})
+
+
+def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
+    own = {"path": "/p/tools/python-x/python/bin/python3.13", "version": "3.13.1", "implementation": "cpython"}
+    ours = {**own, "path": "/usr/bin/python3.11", "version": "3.11.2"}
+    found = facts(pythons=[own, ours])
+    variant = prepared().lock.variants[0]
+
+    def runner(shared: str) -> str:
+        there = found.model_copy(update={"shared": shared})
+        return node_tools(there, variant, "/usr/bin/python3.11", folder=None, toolchain_file=None).python
+
+    assert runner("") == own["path"]
+    assert runner("/shared") == ours["path"]

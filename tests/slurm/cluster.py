@@ -109,6 +109,9 @@ shift
 mount --make-rprivate /
 mount --bind {top}/disks/$name {top}/local
 mount --bind {top}/hosts /etc/hosts
+if [ -e {top}/hidden-$name ]; then
+  while IFS= read -r path; do mount --bind /dev/null "$path"; done < {top}/hidden-$name
+fi
 hostname "$name"
 exec slurmd -D -N "$name" -f {conf} "$@"
 """
@@ -254,6 +257,29 @@ class Cluster:
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""
         self._start(name, [str(self.top / "boot"), name])
+
+    def hide_python(self, *names: str) -> None:
+        """These nodes have no Python, until `show_python`: each is covered in the node's own mounts."""
+        home = Path.home()
+        folders = [Path(text) for text in (*_PATH.split(os.pathsep), "/usr/bin", "/usr/local/bin") if text]
+        folders += [*home.glob(".pyenv/versions/*/bin"), *home.glob(".local/share/uv/python/*/bin")]
+        folders += Path("/opt").glob("*/bin")
+        found = {path.resolve() for folder in folders for path in folder.glob("python3*") if path.is_file()}
+        found |= {path.resolve() for path in [Path("/usr/libexec/platform-python")] if path.exists()}
+        for name in names:
+            (self.top / f"hidden-{name}").write_text("".join(f"{path}\n" for path in sorted(found)))
+            self._restart(name)
+
+    def show_python(self) -> None:
+        """All nodes have it again."""
+        for path in self.top.glob("hidden-*"):
+            path.unlink()
+            self._restart(path.name.partition("-")[2])
+
+    def _restart(self, name: str) -> None:
+        self.stop(name)
+        self.start_node(name)
+        self.reset()
 
     def fails_its_health_check(self, name: str, reason: str) -> None:
         """The site's epilog drains this node after its next job."""

@@ -1,0 +1,45 @@
+"""Put things under the folder that nodes of a job share, from the login host: the nodes may have no network."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import replace
+
+from envbuild.provision.collect import first_error
+from envbuild.provision.contact import ContactResult
+from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
+from envbuild.provision.job_site import JobSite
+from envbuild.provision.payload import write_payload
+from envbuild.provision.toolchain import first_tools
+from envbuild.provision.work import Work
+
+
+def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
+    """Put tools and deliveries there. Raises the EnvbuildError of a step that failed on the login host."""
+    if files is None or (files.payload is None and files.artifacts is None):
+        return
+    target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
+    there = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
+    outcome = run_hosts({site.login: {}}, {site.login: files}, there)
+    work.tasks += there.tasks
+    error = outcome.errors.get(site.login) or first_error(outcome.responses.get(site.login, {}).values())
+    if error is not None:
+        raise error
+
+
+def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, ContactResult]) -> dict[str, str]:
+    """Put a Python below `top` for nodes that have none; its path by node.
+
+    Raises EnvbuildError `interpreter-unavailable` (exit 7), `interpreter-mismatch` (exit 5), and as the download and
+    `stage` do.
+    """
+    given = work.prepared.lock.variants
+    tools = {node: first_tools(answer, given, work.settings.toolchain_file)[0] for node, answer in bare.items()}
+    payload = work.run.path / "python.sh"
+    write_payload(payload, list({tool.folder: tool for tool in tools.values()}.values()), prefix=top, packed=True)
+    paths = {node: tool.path(top) for node, tool in tools.items()}
+    user = next(iter(bare.values())).findings.get("user", "")
+    tmp = tmp_folder(work.prepared.target.tmp, user) or posixpath.join(top, "tmp")
+    stage(NodeFiles(next(iter(paths.values())), "", payload, tmp=tmp, prefix=top), work, site)
+    return paths
