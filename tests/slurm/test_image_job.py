@@ -19,20 +19,20 @@ import pytest
 
 from tests.container.storage import BASE, PYTHON, Storage, make_storage
 from tests.container.storage import UnavailableError as NoImagesError
-from tests.e2e.world import Done
+from tests.e2e.world import Done, World
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LONG = 500.0
 
-_APPTAINER = """#!/usr/bin/python3
+APPTAINER = """#!/usr/bin/python3
 import fcntl, hashlib, json, os, shutil, sys, tarfile
 
 TOP = "{top}"
 with open(TOP + "/log", "a") as log:
     log.write(" ".join([os.environ.get("SLURMD_NODENAME", "login"), *sys.argv[1:4]]) + "\\n")
-if os.path.exists(TOP + "/jobs-alone") and "SLURM_JOB_ID" not in os.environ:
+if os.path.exists(TOP + "/jobs-alone") and not os.environ.get("SLURM_JOB_ID"):
     sys.exit("load the module of Apptainer on a compute node")
 elif sys.argv[1] == "--version":
     print("apptainer version 1.3.0")
@@ -82,7 +82,7 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     world = JobWorld(tmp_path, cluster)
     programs = cluster.top / "programs"
     programs.mkdir()
-    (programs / "apptainer").write_text(_APPTAINER.format(top=programs))
+    (programs / "apptainer").write_text(APPTAINER.format(top=programs))
     (programs / "apptainer").chmod(0o755)
     world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
     world.wheel("alpha", "1.0")
@@ -91,7 +91,8 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     shutil.rmtree(programs)
 
 
-def _target(world: JobWorld, **container: Any) -> None:
+def section(world: World, **container: Any) -> dict[str, Any]:
+    """The `container:` of a target; uv's wheel comes from a folder."""
     house = world.top / "house"
     house.mkdir(exist_ok=True)
     if not list(house.glob("uv-*.whl")):
@@ -100,11 +101,14 @@ def _target(world: JobWorld, **container: Any) -> None:
         done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
-    section = {
+    return {
         "runtime": "apptainer", "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}",
         "glibc": "2.36", "wheelhouse": [str(house)], **container,
     }  # fmt: skip
-    world.target(engine="container", placement="image", container=section)
+
+
+def _target(world: JobWorld, **container: Any) -> None:
+    world.target(engine="container", placement="image", container=section(world, **container))
 
 
 def _names(world: JobWorld) -> list[str]:
