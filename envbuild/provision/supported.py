@@ -40,7 +40,8 @@ def _images(target: Target, *, script: bool) -> dict[str, str]:
     missing = {}
     runtime = target.container.runtime if target.container is not None else "auto"
     if target.connection.kind == "job" and runtime == "pyxis" and not script:
-        missing["engine: container with runtime: pyxis (only `provision --print-script`)"] = "container: {runtime: enroot}"
+        what = "engine: container with runtime: pyxis (only `provision --print-script`)"
+        missing[what] = "container: {runtime: enroot}"
     if target.container is not None and target.container.build == "job":
         missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
     return missing
