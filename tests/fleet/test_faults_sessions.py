@@ -133,7 +133,8 @@ def test_after_kill_9_of_the_controller_the_same_command_ends_what_was_left_and_
     _kill(process, everything=everything)
     if everything:
         wait_for("ended", lambda: faults.working(node) == [])
-        assert node.run(["test", "-e", f"{PREFIX}/lease.json"], check=False).returncode == 1, "it was given back"
+        lease = ["test", "-e", f"{PREFIX}/lease.json"]
+        wait_for("given back", lambda: node.run(lease, check=False).returncode == 1)
     begun = time.monotonic()
     again = start(world)
     wait_for("ended", lambda: left not in faults.working(node), again)

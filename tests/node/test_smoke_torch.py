@@ -105,7 +105,8 @@ def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
         "    dist.init_process_group(",
         "    rank and __import__('time').sleep(600)\n    dist.init_process_group(",
     )
-    reduce = checks({"name": "machine", "deadline": 12}, programs)[1]
+    # Torch alone takes ten seconds to import on a busy machine.
+    reduce = checks({"name": "machine", "deadline": 25}, programs)[1]
     assert reduce["status"] == "failed"
     assert any(
         "hung past its deadline" in text and "rendezvous of 2 ranks" in text for text in reduce["details"]["failures"]
