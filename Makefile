@@ -1,7 +1,7 @@
 # Everything runs in .venv, made from the hash-checked development lock.
 SHELL := /bin/sh
-# Every skipped test is listed with its reason.
-PYTEST := .venv/bin/python -m pytest -n 2 -rs
+# Every skipped test is listed with its reason, every failed one by its name.
+PYTEST := .venv/bin/python -m pytest -n 2 -rfEs
 
 .PHONY: provision test test-slow lint generated containers bench locks clean
 

@@ -40,8 +40,11 @@ VERBS = {
 
 
 def _on_signal(number: "int", _frame: "object") -> "None":
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
+    # A second Ctrl-C ends at once. A second SIGTERM may come from the end of the session and from the next step: what
+    # is being put away is put away, and who cannot wait sends SIGKILL.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda *_: None)  # not SIG_IGN: programs would inherit it
     proc.stop_all()
     stopped = Interrupted(number)
     if not proc.put_off(stopped):

@@ -206,6 +206,36 @@ def test_signal_ends_the_children_and_exits_130(tmp_path: Path, number: signal.S
     assert not _alive(child)
 
 
+def test_what_is_being_put_away_when_more_signals_come_is_put_away(tmp_path: Path) -> None:
+    begun, away = tmp_path / "begun", tmp_path / "away"
+    body = (
+        "import time\n"
+        "def run(request):\n"
+        "    try:\n"
+        f"        open({str(begun)!r}, 'w').close()\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        f"        open({str(begun) + '-2'!r}, 'w').close()\n"
+        "        time.sleep(1)\n"
+        f"        open({str(away)!r}, 'w').close()\n"
+    )
+    argv = [sys.executable, "-I", str(with_probe(tmp_path, body)), "probe"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(REQUEST).encode())
+    process.stdin.close()
+    process.stdin = None
+    for seen, numbers in ((begun, [signal.SIGTERM]), (tmp_path / "begun-2", [signal.SIGTERM, signal.SIGHUP])):
+        deadline = time.monotonic() + 20
+        while not seen.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for number in numbers:
+            process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, json.loads(out)["error"]["code"]) == (130, "interrupted")
+    assert away.exists()
+
+
 def _alive(pid: int) -> bool:
     """Zombies count as ended: who reaps an orphan is the machine's business."""
     try:
