@@ -11,12 +11,10 @@ from __future__ import annotations
 import copy
 import ipaddress
 import posixpath
-import random
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,23 +26,20 @@ from envbuild.plan_once import names_of
 from envbuild.plan_spread import PACKS, tree
 from envbuild.provision.build_once import add_member, execute_once, not_built
 from envbuild.provision.collect import first_error
-from envbuild.provision.contact import WORKERS, ContactResult, contact, node_request
+from envbuild.provision.contact import WORKERS, contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome
 from envbuild.provision.journal import EventKind
 from envbuild.provision.look import plan_of
 from envbuild.provision.receive import receive
+from envbuild.provision.spread_journey import Journey, note, relays
 from envbuild.provision.work import Work
 
 Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeFiles]]]
-Answers = Mapping[str, ContactResult | EnvbuildError]
 PACK_DEADLINE_S = 3600.0
 # On every level of a tree a node waits, takes, checks and gives; slower than this many bytes a second is no network.
 _LEAST_SPEED = 1e6
 _LEVEL_S = 60.0
-# Below the range from which Linux takes ports for outgoing connections.
-_PORTS = range(20000, 32768)
 _TRIES = 2
-_PEER = ("peer-unreachable", "peer-gave-up")
 _OF_THE_NODE = frozenset({ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED})
 
 
@@ -54,19 +49,6 @@ class _Group:
 
     made: SpreadClass
     waiting: list[str]
-
-
-@dataclass
-class _Journey:
-    """How far a pack has come: `holders` have it, `sent` get it from this machine, `errors` end the others."""
-
-    pack: Mapping[str, Any]
-    holders: list[str]
-    waiting: list[str]
-    sent: list[str] = field(default_factory=list)
-    errors: dict[str, EnvbuildError] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)
-    archive: Path | None = None
 
 
 def execute_spread(plan: Plan, files: Mapping[str, NodeFiles], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
@@ -193,7 +175,7 @@ class _Run:
             if group.made.shared:
                 group.waiting = []
         for group, journey in zip(carried, journeys, strict=True):
-            if isinstance(journey, _Journey):
+            if isinstance(journey, Journey):
                 ready += self._arrived(group, journey)
             else:
                 ready += self._not_given(group, journey)
@@ -208,26 +190,26 @@ class _Run:
         waiting, group.waiting = group.waiting, []
         return self._plan_again(waiting)
 
-    def _arrived(self, group: _Group, journey: _Journey) -> list[str]:
+    def _arrived(self, group: _Group, journey: Journey) -> list[str]:
         """Complete the requests of those who have the pack or get it with the play."""
         pack = journey.pack
-        ready = [name for name in group.waiting if name not in journey.errors]
+        ready = journey.arrives(group.waiting)
         for name in ready:
             self.nodes[name] = _with_pack(self.nodes[name], pack)
             if name in journey.sent:
                 store = posixpath.dirname(pack["file"])
                 self.files[name] = replace(self.files[name], artifacts=journey.archive, store=store)
         self.outcome.errors.update(journey.errors)
-        group.waiting = []
-        return ready
+        group.waiting = journey.left
+        return ready + (self._not_given(group, journey.why) if journey.left else [])
 
-    def _carry(self, group: _Group) -> _Journey | EnvbuildError:
+    def _carry(self, group: _Group) -> Journey | EnvbuildError:
         """Pack on the builder and bring the pack to all who wait."""
         builder, began = group.made.builder, time.monotonic()
         try:
             self.work.progress.stage(f"{builder} hands its environment to {len(group.waiting)} more")
             pack = self._pack(group)
-            journey = _Journey(pack, [builder], list(group.waiting))
+            journey = Journey(pack, [builder], list(group.waiting))
             try:
                 self._along_trees(journey)
                 self._fetch_for_rest(journey, builder)
@@ -235,10 +217,8 @@ class _Run:
                 self._remove(builder, pack)
         except EnvbuildError as error:
             return error
-        except OSError as error:
-            return EnvbuildError("pack-not-written", f"the pack of {builder} cannot be kept here", why=str(error))
         self.work.journal.append(
-            EventKind.SPREAD, node=builder, to=[name for name in group.waiting if name not in journey.errors],
+            EventKind.SPREAD, node=builder, to=journey.arrives(group.waiting),
             sent=journey.sent, bytes=pack["bytes"], format=pack["format"], root=pack["root"],
             seconds=round(time.monotonic() - began, 3),
         )  # fmt: skip
@@ -278,7 +258,7 @@ class _Run:
         except EnvbuildError as error:
             self.work.notes.append(f"the pack {pack['file']} stays on {node}: {error.what}")
 
-    def _along_trees(self, journey: _Journey) -> None:
+    def _along_trees(self, journey: Journey) -> None:
         """Let nodes give to nodes, until nobody waits who could still be reached so."""
         addresses = {name: self._address(name) for name in (*journey.holders, *journey.waiting)}
         able = {name for name, address in addresses.items() if address}
@@ -293,10 +273,10 @@ class _Run:
             deadline = min(seconds, self.work.settings.deadline)
             requests = {
                 name: node_request("relay", self._prefix(name), args, self.work.run.id)
-                for name, args in _relays(drawn, addresses, journey.pack, deadline).items()
+                for name, args in relays(drawn, addresses, journey.pack, deadline).items()
             }
             connection = self.work.prepared.target.connection
-            _note(journey, drawn, contact(requests, requests.__getitem__, connection, deadline + _LEVEL_S))
+            note(journey, drawn, contact(requests, requests.__getitem__, connection, deadline + _LEVEL_S))
 
     def _address(self, node: str) -> str:
         """Where this machine has reached the node, if other nodes may reach it there too; else empty."""
@@ -308,18 +288,29 @@ class _Run:
             return ""
         return "" if address.is_loopback or address.is_link_local or address.is_unspecified else str(address)
 
-    def _fetch_for_rest(self, journey: _Journey, builder: str) -> None:
-        """Bring the pack here for the nodes that no other node could give it to; the play carries it to them."""
+    def _fetch_for_rest(self, journey: Journey, builder: str) -> None:
+        """Bring the pack here for the nodes that no other node could give it to; the play carries it to them.
+
+        Where it does not come, those who have it already use it all the same.
+        """
         if not journey.sent:
             return
         work, pack = self.work, journey.pack
         name = posixpath.basename(pack["file"])
-        here, archive = work.run.path / name, work.run.path / f"spread-{name}.tar"
+        # Two builders may have packs of one name.
+        here, archive = (work.run.path / f"{kind}-{builder}-{name}" for kind in ("pack", "spread"))
         self.archives += [here, archive]
         connection = work.prepared.target.connection
-        receive(builder, pack["file"], here, size=pack["bytes"], sha256=pack["sha256"], connection=connection)
-        add_member(archive, name, here)
-        here.unlink()
+        try:
+            receive(builder, pack["file"], here, size=pack["bytes"], sha256=pack["sha256"], connection=connection)
+            add_member(archive, name, here)
+            here.unlink()
+        except (EnvbuildError, OSError) as error:
+            archive.unlink(missing_ok=True)  # it may end anywhere
+            full = EnvbuildError("pack-not-written", f"the pack of {builder} cannot be kept here", why=str(error))
+            journey.why = full if isinstance(error, OSError) else error
+            journey.left, journey.sent = journey.sent, []
+            return
         journey.archive = archive
         megabytes = max(1, round(pack["bytes"] / 1e6))
         work.notes.append(
@@ -339,58 +330,3 @@ def _with_pack(node: NodePlan, pack: Mapping[str, Any]) -> NodePlan:
             request["args"]["root"] = pack["root"]
         steps.append(step.model_copy(update={"request": request}))
     return node.model_copy(update={"steps": tuple(steps)})
-
-
-def _relays(
-    drawn: Mapping[str, list[str]], addresses: Mapping[str, str], pack: Mapping[str, Any], deadline: float
-) -> dict[str, dict[str, Any]]:
-    """The arguments of `relay` for every node of a tree, with a token for each of its edges."""
-    parents = {child: parent for parent, children in drawn.items() for child in children}
-    names = list(dict.fromkeys((*drawn, *parents)))
-    ports = {name: random.sample(_PORTS, 4) for name in drawn}
-    tokens = {child: secrets.token_hex(32) for child in parents}
-    # Every node is contacted by a thread of this process; the last ones begin seconds after the first.
-    patience = 15.0 + 0.5 * len(names)
-    found = {}
-    for name in names:
-        args: dict[str, Any] = {"file": pack["file"], "sha256": pack["sha256"], "bytes": pack["bytes"]}
-        args.update(patience=patience, deadline=deadline)
-        if name in parents:
-            above = parents[name]
-            args["parent"] = {"address": addresses[above], "ports": ports[above], "token": tokens[name]}
-        if name in drawn:
-            args["children"] = [{"name": child, "token": tokens[child]} for child in drawn[name]]
-            args["listen"] = {"address": addresses[name], "ports": ports[name]}
-        found[name] = args
-    return found
-
-
-def _note(journey: _Journey, drawn: Mapping[str, list[str]], answers: Answers) -> None:
-    """Who has the pack now, who tries another parent, whom this machine has to send it to, and who ends."""
-    parents = {child: parent for parent, children in drawn.items() for child in children}
-    errors = {child: _error(answers.get(child)) for child in parents}
-    journey.holders += [child for child, error in errors.items() if error is None]
-    lost = {name for name in drawn if _error(answers.get(name)) is not None}
-    journey.holders = [name for name in journey.holders if name not in lost]
-    for child, error in errors.items():
-        if error is None:
-            continue
-        if error.code not in _PEER:
-            journey.errors[child] = error
-        elif parents[child] in lost and child not in journey.again:
-            journey.again.add(child)  # its parent had nothing to give: that says nothing of the way between them
-            continue
-        else:
-            journey.sent.append(child)
-    done = {*journey.holders, *journey.errors, *journey.sent}
-    journey.waiting = [name for name in journey.waiting if name not in done]
-
-
-def _error(answer: ContactResult | EnvbuildError | None) -> EnvbuildError | None:
-    if answer is None or isinstance(answer, EnvbuildError):
-        return answer
-    try:
-        answer.result()
-    except EnvbuildError as error:
-        return error
-    return None

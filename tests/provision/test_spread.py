@@ -42,11 +42,12 @@ class Stage:
         self.asked: list[tuple[str, str]] = []
         self.requests: dict[str, dict[str, Any]] = {}
         self.stores: dict[str, str | None] = {}
-        self.archived: set[str] = set()
+        self.archived: dict[str, bytes] = {}
         self.bad: dict[str, dict[str, Any]] = {}
         self.cut: set[str] = set()
         self.damaged: set[str] = set()
         self.pack_fails: set[str] = set()
+        self.cannot_send: dict[str, Exception] = {}
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
         self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal, _Silent())
@@ -84,7 +85,7 @@ class Stage:
             archive = files[name].artifacts
             if archive is not None:
                 with tarfile.open(archive) as packed:
-                    self.archived.update(packed.getnames())
+                    self.archived[name] = packed.extractfile("x.tar").read()  # type: ignore[union-attr]
             verb = "smoke" if self.bad.get(name) is SMOKE else "install"
             outcome.responses[name] = {verb: self.bad[name]} if name in self.bad else dict(GOOD)
         return outcome
@@ -116,7 +117,9 @@ class Stage:
         return ContactResult(node, {}, (), {"ok": True, "result": {}}, 0)
 
     def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
-        to.write_bytes(b"the pack.")
+        if node in self.cannot_send:
+            raise self.cannot_send[node]
+        to.write_bytes(f"the pack of {node}".encode())
 
     def events(self) -> list[dict[str, Any]]:
         events = read_journal(self.work.run.path / "journal.jsonl").events
@@ -187,7 +190,7 @@ def test_who_cannot_reach_its_parent_is_sent_it_and_the_ones_below_get_it_from_a
     assert on.plays[1:] == [{"b": TAKES, "c": TAKES, "d": TAKES, "e": TAKES}]
     assert {name for name, store in on.stores.items() if store} == {"b"}
     assert on.stores["b"] == "/data/envbuild/store/packs"
-    assert on.archived == {"x.tar"}
+    assert on.archived == {"b": b"the pack of a"}
     assert on.work.notes == [
         "this machine sent the environment of a (1 MB) to b, which could not get it from another node"
     ]
@@ -225,6 +228,34 @@ def test_who_cannot_pack_what_it_has_is_good_and_another_builds_for_the_rest(
     assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": TAKES}]
     assert outcome.errors == {}
     assert on.work.notes == ["the environment of a could not be handed to b and c: pack-leads-out"]
+
+
+@pytest.mark.parametrize("error", [EnvbuildError("disk-full", "no room here"), OSError("no room here")])
+def test_who_has_the_pack_uses_it_though_it_cannot_come_to_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    on = Stage(tmp_path, monkeypatch, "a", "b", "c")
+    on.cut, on.cannot_send = {"c"}, {"a": error}
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": TAKES}, {"c": TAKES}]
+    assert (outcome.errors, on.stores["c"]) == ({}, "/data/envbuild/store/packs"), "b's pack can come here"
+    assert [note.partition(": ")[0] for note in on.work.notes[:1]] == ["the environment of a could not be handed to c"]
+    assert "no room here" in on.work.notes[0]
+    assert [(event["to"], event["sent"]) for event in on.events()] == [(["b"], []), (["c"], ["c"])]
+    assert not list(on.work.run.path.glob("*.tar")), "packs are removed here too"
+
+
+def test_packs_of_one_name_from_two_builders_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = Stage(tmp_path, monkeypatch, "a", "b", "c", "d")
+    on.cut = {"b", "d"}
+    pairs = [[node for node in on.whole.nodes if node.node in names] for names in ("ab", "cd")]
+    plans = [
+        plan_spread(on.whole.model_copy(update={"nodes": pair}), on.facts, {}, on.target, least={}) for pair in pairs
+    ]
+    nodes, classes = ([each for plan in plans for each in getattr(plan, key)] for key in ("nodes", "spreads"))
+    monkeypatch.setattr(on, "plan_of", lambda _: plans[0].model_copy(update={"nodes": nodes, "spreads": classes}))
+    on.run()
+    assert on.archived == {"b": b"the pack of a", "d": b"the pack of c"}
 
 
 def test_on_one_prefix_the_others_test_what_one_has_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
