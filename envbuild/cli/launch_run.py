@@ -42,7 +42,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
         raise EnvbuildError(
             "environment-unknown",
             f"there is no {missing[0]}",
-            hint="build it: envbuild provision; or name the environment: --environment DIR",
+            hint=f"build it: envbuild provision --stack {made.stack}; or name the environment: --environment DIR",
             exit_code=ExitCode.CHECK_FAILED,
         )
     if not ui.quiet:
@@ -91,9 +91,9 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             number = submit_job(run, site, job)
             ui.result({"job": number, "output": job.output}, lambda: number)
             return 0
-        code = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(text)))
-    ui.result({"exit": code, "run": run.run.id}, lambda: "")
-    return code
+        run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(text)))
+    ui.result({"exit": run.exit, "run": run.run.id}, lambda: "")
+    return run.exit
 
 
 def _asked(values: dict[str, str], flags: dict[str, Any]) -> Asked:

@@ -58,7 +58,9 @@ def _probe_in_job(
 
     settings = settings_of(configured(flags), command=("envbuild", *sys.argv[1:]))
     with RunProgress(ui) as progress, waiting("probe", settings, progress, target=target.name) as run:
-        return probe_in_job(run, target)
+        facts, errors = probe_in_job(run, target)
+        run.exit = gravest(int(error.exit_code) for error in errors.values())
+    return facts, errors
 
 
 def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dict[str, EnvbuildError]) -> None:

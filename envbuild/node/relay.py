@@ -7,6 +7,7 @@ nonce under the token that it and the parent were told, which is good once. Then
 `F` and the file, or it closes because it will never have it; the child confirms with `K`. Nothing is encrypted.
 """
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -98,8 +99,9 @@ def _make_folder(path: "str") -> "None":
         os.makedirs(folder, exist_ok=True)
         for name in os.listdir(folder):
             each = os.path.join(folder, name)
-            if each != path and time.time() - os.lstat(each).st_mtime > _OLD:
-                paths.remove_tree(each)
+            with contextlib.suppress(FileNotFoundError):  # another run may sweep here at the same time
+                if each != path and time.time() - os.lstat(each).st_mtime > _OLD:
+                    paths.remove_tree(each)
     except OSError as error:
         raise paths.os_error(error, folder) or NodeError(
             "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
@@ -158,7 +160,6 @@ def _take(parent: "dict[str, Any]", wanted: "_Wanted", patience: "float", until:
     if facts.f_bavail * facts.f_frsize < wanted.size:
         why = "%d bytes are free, the file has %d" % (facts.f_bavail * facts.f_frsize, wanted.size)
         raise paths.full_disk(os.path.dirname(wanted.path), why)
-    where = "%s of the parent" % parent.get("address")
     connection = _connected(parent, patience, until)
     half = "%s.half-%d" % (wanted.path, os.getpid())
     try:
@@ -176,7 +177,7 @@ def _take(parent: "dict[str, Any]", wanted: "_Wanted", patience: "float", until:
         _stream(connection, wanted, half, until)
         connection.sendall(b"K")
     except OSError as error:
-        raise paths.os_error(error, wanted.path) or _unreachable(where, str(error)) from error
+        raise paths.os_error(error, wanted.path) or _unreachable(str(parent.get("address")), str(error)) from error
     finally:
         connection.close()
         if os.path.lexists(half):

@@ -31,15 +31,16 @@ def waiting(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
     run = RunDir.create(settings.runs_root)
     with run.open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
+        made = Waiting(settings, run, journal, progress)
         try:
-            yield Waiting(settings, run, journal, progress)
+            yield made
         except EnvbuildError as error:
             journal.append(EventKind.FAILED, error=error.as_dict())
             raise
         except KeyboardInterrupt:
             journal.append(EventKind.INTERRUPTED)
             raise
-        journal.append(EventKind.RUN_FINISHED, exit=0)
+        journal.append(EventKind.RUN_FINISHED, exit=made.exit)
 
 
 def submit(work: Work | Waiting, site: JobSite, job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -155,16 +156,18 @@ class _Follow:
         self._job = job
         self._say = say
         self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, number: str) -> None:
-        if not self.local:
-            return
+        while self.local and (text := self._more(number)):
+            self._say(text)
+
+    def _more(self, number: str) -> str:
         try:
             with Path(self._job.output, log_name(self._job, number)).open("rb") as log:
                 log.seek(self._read)
                 data = log.read(1 << 20)
         except OSError:
-            return  # it has not begun
-        if data:
-            self._read += len(data)
-            self._say(data.decode("utf-8", "replace"))
+            return ""  # it has not begun
+        self._read += len(data)
+        return self._decoder.decode(data)

@@ -44,13 +44,14 @@ class Settings:
 
 @dataclass
 class Waiting:
-    """What waiting for a job takes of a run that builds nothing; a `Work` has it too."""
+    """What waiting for a job takes of a run that builds nothing; a `Work` has it too. `exit`: how the run ends."""
 
     settings: Settings
     run: RunDir
     journal: Journal
     progress: Progress
     notes: list[str] = field(default_factory=list)
+    exit: int = 0
 
 
 @dataclass

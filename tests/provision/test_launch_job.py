@@ -1,0 +1,39 @@
+"""A launched job as it is waited for: its log here, and what the journal says of its end. Real jobs: tests/slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.provision.job_wait import waiting
+from envbuild.provision.launch_job import _Follow
+from envbuild.provision.rundir import list_runs
+from envbuild.provision.work import Settings
+from envbuild.schedule.job import Job, JobStep
+from envbuild.schedule.script import log_name
+from tests.provision.test_execute import _Silent
+from tests.provision.test_job_parts import site
+
+
+def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None:
+    job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path))
+    said: list[str] = []
+    follow = _Follow(site({"idle": 1}), job, said.append)
+    follow("7")
+    assert said == [], "it has not begun"
+    text = "é" * 1_700_000 + "\n"
+    log = tmp_path / log_name(job, "7")
+    log.write_bytes(text.encode()[:1001])
+    follow("7")
+    log.write_bytes(text.encode())
+    follow("7")
+    assert "".join(said) == text
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
+def test_the_journal_says_how_what_was_waited_for_ended(tmp_path: Path, code: int, status: str) -> None:
+    with waiting("launch", Settings(tmp_path), _Silent(), target="cluster") as run:
+        run.exit = code
+    (found,) = list_runs(tmp_path)
+    assert (found.journal.events[-1].data["exit"], found.status) == (code, status)
