@@ -21,6 +21,10 @@ def run(arguments: list[str]) -> int:
     except EnvbuildError as error:
         return _report(error, as_json=as_json, debug=debug)
     except click.UsageError as error:
+        # A group without a command; click before 8.2 shows its help itself.
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            sys.stderr.write(f"{error.format_message()}\n")
+            return ExitCode.USAGE
         hint = f"see `{error.ctx.command_path} --help`" if error.ctx else "see `envbuild --help`"
         return _report(EnvbuildError("usage", error.format_message(), hint=hint), as_json=as_json, debug=debug)
     except click.ClickException as error:

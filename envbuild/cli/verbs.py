@@ -27,18 +27,22 @@ VERBS: dict[str, Verb] = {
     "provision": Verb("envbuild.cli.provision_cmd", "provision", "Build the environment of a stack on a target"),
     "smoke": Verb("envbuild.cli.nodes_cmd", "smoke", "Run the smoke benchmarks in a built environment"),
     "verify": Verb("envbuild.cli.nodes_cmd", "verify", "Compare a built environment with its lock and stamp"),
-    "doctor": Verb("envbuild.cli.doctor_cmd", "doctor", "Check this machine: what envbuild needs and what it found"),
-    "launch": Verb("envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack; run nothing"),
+    "doctor": Verb("envbuild.cli.doctor_cmd", "doctor", "Check this machine, or say what follows on a cluster"),
+    "launch": Verb(
+        "envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack, or run them here or as a job"
+    ),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
-    "image": Verb("envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods"),
+    "image": Verb(
+        "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods, workflow"
+    ),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
-    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, with the origin of each value; fabfile"),
+    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
 }
 

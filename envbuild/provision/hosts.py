@@ -236,7 +236,7 @@ def _known(lists: Sequence[str], known: set[str], names: Sequence[str], option: 
         raise EnvbuildError(
             "host-unknown",
             f"`{option}` names {unknown[0]}{more}, which {'are' if more else 'is'} not of {whose}",
-            why=f"its {len(names)} hosts: {first}",
+            why=f"its {len(names)} host{'s' * (len(names) != 1)}: {first}",
             hint=f"did you mean `{near}`?" if near else "",
         )
     return set(said)

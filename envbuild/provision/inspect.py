@@ -127,8 +127,10 @@ def _ask(
             environment, variant, stamp = found
             args = {"stack": prepared.stack.name, "environment": environment, **args_for(variant, stamp)}
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
-    with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
-        answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
+    answers: dict[str, ContactResult | EnvbuildError] = {}
+    if requests:
+        with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
+            answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
     together = Outcome()
     if verb == "smoke" and len(answers) > 1:
         from envbuild.provision.inspect_together import meet_in_use
@@ -176,8 +178,9 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
         return str(item["path"]), variant, stamp
     return EnvbuildError(
         "environment-unknown",
-        f"{node}: no environment of {stack} is in use under {prepared.target.prefix}",
-        hint=f"build it: envbuild provision --target {prepared.choice.target}",
+        f"{node}: no environment of {stack} is in use",
+        hint=f"build it: envbuild provision --target {prepared.choice.target} --stack {prepared.reference or stack}; "
+        f"`envbuild env list --target {prepared.choice.target}` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
 

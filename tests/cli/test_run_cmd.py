@@ -30,6 +30,13 @@ def _make(runs: Path, **last: Any) -> RunDir:
     return made
 
 
+@pytest.mark.parametrize("words", [[], ["image"], ["run"]])
+def test_a_group_alone_shows_what_it_has_and_is_a_mistake(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("Usage: "), "error[" in err) == ("", True, False)
+
+
 def test_no_runs_is_an_empty_list_and_no_error(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "list"]) == 0
     out = capsys.readouterr()

@@ -236,6 +236,15 @@ def test_two_at_once_in_one_prefix_do_not_disturb_each_other(world: World) -> No
     assert world.built()["status"] == "unchanged"
 
 
+def test_what_is_not_in_use_is_told_with_the_command_that_builds_it(world: World) -> None:
+    world.tiny()
+    done = world.run("verify", "--stack", "./tiny.yaml", "--json")
+    error = done.node["error"]
+    assert (done.rc, error["code"]) == (1, "environment-unknown")
+    assert "{" not in error["what"], "a target's placeholders are no path"
+    assert "envbuild provision --target local --stack ./tiny.yaml" in error["hint"]
+
+
 def test_a_lock_that_is_not_there_says_how_to_make_it(world: World) -> None:
     world.stack()
     done = world.run("provision", "--stack", "./tiny.yaml")
