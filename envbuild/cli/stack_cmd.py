@@ -30,7 +30,9 @@ def list_command(ui: Ui) -> int:
         loaded = load_stack(name)
         rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
     width = max((len(row["name"]) for row in rows), default=0)
-    lines = [f"{row['name']:{width}}  {row['summary']} ({', '.join(row['profiles'])})" for row in rows]
+    lines = [
+        f"{row['name']:{width}}  {row['summary']}\n{'':{width}}  profiles: {', '.join(row['profiles'])}" for row in rows
+    ]
     ui.result({"stacks": rows}, lambda: "\n".join(lines))
     return 0
 

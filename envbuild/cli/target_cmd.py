@@ -44,15 +44,21 @@ def show(ui: Ui, target: str | None) -> int:
     if template:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
-    ui.result(result, lambda: "\n".join([*(f"# from {path}" for path in files), *_lines(data)]))
+    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(data)]))
     return 0
 
 
-def _lines(data: dict[str, Any]) -> list[str]:
-    return [f"{key}: {_value(value)}" for key, value in data.items() if value not in ({}, [], "")]
+def _text(data: dict[str, Any]) -> str:
+    """As a target file says it that extends no other."""
+    import yaml
+
+    said = _said({key: value for key, value in data.items() if key != "extends"})
+    return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_value(item)}" for key, item in value.items())
-    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)
+def _said(value: Any) -> Any:
+    """A value without what nobody has said in it."""
+    if not isinstance(value, dict):
+        return [_said(item) for item in value] if isinstance(value, list) else value
+    said = {key: _said(item) for key, item in value.items()}
+    return {key: item for key, item in said.items() if item not in (None, {}, [], "")}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.loader import list_stacks, list_targets
+from envbuild.catalog.loader import list_stacks, list_targets, load_target
 from envbuild.cli.entry import main
 
 
@@ -74,8 +74,18 @@ def test_target_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert as_json(capsys, "target", "show")["target"]["name"] == "local"
     assert as_json(capsys, "target", "show", "ssh")["template"] is True
     assert main(["target", "show", "local"]) == 0
-    assert "prefix: {data}/envbuild" in capsys.readouterr().out
+    assert "prefix: '{data}/envbuild'" in capsys.readouterr().out
     assert main(["target", "show", "lcal"]) == 2
+
+
+@pytest.mark.parametrize("name", list_targets())
+def test_a_target_is_shown_as_a_file_that_says_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    assert main(["target", "show", name]) == 0
+    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
+    shown = load_target(str(tmp_path / "shown.yaml"), template=True).target
+    assert shown == load_target(name, template=True).target.model_copy(update={"extends": None})
 
 
 def test_config_show_with_origins(
