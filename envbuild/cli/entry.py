@@ -17,6 +17,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments in (["--version"], ["-V"]):
         sys.stdout.write(f"envbuild {__version__}\n")
         return 0
+    # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from envbuild.cli.run import run
 
     code = run(arguments)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from envbuild.model.target import Target
     from envbuild.provision.rundir import RunDir
 
+_NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.classes")
 DEADLINE_OPTION = click.option(
     "--deadline",
     type=click.FloatRange(min=0.1),
@@ -43,7 +44,7 @@ def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
             )
         facts, errors = _probe_in_job(ui, target, flags)
     else:
-        facts, errors = probe_nodes(target, deadline or DEADLINE)
+        facts, errors = probe_nodes(target, deadline or DEADLINE, _NEXT)
     show_probed(ui, target, facts, errors)
     return gravest(int(error.exit_code) for error in errors.values())
 
@@ -114,14 +115,16 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 def verify(ui: Ui, /, deep: bool, deadline: float | None, **flags: Any) -> int:
     """Compare the environment in use with its lock and its stamp; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
+    from envbuild.container.engine import runs_in_jobs_alone
     from envbuild.provision import inspect
     from envbuild.provision.prepare import prepare
     from envbuild.schedule.run import as_login
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True)
-    # The files of a shared prefix can be read on the login host, without a job.
-    prepared = replace(prepared, target=as_login(prepared.target))
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=deadline is None)
+    # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
+    if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
+        prepared = replace(prepared, target=as_login(prepared.target))
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
@@ -139,7 +142,7 @@ def smoke(ui: Ui, /, **flags: Any) -> int:
     from envbuild.provision.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True)
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=True)
     settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
     if prepared.selection is not None:
         ui.note(str(prepared.selection))

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 class StrictModel(BaseModel):
     """Base of all models: no unknown key, no coercion, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON-ready dict without unset optionals (`None`), with the names that files use (`if`, not `if_`)."""

@@ -4,15 +4,16 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 
-from envbuild.node import proc, protocol, session
+from envbuild.node import proc, protocol
 from envbuild.node.protocol import Exit, Interrupted, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
+CONNECTION = "ENVBUILD_CONNECTION"
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
     "probe": "probe",
@@ -77,6 +78,8 @@ def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
 
 
 def _internal(verb: "str", error: "Exception") -> "tuple[dict[str, Any], int]":
+    import traceback
+
     traceback.print_exc()
     frames = traceback.extract_tb(error.__traceback__)
     where = (
@@ -98,7 +101,10 @@ def main(argv: "list[str] | None" = None) -> "int":
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _on_signal)
-    session.follow(os.environ.pop(session.VARIABLE, None))
+    if CONNECTION in os.environ:
+        from envbuild.node import session
+
+        session.follow(os.environ.pop(CONNECTION))
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)

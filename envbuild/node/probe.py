@@ -9,9 +9,7 @@ from envbuild.node import (
     probe_disk,
     probe_gpu,
     probe_prefix,
-    probe_python,
     probe_system,
-    probe_tools,
     proc,
     protocol,
 )
@@ -45,6 +43,8 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     folders = search_path()
     if args.get("brief"):
         return False, _brief(args, prefix, folders)
+    from envbuild.node import probe_python, probe_tools
+
     reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
     interpreters = _texts(args, "interpreters")
     modules = probe_system.modules_system()

@@ -4,7 +4,7 @@ import json
 import os
 from functools import partial
 
-from envbuild.node import pipconf, proc
+from envbuild.node import proc
 from envbuild.node.probe_files import names, read
 
 TYPE_CHECKING = False
@@ -59,6 +59,8 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
     if not wanted:
         return {}
+    from envbuild.node import pipconf
+
     folders = pipconf.folders(pipconf.read(os.environ).find_links)
     found = {}
     for name in wanted:

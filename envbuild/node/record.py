@@ -1,7 +1,5 @@
 """What is installed: dist-info folders, their names and versions, and every file against its RECORD."""
 
-import base64
-import hashlib
 import os
 import re
 
@@ -148,6 +146,9 @@ def _other(path: "str", algorithm: "str") -> "str":
     """Digest by one of the rarer algorithms that RECORD allows, empty when it is none."""
     if algorithm not in ("sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s"):
         return ""
+    import base64
+    import hashlib
+
     total = hashlib.new(algorithm)
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1024 * 1024), b""):

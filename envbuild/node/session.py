@@ -9,8 +9,6 @@ import threading
 
 from envbuild.node import identity
 
-# Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
-VARIABLE = "ENVBUILD_CONNECTION"
 _SERVERS = ("sshd", "dropbear")
 _POLL = 1.0
 

@@ -4,7 +4,7 @@ import os
 import re
 import time
 
-from envbuild.node import packs, paths, stamp
+from envbuild.node import paths, stamp
 from envbuild.node.protocol import NodeError, plural
 
 TYPE_CHECKING = False
@@ -21,9 +21,12 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     args = request["args"]
     prefix = request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
-    if stack in packs.stacks(prefix):
-        # A folder that nodes share: what is there is the pack, and the environment is on the disks of nodes.
-        return packs.run(request)
+    if os.path.isdir(os.path.join(prefix, "ensure")):
+        from envbuild.node import packs
+
+        if stack in packs.stacks(prefix):
+            # A folder that nodes share: what is there is the pack, and the environment is on the disks of nodes.
+            return packs.run(request)
     environment = _environment(prefix, stack, args.get("environment"))
     checks = []  # type: list[dict[str, Any]]
     found = stamp.read(environment)

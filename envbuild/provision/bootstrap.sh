@@ -29,8 +29,9 @@ say protocol 1
 say hostname "$(uname -n)"
 say user "$user"
 say reached "${SSH_CONNECTION-}"
-say kernel "$(uname -s) $(uname -r)"
-say arch "$(uname -m)"
+set -- $(uname -srm)
+say kernel "${1-} ${2-}"
+say arch "${3-}"
 libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)
 case $libc in
   glibc*) ;;

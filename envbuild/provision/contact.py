@@ -7,6 +7,7 @@ The login shell never parses anything of ours, and what start-up files print is 
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import os
 import re
@@ -14,17 +15,22 @@ import secrets
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.bundle import node_pyz
+
+if TYPE_CHECKING:
+    import fabric
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
 OUTPUT_LIMIT = 16 * 1024 * 1024
@@ -218,6 +224,33 @@ def _local(request: dict[str, Any], nonce: str, deadline: float) -> Raw:
     return Raw("\n".join([*lines, _marker("end", nonce), ""]).encode(), done.err, done.truncated, done.timed_out)
 
 
+# Connections that were begun before anybody knew what to ask: by node and options.
+_begun: dict[tuple[str, str], Future[fabric.Connection]] = {}
+
+
+def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
+    """Begin to log in on nodes that are asked soon, while this process still reads what it will ask.
+
+    What goes wrong is told by `contact`, which takes these connections. Of very many nodes, the first.
+    """
+    if connection.kind != "ssh":
+        return
+    options = connection.model_dump_json()
+    begun = {node: Future[Any]() for node in dict.fromkeys(nodes[:WORKERS])}
+    _begun.update({(node, options): future for node, future in begun.items()})
+
+    def one(node: str, future: Future[Any]) -> None:
+        from envbuild.provision import ssh
+
+        try:
+            future.set_result(ssh.log_in(node, connection))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            future.set_exception(error)
+
+    for node, future in begun.items():
+        threading.Thread(target=one, args=(node, future), daemon=True).start()
+
+
 def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:
     """Run `request["verb"]` of the node program on one node; `deadline` in seconds for everything after connecting.
 
@@ -230,8 +263,11 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     else:
         from envbuild.provision import ssh
 
+        begun = _begun.pop((node, connection.model_dump_json()), None) if _begun else None
         script = build_script(request, node_pyz(), nonce)
-        out, err, truncated, timed_out = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)
+        out, err, truncated, timed_out = ssh.exchange(
+            node, script.encode(), connection, deadline, OUTPUT_LIMIT, begun.result if begun else None
+        )
         raw = Raw(out, err, truncated, timed_out)
     log = raw.err[-LOG_LIMIT:]
     if raw.truncated:
@@ -247,8 +283,12 @@ def contact(
     request_for: Callable[[str], dict[str, Any]],
     connection: Connection,
     deadline: float = DEADLINE,
+    meanwhile: Sequence[str] = (),
 ) -> dict[str, ContactResult | EnvbuildError]:
-    """Contact all nodes at once; each has its own result or error, and none waits for another's deadline."""
+    """Contact all nodes at once; each has its own result or error, and none waits for another's deadline.
+
+    `meanwhile`: modules that are imported while the nodes work, because they are needed next.
+    """
 
     at_once = threading.BoundedSemaphore(WORKERS)
 
@@ -269,9 +309,17 @@ def contact(
             )
 
     wanted = list(dict.fromkeys(nodes))
+    if meanwhile:
+        threading.Thread(target=_import, args=(tuple(meanwhile),), daemon=True).start()
     if len(wanted) == 1:
         return {wanted[0]: one(wanted[0])}
     node_pyz()
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in wanted])
     return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        with suppress(ImportError):  # who needs it will say so
+            importlib.import_module(name)

@@ -13,8 +13,10 @@ from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
-from envbuild.model.target import Target
+from envbuild.model.target import HostSource, Target
+from envbuild.provision.contact import log_in_ahead
 from envbuild.provision.hosts import Narrowing, Selection, settle_hosts
+from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.supported import refuse_unsupported
 
 
@@ -56,10 +58,17 @@ class Prepared:
 
 
 def prepare(
-    choice: Choice, *, locked: bool = True, recorded: bool = False, jobs: bool = False, script: bool = False
+    choice: Choice,
+    *,
+    locked: bool = True,
+    recorded: bool = False,
+    jobs: bool = False,
+    script: bool = False,
+    ahead: bool = False,
 ) -> Prepared:
     """Load and compare. `recorded`: nodes will not be asked, their facts are recorded ones. `jobs`: the verb can work
-    through jobs of a scheduler. `script`: what it would do is only printed.
+    through jobs of a scheduler. `script`: what it would do is only printed. `ahead`: nodes are asked next; where the
+    target lists them, logging in begins here.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
     (exit 2), `lock-stale` (exit 2) when the stack file has changed since the lock was made and `locked` is true, and
@@ -71,6 +80,10 @@ def prepare(
     if not recorded:
         refuse_unsupported(target, jobs=jobs, script=script)
         loader.refuse_template(found)
+    settled = None
+    if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
+        settled = settle_hosts(found, choice.narrowing)
+        log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
     reference = choice.stack or _beside(found.path, target.stack)
     if reference is None:
         raise EnvbuildError(
@@ -98,7 +111,7 @@ def prepare(
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # Last: who names the hosts may be a program or a network away.
-    target, selection = (target, None) if recorded else settle_hosts(found, choice.narrowing)
+    target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
     locked_now = fill(lock, read_first_uses())
     return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference)
 

@@ -10,7 +10,7 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -200,10 +200,8 @@ class _Collector:
         return True, False
 
 
-def exchange(
-    node: str, script: bytes, options: Connection, deadline: float, limit: int
-) -> tuple[bytes, str, bool, bool]:
-    """Feed `script` to `/bin/sh -s` on `node`: stdout, stderr, truncated at `limit` bytes, timed out at `deadline` (s).
+def log_in(node: str, options: Connection) -> fabric.Connection:
+    """An open connection to `node`.
 
     Raises EnvbuildError `host-key-unknown`, `host-key-changed`, `ssh-auth-failed`, `node-unreachable`.
     """
@@ -213,6 +211,27 @@ def exchange(
         ports.update((hop.host, int(hop.port)) for hop in _hops(connection))
         try:
             connection.open()
+        except BaseException:
+            _close(connection)
+            raise
+    return connection
+
+
+def exchange(
+    node: str,
+    script: bytes,
+    options: Connection,
+    deadline: float,
+    limit: int,
+    logged_in: Callable[[], fabric.Connection] | None = None,
+) -> tuple[bytes, str, bool, bool]:
+    """Feed `script` to `/bin/sh -s` on `node`: stdout, stderr, truncated at `limit` bytes, timed out at `deadline` (s).
+
+    `logged_in` waits for a connection that was begun before. Raises EnvbuildError as `log_in` does.
+    """
+    connection = logged_in() if logged_in else log_in(node, options)
+    with _coded(node, options, {}):
+        try:
             channel = connection.transport.open_session(timeout=options.connect_timeout)
             channel.settimeout(deadline)
             channel.exec_command("/bin/sh -s")
@@ -233,12 +252,9 @@ def download(
     Returns the bytes written and the end of stderr. Nothing larger than a chunk is ever in memory; `idle` is how many
     seconds may pass without a byte. Raises EnvbuildError as `exchange` does.
     """
-    ports: dict[str, int] = {}
-    with _coded(node, options, ports):
-        connection = open_connection(node, options)
-        ports.update((hop.host, int(hop.port)) for hop in _hops(connection))
+    connection = log_in(node, options)
+    with _coded(node, options, {}):
         try:
-            connection.open()
             channel = connection.transport.open_session(timeout=options.connect_timeout)
             channel.settimeout(idle)
             channel.exec_command("/bin/sh -s")

@@ -6,7 +6,7 @@ be chosen is it asked again, with the questions that cost time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +25,9 @@ from envbuild.provision.prepare import Prepared
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
+
+# Where a brief answer shows that nothing has to be done, these are all that is still to be read.
+_NEXT = ("envbuild.plan", "envbuild.catalog.patches", "envbuild.provision.equality", "envbuild.report.terminal")
 
 
 @dataclass
@@ -47,14 +50,21 @@ class Survey:
         return [node for node, answer in self.contacts.items() if answer.response is None]
 
 
-def ask(nodes: Iterable[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
+def ask(
+    nodes: Iterable[str],
+    prepared: Prepared,
+    run: str,
+    args: Mapping[str, Any],
+    survey: Survey,
+    meanwhile: Sequence[str] = (),
+) -> None:
     """Probe nodes and put facts or errors into the survey."""
     target = prepared.target
 
     def request_for(node: str) -> dict[str, Any]:
         return node_request("probe", target.prefix, {"node": node, **args}, run)
 
-    for node, answer in contact(nodes, request_for, target.connection).items():
+    for node, answer in contact(nodes, request_for, target.connection, meanwhile=meanwhile).items():
         if isinstance(answer, EnvbuildError):
             survey.errors[node] = answer
             continue
@@ -74,7 +84,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool =
     """
     survey = Survey()
     if keep and can_keep(prepared.choice, prepared.target.base):
-        ask(nodes, prepared, run, {"stack": prepared.stack.name, "verify": True, "brief": True}, survey)
+        ask(nodes, prepared, run, {"stack": prepared.stack.name, "verify": True, "brief": True}, survey, _NEXT)
         plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
         survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
     rest = [node for node in nodes if node not in survey.kept and node not in survey.errors]
@@ -163,6 +173,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
         trust_first_use=prepared.choice.trust_first_use,
+        others={node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors},
     )
     for node, resolution in resolutions.items():
         survey.resolutions[node] = resolution
@@ -182,7 +193,9 @@ def _rules() -> Compat:
     return load_compat(resources.catalog() / "compat")
 
 
-def probe_nodes(target: Target, deadline: float = DEADLINE) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+def probe_nodes(
+    target: Target, deadline: float = DEADLINE, meanwhile: Sequence[str] = ()
+) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
     from envbuild.provision.inventory import expand_hosts
 
@@ -195,7 +208,7 @@ def probe_nodes(target: Target, deadline: float = DEADLINE) -> tuple[dict[str, N
 
     limit = min(target.connection.connect_timeout, deadline)
     connection = target.connection.model_copy(update={"connect_timeout": limit})
-    answers = contact(nodes, request_for, connection, deadline)
+    answers = contact(nodes, request_for, connection, deadline, meanwhile)
     for node, answer in answers.items():
         try:
             if isinstance(answer, EnvbuildError):

@@ -71,6 +71,36 @@ def test_probe_over_ssh(start: StartServer, client: Path) -> None:
     assert list(server.home.iterdir()) == []
 
 
+def logins(server: Server) -> int:
+    return (server.root / "log").read_text().count("Accepted publickey")
+
+
+def test_a_login_that_was_begun_ahead_is_used_once(start: StartServer, client: Path) -> None:
+    server = start()
+    connection = options(client, server, server.known)
+    contact.log_in_ahead([server.address], connection)
+    for expected in (1, 2):
+        found = contact.contact([server.address], request, connection)[server.address]
+        assert isinstance(found, contact.ContactResult)
+        assert found.result()["node"] == server.address
+        assert logins(server) == expected
+
+
+def test_what_goes_wrong_ahead_is_told_by_the_contact(start: StartServer, client: Path) -> None:
+    server = start()
+    connection = options(client, server, "")
+    contact.log_in_ahead([server.address], connection)
+    assert error_of(server, connection).code == "host-key-unknown"
+    assert logins(server) == 0
+
+
+def test_a_login_that_was_begun_with_other_options_is_not_used(start: StartServer, client: Path) -> None:
+    server = start()
+    connection = options(client, server, server.known)
+    contact.log_in_ahead([server.address], connection.model_copy(update={"user": "nobody-here"}))
+    assert contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
+
+
 def test_start_up_files_that_print_do_no_harm(start: StartServer, client: Path) -> None:
     server = start()
     for name in (".bashrc", ".profile", ".zshrc", ".cshrc"):
