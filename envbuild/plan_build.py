@@ -6,11 +6,14 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.model.patch import Patch
+from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Build
 from envbuild.resolve.arch import given_codes
+from envbuild.resolve.borrow import NVCC, TOOLS
 from envbuild.resolve.candidate import needs_nvcc, stack_arch_list
 
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
@@ -45,10 +48,15 @@ def build_request(
     store: str | None,
     jobs: int | None,
     check_rebuild: bool,
+    lacks: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The `build` of an install request; `nvcc` is the path that the resolver chose, `store` a path on the node."""
+    """The `build` of an install request; `nvcc` is the path that the resolver chose, `store` a path on the node.
+
+    `lacks`: of `lacking`.
+    """
     found = next((each for each in facts.nvcc if each.path == nvcc), None)
     return {
+        **({"lacks": dict(lacks)} if lacks else {}),
         "store": store or posixpath.join(facts.stage_prefix, "store", "wheels"),
         "arch_list": list(arch_codes(variant)),
         "cuda_home": posixpath.dirname(posixpath.dirname(found.path)) if found else None,
@@ -56,6 +64,28 @@ def build_request(
         "jobs": jobs,
         "check_rebuild": check_rebuild,
     }
+
+
+def lacking(variant: Variant, resolution: Resolution) -> dict[str, str]:
+    """The sources that the node cannot build, for it takes what another one builds, each with the rule against it."""
+    if resolution.wheels_from is None:
+        return {}
+    rule = next(item.rule for item in resolution.decisions if item.rule in TOOLS)
+    built = {source.name: source.build for source in variant.sources if source.build}
+    return {name: rule for name, build in built.items() if rule != NVCC or needs_nvcc(build)}
+
+
+def lacks_tools(resolution: Resolution, why: str = "") -> EnvbuildError:
+    """The error (exit 7) of a node that cannot build and gets nothing from others; `why` it does not."""
+    decision = next(item for item in resolution.decisions if item.rule in TOOLS)
+    return EnvbuildError(
+        decision.rule,
+        f"{resolution.node} cannot build {resolution.stack} itself, and no other node gives it what it needs",
+        why="; ".join(filter(None, (f"{decision.compared[0]} here" if decision.compared else decision.what, why))),
+        hint=decision.instead or "",
+        exit_code=ExitCode.REFUSED,
+        details={"node": resolution.node},
+    )
 
 
 def arch_codes(variant: Variant) -> tuple[str, ...]:

@@ -8,16 +8,18 @@ facts say about that beforehand. Where they are wrong, a node builds for itself:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import BuildClass, NodePlan, Plan, Step
-from envbuild.plan_build import compile_seconds, compile_text
+from envbuild.plan_build import compile_seconds, compile_text, lacking
 
 BUILDERS = 2
+# Of `tools_of`: what comes before nvcc.
+_BESIDE_NVCC = 3
 
 
 def compiled_wheels(variant: Variant) -> tuple[str, ...]:
@@ -89,22 +91,28 @@ def keys_of(sources: Any) -> dict[str, str]:
 
 
 def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[list[NodePlan]]:
-    """Nodes that would make equal wheels; one without a compiler joins the largest group that it can take from."""
+    """Nodes that would make equal wheels; one that lacks a tool joins the largest group that it can take from."""
     able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
-    bare: dict[tuple[str, ...], list[NodePlan]] = {}
+    bare: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     for node in nodes:
         base, tools = _base(node, facts[node.node]), tools_of(node, facts[node.node])
-        if tools:
+        if can_build(node, facts[node.node]):
             able.setdefault((base, tools), []).append(node)
         else:
-            bare.setdefault(base, []).append(node)
-    for base, group in bare.items():
-        fitting = [key for key in able if key[0] == base]
+            # Of a node without nvcc, the compilers have to be those of the builder; see `why_not_for` of the build key.
+            bare.setdefault((base, tools[:_BESIDE_NVCC]), []).append(node)
+    for (base, tools), group in bare.items():
+        fitting = [key for key in able if key[0] == base and tools in ((), key[1][:_BESIDE_NVCC])]
         if fitting:
             able[max(fitting, key=lambda key: len(able[key]))] += group
         else:
-            able[base, ()] = group
+            able[base, ("bare", *tools)] = group
     return list(able.values())
+
+
+def can_build(node: NodePlan, facts: NodeFacts) -> bool:
+    """The node has what it takes to compile: compilers, and nvcc where CUDA code is compiled."""
+    return node.resolution.wheels_from is None and bool(tools_of(node, facts))
 
 
 def _base(node: NodePlan, facts: NodeFacts) -> tuple[str, ...]:
@@ -126,9 +134,11 @@ def _class(
 ) -> BuildClass | None:
     """None where one node is left to itself. Builders are those with most cores, in the order of the plan."""
     names = [node.node for node in group]
-    able = [node.node for node in group if tools_of(node, facts[node.node])] or names
+    able = [node.node for node in group if can_build(node, facts[node.node])]
+    # Where no node has a compiler, one says so; without nvcc, all are refused (`left_alone`).
+    able = able or [node.node for node in group if node.resolution.wheels_from is None]
     builders = sorted(able, key=lambda name: -(facts[name].cpus or 0))[:BUILDERS]
-    if donor is None and len(names) < 2:
+    if donor is None and (len(names) < 2 or not builders):
         return None
     return BuildClass(
         sources=compiled_wheels(variants[names[0]]),
@@ -136,6 +146,31 @@ def _class(
         builders=tuple(builders) if len(names) > 1 else (),
         donor=None if donor is None else donor.node,
     )
+
+
+def left_alone(plan: Plan, variants: Mapping[str, Variant]) -> tuple[str, ...]:
+    """Nodes that cannot compile and would have to: no node of this plan gives them what they need."""
+    taking = {name for each in plan.builds for name in each.nodes}
+    return tuple(
+        node.node
+        for node in plan.nodes
+        if node.resolution.wheels_from is not None
+        and install_args(node) is not None
+        and (node.node not in taking or _in_its_tree(node, variants[node.node]))
+    )
+
+
+def _in_its_tree(node: NodePlan, variant: Variant) -> bool:
+    """Something is built in its tree, on the node itself, which cannot do that."""
+    lacks = lacking(variant, node.resolution)
+    return any(each.build and each.build.kind == "inplace" and each.name in lacks for each in variant.sources)
+
+
+def without(plan: Plan, names: Collection[str]) -> Plan:
+    """The plan without some nodes, none of which gives anything to others."""
+    builds = (each.model_copy(update={"nodes": tuple(n for n in each.nodes if n not in names)}) for each in plan.builds)
+    nodes = tuple(node for node in plan.nodes if node.node not in names)
+    return plan.model_copy(update={"nodes": nodes, "builds": tuple(each for each in builds if each.nodes)})
 
 
 def _told(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:

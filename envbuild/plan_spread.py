@@ -14,7 +14,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, SpreadClass, Step
 from envbuild.model.target import Target
 from envbuild.plan_node import NodeTool, toolchain_words
-from envbuild.plan_once import compiled_wheels, install_args, names_of, stamp_of_environment, tools_of
+from envbuild.plan_once import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
 
 # Below a prefix, where packs lie (`node/relay.py`).
 PACKS = "store/packs"
@@ -129,6 +129,8 @@ def _classes(
     if not takers or len(group) < 2:
         return []
     builder = min(group, key=lambda node: _rank(node, donors, facts[node.node], variants.get(node.node)))
+    if builder.node not in donors and builder.resolution.wheels_from is not None:
+        return []
     ceiling = _glibc(facts[builder.node])
     served = [node for node in takers if node is not builder and _glibc(facts[node.node]) >= ceiling]
     rest = [node for node in group if node is not builder and node not in served]
@@ -148,7 +150,8 @@ def _rank(
 ) -> tuple[bool, bool, tuple[int, ...], int]:
     """Who gives, smallest first: a finished node, one that can compile what has to be, the oldest glibc, most cores."""
     compiles = variant is not None and bool(compiled_wheels(variant))
-    unable = compiles and node.node not in donors and not tools_of(node, facts)
+    lacking = node.resolution.wheels_from is not None or (compiles and not can_build(node, facts))
+    unable = node.node not in donors and lacking
     return (node.node not in donors, unable, _glibc(facts), -(facts.cpus or 0))
 
 
@@ -205,9 +208,10 @@ def _shared(
     """On one prefix for all nodes: for each environment one node builds, if none has, and the others test."""
     working = [node for node in plan.nodes if node.steps and node.node not in tried]
     finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
-    builders = {**{node.environment: node.node for node in reversed(working)}, **finished}
+    able = [node for node in working if node.resolution.wheels_from is None]
+    builders = {**{node.environment: node.node for node in reversed(able)}, **finished}
     classes = {}
-    for environment in dict.fromkeys(node.environment for node in working):
+    for environment in dict.fromkeys(node.environment for node in working if node.environment in builders):
         builder = builders[environment]
         others = tuple(node.node for node in working if node.environment == environment and node.node != builder)
         classes[environment] = SpreadClass(

@@ -11,10 +11,11 @@ from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import relay
 from envbuild.plan import chosen_variant
 from envbuild.plan_node import environment_path
-from envbuild.plan_once import share_builds
+from envbuild.plan_once import left_alone, share_builds
 from envbuild.plan_spread import PACKS, spread, tree
 from envbuild.resolve.engine import resolve_fleet
 from tests.resolve.builders import compat, target
+from tests.resolve.test_borrow import cuda_lock, gpu_node
 from tests.resolve.test_engine import stamped
 from tests.test_plan import FakeTool, planned
 from tests.test_plan_once import COMPILED, lock_with, machine
@@ -242,3 +243,25 @@ def test_no_more_nodes_take_part_than_are_contacted_at_once() -> None:
 
 def test_planner_and_node_program_mean_the_same_folder() -> None:
     assert PACKS == relay.FOLDER
+
+
+def test_a_node_without_nvcc_takes_the_whole_environment_whatever_its_compiler_is() -> None:
+    nodes = [gpu_node("bare", nvcc=[], more={"cpus": 256}), gpu_node("a"), gpu_node("other", nvcc=[], gcc=["10.2.0"])]
+    lock = cuda_lock()
+    plan = spread_over(*nodes, lock=lock)
+    assert classes(plan) == [("a", ("bare", "other"))]
+    assert kinds(plan)["bare"] == ["toolchain", "unpack", "smoke", "activate"]
+    variants = dict.fromkeys(("bare", "a", "other"), lock.variants[0])
+    assert left_alone(plan, variants) == ()
+    failed = spread_over(*nodes, lock=lock, tried=("a",))
+    assert classes(failed) == []
+    assert left_alone(failed, variants) == ("bare", "other"), "without the one that can, nobody builds"
+
+
+def test_on_a_shared_prefix_a_node_with_nvcc_builds() -> None:
+    nodes = [gpu_node("bare", nvcc=[]), gpu_node("a")]
+    plan = spread_over(*nodes, lock=cuda_lock(), where={"placement": "shared"})
+    assert classes(plan) == [("a", ("bare",))]
+    assert kinds(plan)["bare"] == ["toolchain", "smoke"]
+    failed = spread_over(*nodes, lock=cuda_lock(), where={"placement": "shared"}, tried=("a",))
+    assert left_alone(failed, dict.fromkeys(("bare", "a"), cuda_lock().variants[0])) == ("bare",)

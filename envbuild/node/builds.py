@@ -224,6 +224,7 @@ class Builder:
         again = bool(self.options.get("check_rebuild"))
 
         def build(out: "str") -> "dict[str, Any]":
+            self._need_tools(name)
             facts = dict(self._build(source, out, budget, again), patches=self.patched.get(name) or [])
             del facts["wheel"]
             return facts
@@ -249,6 +250,18 @@ class Builder:
             facts["rebuild"] = self._compare(source, entry.wheel, budget) if again else None
         self.wheels[name] = entry.wheel
         self.built[name] = facts
+
+    def _need_tools(self, name: "str") -> "None":
+        """Raises NodeError by the rule that is against building here (7): what was promised did not come."""
+        rule = (self.options.get("lacks") or {}).get(name)
+        if rule:
+            raise NodeError(
+                rule,
+                "%s would have to be built here, and this node lacks what that takes" % name,
+                why=(self.handed.told.get(name) or {}).get("why") or "no wheel of it was handed on",
+                hint="make the node like the one that builds: its compilers and nvcc",
+                exit_code=Exit.REFUSED,
+            )
 
     @property
     def _arch_list(self) -> "list[str]":

@@ -29,7 +29,9 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
     that could not be reached at all.
     """
     batches = work.settings.batches
-    todo = tuple(node.node for node in plan.nodes if node.steps)
+    # A node that takes what others build comes after them.
+    working = sorted((node for node in plan.nodes if node.steps), key=lambda each: bool(each.resolution.wheels_from))
+    todo = tuple(node.node for node in working)
     waves = batches.waves(todo)
     total = len(plan.nodes) + sum(node not in {each.node for each in plan.nodes} for node in work.survey.errors)
     outcome, failed = Outcome(), set(work.survey.errors)
@@ -45,8 +47,10 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
             work.progress.stage(f"wave {number + 1} of {len(waves)}: {len(names)} node{'s' * (len(names) != 1)}")
             work.only = frozenset(names) | work.done
             part = replan(work)
+        lacking = {name: error for name, error in work.lacking.items() if name in names}
         made, found = wave(work, part)
         plan = _with_steps(plan, made, names)
+        found.errors.update(lacking)
         outcome.responses.update(found.responses)
         outcome.errors.update(found.errors)
         good = {name for name in names if name not in found.errors and all_well(found.responses.get(name, {}))}

@@ -22,6 +22,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.node import proc
+from envbuild.plan_build import lacks_tools
 from envbuild.plan_once import install_args, keys_of, stamp_of_environment
 from envbuild.plan_store import store_folder
 from envbuild.provision.collect import first_error
@@ -93,6 +94,9 @@ class _Run:
         try:
             ready += self._hand_over(donated)
             while ready or any(group.waiting for group in self.groups):
+                for group in self.groups:
+                    if group.waiting and group.next_builder is None:
+                        self._refuse_unable(group)
                 building = [group for group in self.groups if group.waiting]
                 for group in building:
                     ready.append(self._begin(group))
@@ -150,9 +154,18 @@ class _Run:
             return
         failed = group.tried[-1]
         error = self._error_of(failed)
+        self._refuse_unable(group, str(not_built(failed, failed, error)))
         for node in group.waiting:
             self.outcome.errors[node] = not_built(node, failed, error)
         group.waiting = []
+
+    def _refuse_unable(self, group: _Group, why: str = "") -> None:
+        """End those who wait and could not build for themselves."""
+        for node in group.waiting:
+            resolution = self.nodes[node].resolution
+            if resolution.wheels_from is not None:
+                self.outcome.errors[node] = lacks_tools(resolution, why)
+        group.waiting = [node for node in group.waiting if node not in self.outcome.errors]
 
     def _error_of(self, node: str) -> EnvbuildError | None:
         return self.outcome.errors.get(node) or first_error(self.outcome.responses.get(node, {}).values())
@@ -181,6 +194,8 @@ class _Run:
         why = f"{error.what} ({error.why})" if error is not None else "nothing was there to hand over"
         names = ", ".join(group.made.sources)
         self.work.notes.append(f"{names} of {group.by} could not be handed to {', '.join(group.waiting)}: {why}")
+        if group.by != group.made.donor or not group.made.builders:
+            self._refuse_unable(group, why)
         return group.by != group.made.donor or not group.made.builders
 
     def _pack(self, group: _Group) -> tuple[_Pack | None, set[str]] | EnvbuildError | None:

@@ -6,15 +6,17 @@ import posixpath
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.plan_build import lacks_tools
 
 
-def share(plan: Plan, *, local: bool = False) -> Plan:
+def share(plan: Plan, *, local: bool = False, pins: bool = True) -> Plan:
     """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
 
-    `local`: each node has a prefix of its own; the others take over what it packs.
+    `local`: each node has a prefix of its own; the others take over what it packs. `pins`: a job can be given a node by
+    its name, else it builds on whichever it gets.
 
     Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
-    (exit 7) for what only nodes without a job can do.
+    (exit 7) for what only nodes without a job can do, and that of a rule where no node can build.
     """
     working = [node for node in plan.nodes if node.steps]
     if any(step.kind == "fetch" and step.request is not None for node in working for step in node.steps):
@@ -33,8 +35,28 @@ def share(plan: Plan, *, local: bool = False) -> Plan:
             hint="ask for nodes of one kind: `scheduler: {constraints: ...}`, or name the variant: `--variant ID`",
             exit_code=ExitCode.REFUSED,
         )
-    first = next((node.node for node in working), None)
+    first = _builder(working, pins=pins)
     return plan.model_copy(update={"nodes": tuple(_shared(node, first, local) for node in plan.nodes)})
+
+
+def _builder(working: list[NodePlan], *, pins: bool) -> str | None:
+    """The first node that has what it takes to build; None where nothing has to be done.
+
+    Raises EnvbuildError with the rule that is against it (exit 7) where no node has, or another one might come first.
+    """
+    able = [node.node for node in working if node.resolution.wheels_from is None]
+    lacking = [node for node in working if node.node not in able]
+    if lacking and not able:
+        raise lacks_tools(lacking[0].resolution, "no node of this job has it")
+    if lacking and not pins:
+        raise lacks_tools(lacking[0].resolution, "a job builds on its first node here, which may be any")
+    return able[0] if able else None
+
+
+def pinned(plan: Plan) -> str | None:
+    """The node that a job must have and build on, because others of its kind could not; None: whichever comes first."""
+    lacking = any(node.resolution.wheels_from is not None for node in plan.nodes if node.steps)
+    return builder_of(plan).node if lacking else None
 
 
 def _shared(node: NodePlan, first: str | None, local: bool) -> NodePlan:

@@ -60,8 +60,10 @@ class JobSite:
         told = self.target.scheduler.start_deadline
         return float(seconds_of(told)) if told else None
 
-    def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int) -> Job:
+    def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int, *, builder: str | None = None) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
+
+        `builder`: a node that it must have, on which steps run that run once.
 
         Raises EnvbuildError `job-invalid` (exit 2).
         """
@@ -71,6 +73,7 @@ class JobSite:
             "gpus_per_node": self.pool.gpus_per_node if expected is None else expected,
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
+            "builder": builder,
             "filesystems": wanted.filesystems, "modules": wanted.modules and wanted.modules.to_json_dict(),
             "variables": {key: value for key, value in self.target.environment.items()
                           if _PROXY.match(key) and isinstance(value, str)},

@@ -20,7 +20,7 @@ from envbuild.provision.job_ask import not_shared
 from envbuild.provision.job_facts import facts_file, write_facts
 from envbuild.provision.job_local import broadcast, is_local, pack_request
 from envbuild.provision.job_look import facts_of
-from envbuild.provision.job_plan import builder_of, other_steps
+from envbuild.provision.job_plan import builder_of, other_steps, pinned
 from envbuild.provision.job_site import JobSite, collect, place, read_json
 from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.survey import decide, probe_args
@@ -48,7 +48,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     meeting = job_request(work, builder, site.nodes)
     place(site.runner, folder, _requests(builder, work, folder, meeting))
     steps = _steps(builder, work, folder, meets=meeting is not None)
-    job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target))
+    job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target), builder=pinned(plan))
     number, state = run_to_end(work, site, job)
     answers = _answers(site, folder, state)
     if not answers and not state.good:
@@ -125,7 +125,7 @@ def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[J
 def job_script(plan: Plan, target: Target, text: str) -> str:
     """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder."""
     site = JobSite.of(target)
-    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, target))
+    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, target), builder=pinned(plan))
     # One node builds; there is nothing to test without envbuild on the others.
     return site.scheduler.render_body(job.model_copy(update={"nodes": 1}), text)
 

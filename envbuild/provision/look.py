@@ -55,6 +55,7 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     work.journal.append(EventKind.RESOLVED, variants=chosen)
     _find_tools(work)
     plan = plan_of(work)
+    work.survey.errors.update(work.lacking)
     work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
     work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
     return plan
@@ -99,12 +100,25 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         jobs = work.settings.jobs or prepared.target.build_jobs
         rebuild = work.settings.check_rebuild
         made = share_builds(made, survey.facts, survey.variants, jobs=jobs, check_rebuild=rebuild)
+    if prepared.target.connection.kind != "job":
+        made = _without_left_alone(work, made)
     if prepared.target.connection.kind == "job":
         from envbuild.provision.job_local import is_local
         from envbuild.provision.job_plan import share
 
-        return share(made, local=is_local(prepared.target))
+        pins = prepared.target.scheduler.kind == "slurm"
+        return share(made, local=is_local(prepared.target), pins=pins)
     return made
+
+
+def _without_left_alone(work: Work, plan: Plan) -> Plan:
+    """The plan without nodes that cannot compile what nobody gives them; `work.lacking` has their errors."""
+    from envbuild.plan_build import lacks_tools
+    from envbuild.plan_once import left_alone, without
+
+    names = left_alone(plan, work.survey.variants)
+    work.lacking = {node: lacks_tools(work.survey.resolutions[node]) for node in names}
+    return without(plan, names) if names else plan
 
 
 def _spread(work: Work, plan: Plan, tool_bytes: Mapping[str, int]) -> Plan:

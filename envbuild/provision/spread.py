@@ -22,6 +22,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import proc
+from envbuild.plan_build import lacks_tools
 from envbuild.plan_once import names_of
 from envbuild.plan_spread import PACKS, tree
 from envbuild.provision.build_once import add_member, execute_once, not_built
@@ -133,13 +134,21 @@ class _Run:
         if error.exit_code not in _OF_THE_NODE and error.code != "step-failed":
             self.tries.update(waiting)
         ended = [name for name in waiting if self.tries[name] >= _TRIES]
-        self.outcome.errors.update({name: not_built(name, failed, error) for name in ended})
+        self.outcome.errors.update({name: self._ended(name, failed, error) for name in ended})
         waiting = [name for name in waiting if name not in ended]
         return self._plan_again(waiting) if waiting else []
+
+    def _ended(self, node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
+        """Why a node ends that nobody builds for any more."""
+        resolution, why = self.nodes[node].resolution, not_built(node, builder, error)
+        return why if resolution.wheels_from is None else lacks_tools(resolution, str(why))
 
     def _plan_again(self, waiting: list[str]) -> list[str]:
         """Plan for nodes whose builder failed, without it; returns the new builders."""
         whole = plan_of(self.work)
+        refused = {name: error for name, error in self.work.lacking.items() if name in waiting}
+        self.outcome.errors.update(refused)
+        waiting = [name for name in waiting if name not in refused]
         made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
         made, files = self.stage(self.work, made)
         self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})

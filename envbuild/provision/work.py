@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.errors import EnvbuildError
 from envbuild.plan_waves import Batches
 from envbuild.provision.execute import Progress
 from envbuild.provision.journal import Journal, utc_now
@@ -59,7 +60,8 @@ class Work:
     """The state of one run; the only thing that its phases share.
 
     `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
-    `tried`: those that were to give an environment to others and could not.
+    `tried`: those that were to give an environment to others and could not; `lacking`: errors of those that the newest
+    plan left out, because they cannot build and nobody gives them anything.
     """
 
     prepared: Prepared
@@ -76,6 +78,7 @@ class Work:
     only: frozenset[str] | None = None
     done: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
+    lacking: dict[str, EnvbuildError] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
+from envbuild.resolve.borrow import borrow
 from envbuild.resolve.candidate import (
     Interpreter,
     bound_variant,
@@ -101,12 +102,18 @@ def resolve_fleet(
     variant: str | None = None,
     interpreter: str | None = None,
     trust_first_use: bool = False,
+    others: Mapping[str, NodeFacts] | None = None,
 ) -> dict[str, Resolution]:
-    """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does."""
+    """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does.
+
+    A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
+    `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished).
+    """
     resolver = Resolver(
         lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use
     )
-    return {node: resolver.resolve(value) for node, value in facts.items()}
+    found = {node: resolver.resolve(value) for node, value in facts.items()}
+    return {**found, **borrow(resolver, facts, found, others or {})}
 
 
 class Resolver:
@@ -145,11 +152,11 @@ class Resolver:
         self._bounds: dict[Hashable, tuple[Interpreter, Variant]] = {}
         self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
 
-    def resolve(self, facts: NodeFacts) -> Resolution:
-        """The resolution of one node."""
+    def resolve(self, facts: NodeFacts, *, without: frozenset[str] = frozenset()) -> Resolution:
+        """The resolution of one node; `without` are rules that are not asked."""
         # A number stands for the signature: hashing it once a node is what makes large fleets quick.
         shared = self._signatures.setdefault(signature(facts), len(self._signatures))
-        judged = [self._judge(place, v, facts, shared) for place, v in enumerate(self.variants)]
+        judged = [self._judge(place, v, facts, shared, without) for place, v in enumerate(self.variants)]
         best = min((j for j in judged if j.fits), key=lambda j: j.rank, default=None)
         path = best.python.path if best is not None and best.python is not None else None
         return Resolution(
@@ -167,14 +174,15 @@ class Resolver:
             ),
         )
 
-    def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int) -> _Judged:
+    def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int, without: frozenset[str]) -> _Judged:
         found, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
         # A finished environment needs neither its files nor room for them again.
         built = stamp is not None
         missing = () if built else out_of_reach(bound, facts, self.target, self.supply, platform)
-        decisions = (*found.decisions, *self._shared(variant, found.python, facts, shared))
+        ruled = self._shared(variant, found.python, facts, shared)
+        decisions = (*found.decisions, *(item for item in ruled if item.rule not in without))
         if not built:
             if variant.id in self._unrecorded:
                 decisions += recorded_rule(bound, facts, self.trust_first_use)

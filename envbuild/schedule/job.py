@@ -46,7 +46,7 @@ class Container(StrictModel):
 
 
 class JobStep(StrictModel):
-    """A program of a job, run on every node of it (`node`) or on the first one (`once`).
+    """A program of a job, run on every node of it (`node`) or on one (`once`): `Job.builder`, else the first.
 
     In `argv`, `{MASTER_ADDR}`, `{MASTER_PORT}` and `{JOB_ID}` stand for what only the job knows.
     """
@@ -83,7 +83,8 @@ class Job(StrictModel):
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
     whole nodes. `constraints` is Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
-    `cpus_per_node` is for jobs that share nodes; an exclusive one has all processors and all memory.
+    `cpus_per_node` is for jobs that share nodes; an exclusive one has all processors and all memory. `builder`: a node
+    that the job must have (Slurm alone).
     """
 
     name: JobName
@@ -100,6 +101,7 @@ class Job(StrictModel):
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
     container: Container | None = None
+    builder: Word | None = None
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     output: AbsPath
 

@@ -6,7 +6,7 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Broadcast, Container, Gres, Job, JobStep, JobText
+from envbuild.schedule.job import Broadcast, Gres, Job, JobStep, JobText
 
 _EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
 _STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
@@ -37,7 +37,7 @@ def render(job: Job) -> str:
         elif isinstance(step, JobText):
             body += ["", *_text(step)]
         else:
-            body += ["", *_step(step, job.container)]
+            body += ["", *_step(step, job)]
     return "\n".join([*head, "", *body, ""])
 
 
@@ -62,6 +62,7 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
     if job.time_limit:
         options.append(f"--time={time_text(job.time_limit)}")
     named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
+    named["nodelist"] = job.builder
     options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
     if here:
         return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
@@ -108,10 +109,14 @@ def _text(step: JobText) -> list[str]:
     return script.every_node(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
 
 
-def _step(step: JobStep, container: Container | None) -> list[str]:
+def _step(step: JobStep, job: Job) -> list[str]:
+    container = job.container
     if step.each == "node":
         told = "# Once on every node; a node that fails does not stop the others."
         where = _EVERYWHERE
+    elif job.builder:
+        told = "# Once, on the node that can build."
+        where = f"--nodes=1 --ntasks=1 --nodelist={shlex.quote(job.builder)}"
     else:
         told = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"
