@@ -16,10 +16,15 @@ NEEDS = {
     "podman": "podman: 4.0 or newer, root or subordinate ids for the user",
     "docker": "docker: its daemon, and leave to use it",
     "apptainer": "apptainer: 1.0 or newer, setuid or user namespaces",
-    "enroot": "enroot: user namespaces, squashfuse and fuse-overlayfs; and podman, docker or a registry to import from",
-    "pyxis": "pyxis: a job of Slurm, and the .sqsh file on a file system that its nodes see",
+    "enroot": "enroot: user namespaces, squashfs-tools, squashfuse and fuse-overlayfs",
+    "pyxis": "pyxis: 0.15 or newer in the Slurm of the nodes (an administrator adds spank_pyxis.so to plugstack.conf, "
+    "and `srun --help` names --container-image), and enroot, which it runs",
 }
+# One process of a step beside the one that asks for it, on this node and with all that the job has there.
+PYXIS_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none")
 CDI = "nvidia.com/gpu=all"
+# The node program puts the name of its node in the place of this word.
+NODE = "{node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,15 @@ class Chosen:
             return [self.program, "exec", *self.options, image, "/bin/sh", entry]
         if self.runtime == "enroot":
             return [self.program, "start", *self.options, image]
+        if self.runtime == "pyxis":
+            words = [*PYXIS_STEP, "--nodelist", NODE, *self.options, "--container-image", image]
+            return [self.program, *words, "/bin/sh", entry]
         return [self.program, "run", "--rm", "--interactive", "--pull=never", "--network=host", *self.options, image]
+
+
+def runs_in_jobs_alone(settings: ContainerSettings | None) -> bool:
+    """Whether no node, the login host among them, starts an image of this target outside of jobs."""
+    return settings is not None and settings.runtime == "pyxis"
 
 
 def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Chosen:
@@ -74,14 +87,18 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
         options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
         for mount in settings.mounts:
             options += ["--bind", mount]
+    elif runtime == "pyxis":
+        _refuse_memory(node, runtime, settings)
+        options = [*([] if gpus else _NO_GPUS), *pyxis_options(settings)]
     else:
         _refuse_memory(node, runtime, settings)
         options = [] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
         for mount in settings.mounts:
             options += ["--mount", _fstab(mount)]
-    if runtime in ("apptainer", "enroot"):
+    if runtime in ("apptainer", "enroot", "pyxis"):
         _note_memlock(facts, warnings, f"{runtime} keeps the limits of the shell it is started from")
-    return Chosen(runtime, str(there.get("path") or runtime), (*options, *settings.options), tuple(warnings))
+    own = () if runtime == "pyxis" else settings.options  # pyxis_options has them
+    return Chosen(runtime, str(there.get("path") or runtime), (*options, *own), tuple(warnings))
 
 
 def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> str:
@@ -90,9 +107,11 @@ def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> s
     for name in wanted:
         there = facts.runtimes.get(name)
         if there is None:
-            against.append(f"{name} is not there" if name != "pyxis" else "pyxis runs in jobs of Slurm alone")
+            against.append(f"{name} is not there" + (": it is a part of srun" if name == "pyxis" else ""))
         elif not there.get("works"):
             against.append(f"{name} does not work: {there.get('why') or 'no reason given'}")
+        elif name == "pyxis" and not (facts.runtimes.get("enroot") or {}).get("works"):
+            against.append("pyxis runs enroot, which is not there or does not work")
         else:
             return name
     raise EnvbuildError(
@@ -156,6 +175,10 @@ def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None
         )
 
 
+# enroot's hook for GPUs reads the variable of the image; pyxis puts that of the step in its place where it is named.
+_NO_GPUS = ("--export=ALL,NVIDIA_VISIBLE_DEVICES=void", "--container-env=NVIDIA_VISIBLE_DEVICES")
+
+
 def _fstab(mount: str) -> str:
     """`/from:/to:ro` as enroot writes it: fields of fstab with colons."""
     parts = mount.split(":")
@@ -163,10 +186,13 @@ def _fstab(mount: str) -> str:
     return ":".join([parts[0], to, "none", "x-create=auto,bind," + (parts[2] if len(parts) == 3 else "rw")])
 
 
-def pyxis_options(image: str, settings: ContainerSettings) -> list[str]:
-    """The options of srun for a `.sqsh` file (a path that all nodes of the job see)."""
+def pyxis_options(settings: ContainerSettings) -> list[str]:
+    """The options of srun beside `--container-image` (the path of a `.sqsh` file that all nodes of the job see).
+
+    What the site has as default is said, so that an image runs alike everywhere; envbuild runs the entry point itself.
+    """
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in settings.mounts)
-    options = [f"--container-image={image}", "--no-container-mount-home"]
+    options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"]
     return [*options, *([f"--container-mounts={mounts}"] if mounts else []), *settings.options]
 
 
@@ -180,9 +206,30 @@ def launcher(stack: str, command: list[str]) -> str:
         f"# Runs a command in the image of {stack}; written by envbuild, do not edit.",
         '[ "$#" -gt 0 ] || set -- python',
     ]
+    if NODE in command:
+        return _launcher_of_step(stack, lines, command)
     if "--interactive" in command:
         at = command.index("--interactive")
         plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]
         lines.append(f'if [ -t 0 ] && [ -t 1 ]; then exec {shlex.join(terminal)} "$@"; fi')
         return "\n".join([*lines, f'exec {shlex.join(plain)} "$@"', ""])
     return "\n".join([*lines, f'exec {shlex.join(command)} "$@"', ""])
+
+
+def _launcher_of_step(stack: str, lines: list[str], command: list[str]) -> str:
+    """One process on the node where it is called, as with the other runtimes; it needs a job around it."""
+    at = command.index(NODE)
+    before, after = shlex.join(command[: at - 1]), shlex.join(command[at + 1 :])
+    where = '${SLURMD_NODENAME:+"--nodelist=$SLURMD_NODENAME"}'
+    said = shlex.quote(f"{stack}: pyxis runs in jobs of Slurm alone; call this inside of one (sbatch, salloc, srun)")
+    return "\n".join(
+        [
+            *lines,
+            f'[ -n "${{SLURM_JOB_ID:-}}" ] || {{ echo {said} >&2; exit {int(ExitCode.REFUSED)}; }}',
+            "unset SLURM_LABELIO  # of the srun around it, which labels what this one prints",
+            "pty=",
+            "if [ -t 0 ] && [ -t 1 ]; then pty=--pty; fi",
+            f'exec {before} $pty {where} {after} "$@"',
+            "",
+        ]
+    )

@@ -1,11 +1,13 @@
 """An image comes to this node: a file that the controller sent, or a registry; its id is compared before it is used."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 
-from envbuild.node import container_look, paths, proc
+from envbuild.node import container_look, container_serve, paths, proc
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -20,7 +22,7 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
 
     Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
-    (exit 75), `disk-full`, `image-in-use` (75), `container-no-import` (7).
+    (exit 75), `disk-full`, `image-in-use` (75).
     """
     runtime, program, wanted = args["runtime"], args["program"], args["id"]
     if args.get("archive"):
@@ -39,7 +41,7 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
         if os.path.lexists(half):
             os.unlink(half)  # of a run that was killed
         try:
-            _make_file(args, runtime, program, half)
+            _make_file(args, runtime, args.get("maker") or program, half)
             os.replace(half, path)
         finally:
             if os.path.lexists(half):
@@ -104,20 +106,26 @@ def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "st
         registry, _, name = pull.partition("/")
         # enroot writes a digest as if it were a tag.
         uri = "docker://%s#%s" % (registry, name.replace("@", ":"))
-    else:
-        helper = args.get("importer") or {}
-        if not helper:
-            raise NodeError(
-                "container-no-import",
-                "enroot cannot read the file that the controller sends",
-                why="it imports from a registry, from podman or from docker, and neither works here",
-                hint="say `registry:` in the `container:` section of the target",
-                exit_code=Exit.REFUSED,
-            )
-        _bring(dict(args, runtime=helper["name"]), helper["path"])
-        uri = "%s://%s" % ({"docker": "dockerd"}.get(helper["name"], helper["name"]), args["name"])
-    code = "image-pull-failed" if pull else "image-load-failed"
-    _run([program, "import", "--output", path, uri], code, args)
+        env = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}
+        _run([program, "import", "--output", path, uri], "image-pull-failed", args, env)
+        return
+    _import_archive(args, program, path)
+
+
+def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "None":
+    """enroot imports from registries, so there is one as long as it reads. Raises NodeError `image-archive-damaged`."""
+    cache = path + ".layers"  # enroot keeps what it has read; this is of no use to it again
+    with contextlib.ExitStack() as stack:
+        try:
+            here = stack.enter_context(container_serve.serving(args["archive"]))
+        except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
+        env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+        try:
+            uri = "docker://%s#%s:latest" % (here, container_serve.NAME)
+            _run([program, "import", "--output", path, uri], "image-load-failed", args, env)
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
 
 
 def check_archive(args: "dict[str, Any]") -> "None":
@@ -134,7 +142,11 @@ def check_archive(args: "dict[str, Any]") -> "None":
         return
     if os.path.exists(path) and args.get("action") != "try":  # other nodes of a job read it too
         os.unlink(path)
-    raise NodeError(
+    raise _damaged(path, why)
+
+
+def _damaged(path: "str", why: "str") -> "NodeError":
+    return NodeError(
         "image-archive-damaged",
         "%s is not the image that the controller sent" % path,
         why=why,
@@ -159,8 +171,9 @@ def _member(archive: "tarfile.TarFile", name: "str") -> "bytes":
     return stream.read(_CONFIG_LIMIT) if stream is not None else b""
 
 
-def _run(argv: "list[str]", code: "str", args: "dict[str, Any]") -> "None":
-    done = proc.run(argv, timeout=TIMEOUT)
+def _run(argv: "list[str]", code: "str", args: "dict[str, Any]", env: "dict[str, str | None] | None" = None) -> "None":
+    """`env`: variables added to those of this process."""
+    done = proc.run(argv, timeout=TIMEOUT, env=proc.clean_env(env))
     if done.ok:
         return
     why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]

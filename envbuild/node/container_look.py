@@ -19,6 +19,7 @@ _ASK = {
     "docker": ["version", "--format", "{{.Server.Version}}"],
     "apptainer": ["--version"],
     "enroot": ["version"],
+    "pyxis": ["--help"],
 }
 _CDI = ("/etc/cdi", "/var/run/cdi")
 _SYS_RESOURCE = 24
@@ -33,6 +34,8 @@ def look(stack: "str", prefix: "str") -> "dict[str, Any]":
     paths_of = {name: which(name, folders) for name in _ASK}
     # Before its fork Apptainer was called Singularity; the words are the same.
     paths_of["apptainer"] = paths_of["apptainer"] or which("singularity", folders)
+    # pyxis is options of srun, which a plugin of Slurm adds.
+    paths_of["pyxis"] = which("srun", folders)
     there = [(name, path) for name, path in paths_of.items() if path]
     record = read_record(prefix, stack)
     calls = [partial(_runtime, name, path) for name, path in there] + [partial(present, record)]
@@ -52,6 +55,8 @@ def look(stack: "str", prefix: "str") -> "dict[str, Any]":
 
 def _runtime(name: "str", path: "str") -> "dict[str, Any]":
     done = proc.run([path] + _ASK[name], timeout=DEADLINE)
+    if name == "pyxis":
+        return _pyxis(path, done)
     lines = (done.out if done.ok else done.err or done.out).strip().splitlines()
     said = lines[-1].strip()[-300:] if lines else ""
     return {
@@ -60,6 +65,16 @@ def _runtime(name: "str", path: "str") -> "dict[str, Any]":
         "works": done.ok and bool(said),
         "why": "" if done.ok else said or "no answer within %d s" % DEADLINE,
     }
+
+
+def _pyxis(path: "str", done: "proc.Finished") -> "dict[str, Any]":
+    works = done.ok and "--container-image" in done.out and "--container-env" in done.out
+    why = "srun does not know --container-image: its plugin is not in the Slurm of this node"
+    if "--container-image" in done.out:
+        why = "srun does not know --container-env: pyxis is older than 0.15"
+    if not done.ok:
+        why = (done.err or done.out).strip()[-300:] or "no answer within %d s" % DEADLINE
+    return {"path": path, "version": None, "works": works, "why": "" if works else why}
 
 
 def cdi(folders: "tuple[str, ...]" = _CDI) -> "bool":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.container.engine import ContainerFacts, choose, launcher, pyxis_options
+from envbuild.container.engine import NODE, ContainerFacts, choose, launcher
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 
@@ -67,12 +67,32 @@ def test_enroot_mounts_in_the_words_of_fstab() -> None:
     assert "--env NVIDIA_VISIBLE_DEVICES=void" in _command("enroot", _facts("enroot"), "/p/x.sqsh")
 
 
-def test_pyxis_takes_a_file_and_leaves_the_home_folder_out() -> None:
-    settings = ContainerSettings.from_plain({"runtime": "pyxis", "mounts": ["/eagle:/mnt:ro", "/data"]})
-    assert pyxis_options("/shared/x.sqsh", settings) == [
-        "--container-image=/shared/x.sqsh", "--no-container-mount-home",
-        "--container-mounts=/eagle:/mnt:ro,/data:/data",
-    ]  # fmt: skip
+def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_folder() -> None:
+    facts = ContainerFacts({"pyxis": {**WORKS, "path": "/usr/bin/srun"}, "enroot": WORKS}, gpus=4)
+    more = {"mounts": ["/eagle:/mnt:ro", "/data"], "options": ["--mem=0"]}
+    same = (
+        "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist {node} %s"
+        "--no-container-mount-home --no-container-entrypoint --no-container-remap-root %s"
+        f"--container-image /shared/x.sqsh /bin/sh {ENTRY}"
+    )
+    mounted = "--container-mounts=/eagle:/mnt:ro,/data:/data --mem=0 "
+    assert _command("pyxis", facts, "/shared/x.sqsh", **more) == same % ("", mounted)
+    none = "--export=ALL,NVIDIA_VISIBLE_DEVICES=void --container-env=NVIDIA_VISIBLE_DEVICES "
+    assert _command("pyxis", facts, "/shared/x.sqsh", gpus="none") == same % (none, "")
+
+
+def test_pyxis_needs_enroot_and_a_slurm_that_knows_it() -> None:
+    def why(**runtimes: Any) -> str:
+        with pytest.raises(EnvbuildError) as caught:
+            choose("gpu01", ContainerSettings(runtime="pyxis"), ContainerFacts(runtimes))
+        assert (caught.value.code, caught.value.exit_code) == ("container-no-runtime", 7)
+        assert "plugstack.conf" in caught.value.hint
+        return caught.value.why
+
+    broken = {"works": False, "why": "srun does not know --container-image"}
+    assert why(enroot=WORKS, pyxis=broken) == "pyxis does not work: srun does not know --container-image"
+    assert why(pyxis=WORKS) == "pyxis runs enroot, which is not there or does not work"
+    assert why(enroot=WORKS) == "pyxis is not there: it is a part of srun"
 
 
 def test_the_first_runtime_that_works_is_taken() -> None:
@@ -89,12 +109,6 @@ def test_no_runtime_says_what_is_wrong_with_each_and_what_each_needs() -> None:
     assert "engine container: no" in caught.value.what
     assert "podman is not there; docker does not work: permission denied" in caught.value.why
     assert "subordinate ids" in caught.value.hint
-
-
-def test_pyxis_over_ssh_is_refused() -> None:
-    with pytest.raises(EnvbuildError) as caught:
-        choose("gpu01", ContainerSettings(runtime="pyxis"), _facts("enroot", "podman"))
-    assert "pyxis runs in jobs of Slurm alone" in caught.value.why
 
 
 def test_podman_without_cdi_cannot_give_gpus() -> None:
@@ -161,3 +175,23 @@ def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
 
 def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:
     assert "--tty" not in launcher("tiny", ["/usr/bin/apptainer", "exec", "/p/x.sif", "/bin/sh", ENTRY])
+
+
+def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_job(tmp_path: Path) -> None:
+    program = tmp_path / "srun it's"
+    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done; printf "%s" "${SLURM_LABELIO-}"\n')
+    program.chmod(0o755)
+    path = tmp_path / "tiny"
+    path.write_text(
+        launcher("tiny", [str(program), "--overlap", "--nodelist", NODE, "--container-image", "/p/x y.sqsh"])
+    )
+
+    def call(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh", str(path), *argv], capture_output=True, text=True, env=env, check=False)
+
+    said = call("a b", "$(id)", SLURM_JOB_ID="7", SLURMD_NODENAME="gpu3", SLURM_LABELIO="1")
+    assert said.stdout == "[--overlap][--nodelist=gpu3][--container-image][/p/x y.sqsh][a b][$(id)]", said.stderr
+    assert call(SLURM_JOB_ID="7").stdout == "[--overlap][--container-image][/p/x y.sqsh][python]"
+    alone = call("python")
+    assert (alone.returncode, alone.stdout) == (7, "")
+    assert "pyxis runs in jobs of Slurm alone" in alone.stderr

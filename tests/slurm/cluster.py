@@ -28,6 +28,8 @@ __all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "srun", "ip", "unshare")
 GPUS = 8
 NODES = 4
+# The plugin of pyxis (spank_pyxis.so), built for this machine's Slurm; else it is looked for beside Slurm's own.
+PYXIS = "ENVBUILD_TEST_PYXIS"
 _PORT = 6818
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
@@ -130,6 +132,14 @@ def why_not() -> str | None:
     return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
 
 
+def pyxis_plugin() -> Path | None:
+    """The plugin of pyxis for this machine's Slurm, None where there is none."""
+    named = [Path(os.environ[PYXIS])] if os.environ.get(PYXIS) else []
+    libraries = [Path("/usr/lib"), Path("/usr/lib64"), Path("/usr/local/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
+    beside = [path for library in libraries for path in library.glob("slurm*/spank_pyxis.so")]
+    return next((path for path in (*named, *beside) if path.exists()), None)
+
+
 class Cluster:
     """One running cluster. `env` is what its programs need; `shared` a folder that all of its nodes see.
 
@@ -202,6 +212,10 @@ class Cluster:
             f"NodeName=cloud1 Name=gpu Type=a100 File={self.top}/dev/nvidia[0-1]\n"
         )
         (self.top / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        plugin = pyxis_plugin()
+        if plugin is not None:
+            line = f"required {plugin} runtime_path={self.top}/pyxis\n"
+            (self.top / "plugstack.conf").write_text(line)
         self._program("boot", _BOOT.format(top=self.top, path=_PATH, space=self._space))
         self._program("inside", _INSIDE.format(top=self.top, conf=self.conf))
         self.boot_takes(1.0)

@@ -40,9 +40,6 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
         "python": f"/usr/bin/python{MINOR}", "glibc": "2.36",
     }  # fmt: skip
     world.tiny()
-    world.target(engine="container", placement="image", container={**container, "runtime": "pyxis"})
-    refused = world.job()
-    assert (refused.rc, refused.code) == (7, "not-yet-supported")
     world.target(engine="container", placement="image", container=container)
     printed = world.run("provision", "--target", "./cluster.yaml", "--print-script")
     assert printed.rc == 0, printed.err
