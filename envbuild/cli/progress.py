@@ -21,6 +21,7 @@ _STEPS = {
     "container": "testing inside the image",
     "fetch": "fetching what nobody has hashed",
     "install": "building the environment",
+    "unpack": "taking over the environment",
     "smoke": "smoke test",
     "activate": "hashing and stamping",
     "verify": "verifying",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from envbuild.model.evidence import Evidence, NodeEvidence
+from collections.abc import Sequence
+
+from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality, images, sources, view
 from envbuild.report.render import harmless
 
@@ -132,7 +134,7 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
     lines: list[Line] = [("", "")]
     for index, node in enumerate(nodes[:_MAX_NODES]):
         good = _good(node)
-        what = (node.environment or "") if good else str((node.error or {}).get("what") or f"exit {node.exit}")
+        what = (node.environment or "") if good else view.reason(node)
         style = "" if good else "red"
         lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
         # Those that failed stand first, most often all of them for one reason.
@@ -146,19 +148,47 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
 
 
 def _checks(evidence: Evidence) -> list[Line]:
-    checks = sorted(view.all_checks(evidence), key=lambda check: check.status != "failed")
-    lines: list[Line] = [("", "")] if checks else []
-    wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check in checks[:_MAX_CHECKS])])
-    for check in checks[:_MAX_CHECKS]:
+    rows = _check_rows(evidence.nodes)
+    shown = rows[:_MAX_CHECKS]
+    lines: list[Line] = [("", "")] if rows else []
+    wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check, _, _ in shown)])
+    for check, says, _ in shown:
         took = view.seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
-        says = check.says
         if check.metrics and check.status == "passed":
             says = f"{view.number(check.metrics[-1].median)} {check.metrics[-1].unit}; {says}"
         lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
-    if len(checks) > _MAX_CHECKS:
-        lines.append((f"    and {view.plural(len(checks) - _MAX_CHECKS, 'more check')}", "dim"))
+    rest = sum(count for _, _, count in rows[_MAX_CHECKS:])
+    if rest:
+        lines.append((f"    and {view.plural(rest, 'more check')}", "dim"))
     return lines
+
+
+def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
+    """A check, what it says, and for how many it stands: those that failed first, each with its node.
+
+    Where several nodes passed or skipped the same check, the first speaks for all.
+    """
+    every = [(node.node, check) for node in nodes for check in node.checks]
+    many = len(nodes) > 1
+    failed = [(check, f"{who}: {check.says}" if many else check.says, 1) for who, check in every if _bad(check)]
+    groups: dict[object, list[tuple[str, Check]]] = {}
+    for index, (who, check) in enumerate(every):
+        if not _bad(check):
+            groups.setdefault((check.name, check.status) if many else index, []).append((who, check))
+    return failed + [(group[0][1], _said(group), len(group)) for group in groups.values()]
+
+
+def _bad(check: Check) -> bool:
+    return check.status == "failed"
+
+
+def _said(group: list[tuple[str, Check]]) -> str:
+    who, first = group[0]
+    if len(group) == 1:
+        return first.says
+    equal = all(check.says == first.says and check.metrics == first.metrics for _, check in group)
+    return f"{view.plural(len(group), 'node')}{'' if equal else f', on {who}'}: {first.says}"
 
 
 def _notes(evidence: Evidence, room: int) -> list[Line]:

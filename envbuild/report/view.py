@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 from envbuild.report import images
@@ -139,13 +141,22 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
 
 
 def _reason(node: NodeEvidence, count: int) -> str:
-    who = f"{node.node}: " if count > 1 else ""
+    said = str((node.error or {}).get("what") or "")
+    # Most errors of a node begin with its name.
+    if said.startswith(f"{node.node} ") and count > 1:
+        return said.rstrip(".")
+    return f"{node.node}: {reason(node)}" if count > 1 else reason(node)
+
+
+def reason(node: NodeEvidence) -> str:
+    """Why a node is not good, without its name."""
     if node.error:
-        return f"{who}{node.error.get('what') or node.error.get('code') or node.status}".rstrip(".")
+        said = str(node.error.get("what") or node.error.get("code") or node.status)
+        return said.removeprefix(f"{node.node}: ").rstrip(".")
     failed = [check for check in node.checks if check.status == "failed"]
     if failed:
-        return f"{who}{failed[0].name}: {failed[0].says}".rstrip(".")
-    return f"{who}{node.status}, {exit_meaning(node.exit)}"
+        return f"{failed[0].name}: {failed[0].says}".rstrip(".")
+    return f"{node.status}, {exit_meaning(node.exit)}"
 
 
 def exit_meaning(code: int) -> str:
@@ -202,8 +213,8 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Variant", _first_value([(node.resolution.variant_id or "") if node.resolution else "" for node in nodes])),
         ("Python", _first_value([python_version(node) for node in nodes])),
         ("torch", _first_value([torch_version(node) for node in nodes])),
-        ("Started", evidence.started),
-        ("Finished", evidence.finished),
+        ("Started", _whole_seconds(evidence.started)),
+        ("Finished", _whole_seconds(evidence.finished)),
         ("Run", evidence.run),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
@@ -214,6 +225,10 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _whole_seconds(moment: str) -> str:
+    return re.sub(r"\.[0-9]+Z\Z", "Z", moment)
+
+
 def gibibytes(number: int | None) -> str:
     """Bytes as GiB or MiB."""
     if number is None:
@@ -221,10 +236,7 @@ def gibibytes(number: int | None) -> str:
     return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"
 
 
-def _fact_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
-    facts = node.facts
-    if facts is None:
-        return (("Facts", "not known"),)
+def _fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
     # A brief probe did not look for tools: what it does not name may be there.
     none = "" if facts.brief else "none"
     names = [gpu.name for gpu in facts.gpus]
@@ -252,15 +264,20 @@ def _fact_rows(node: NodeEvidence) -> tuple[tuple[str, str], ...]:
 
 
 def _classes(nodes: tuple[NodeEvidence, ...]) -> tuple[NodeClass, ...]:
-    groups: dict[str, list[NodeEvidence]] = {}
+    groups: dict[str, list[tuple[str, NodeFacts]]] = {}
     for node in nodes:
-        key = json.dumps(node.facts.class_key(), sort_keys=True) if node.facts else ""
-        groups.setdefault(key, []).append(node)
-    return tuple(NodeClass(tuple(n.node for n in group), _fact_rows(group[0])) for group in groups.values())
+        if node.facts is not None:
+            key = json.dumps(node.facts.class_key(), sort_keys=True)
+            groups.setdefault(key, []).append((node.node, node.facts))
+    return tuple(NodeClass(tuple(name for name, _ in group), _fact_rows(group[0][1])) for group in groups.values())
 
 
 def _build_key(node: NodeEvidence) -> str:
-    decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else None
+    decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else {}
+    every = [decisions, *decisions.get("candidates", ())]
+    for decision in (decision for each in every for decision in each.get("decisions", ())):
+        if decision["verdict"] == "allow":
+            del decision["compared"]  # how many bytes are free, for one: no two nodes have as many
     parts: list[Any] = [node.variant_digest, node.root, node.environment, node.packages, node.base_packages]
     return json.dumps([*parts, comparable(node.sources), decisions, node.status], sort_keys=True, default=str)
 
@@ -268,7 +285,8 @@ def _build_key(node: NodeEvidence) -> str:
 def _builds(nodes: tuple[NodeEvidence, ...]) -> tuple[Build, ...]:
     groups: dict[str, list[NodeEvidence]] = {}
     for node in nodes:
-        groups.setdefault(_build_key(node), []).append(node)
+        if node.environment is not None or node.resolution is not None:
+            groups.setdefault(_build_key(node), []).append(node)
     return tuple(_build(tuple(group)) for group in groups.values())
 
 

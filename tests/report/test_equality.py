@@ -58,5 +58,5 @@ def test_what_failed_stands_before_what_was_not_begun_for_it() -> None:
         node("gpu03"),
     ]
     shown = _text(summary_lines(evidence(*nodes, exit=8)))
-    assert "not ready on 2 of 3 nodes: gpu02: gpu02: no room" in shown.replace("\n  ", " ")
+    assert "not ready on 2 of 3 nodes: gpu02: no room" in shown.replace("\n  ", " ")
     assert shown.index("✗ gpu02") < shown.index("○ gpu01") < shown.index("✓ gpu03")

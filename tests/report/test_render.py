@@ -7,6 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
@@ -15,7 +16,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import load_evidence, render_html, render_json, render_markdown, write_report
 from envbuild.report.view import make_verdict, make_view
-from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node
+from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node, resolution
 
 ERROR = {
     "code": "wheel-hash-mismatch",
@@ -200,10 +201,30 @@ def test_hostile_markdown_parses_to_no_html_link_or_heading_of_its_own() -> None
 
 def test_many_nodes_with_equal_facts_are_one_class_and_the_bad_ones_come_first() -> None:
     view = make_view(failing_fleet())
-    assert [len(group.nodes) for group in view.classes] == [63, 1]
+    assert [len(group.nodes) for group in view.classes] == [63], "of a node that did not answer nothing is known"
     assert [each.node for each in view.nodes_by_need[:2]] == ["gpu63", "gpu64"]
-    assert sum(len(build.nodes) for build in view.builds) == 64
+    assert sum(len(build.nodes) for build in view.builds) == 63
     assert "and 55 more" in render_html(failing_fleet())
+
+
+def test_nodes_that_differ_in_free_room_alone_are_one_section_and_who_has_nothing_is_none() -> None:
+    def room(free: str) -> dict[str, Any]:
+        decision = {"rule": "disk-space", "verdict": "allow", "what": "there is room", "compared": [free, "60 MB"]}
+        return {**resolution("gpu01"), "decisions": [decision], "candidates": []}
+
+    away = {"code": "node-unreachable", "what": "gpu03 cannot be reached", "exit": 3}
+    nothing: dict[str, Any] = dict.fromkeys(("facts", "resolution", "environment", "variant_digest", "root"))
+    run = evidence(
+        node("gpu01", resolution=room("63 GB")),
+        node("gpu02", resolution=room("62 GB")),
+        node("gpu03", status="unreachable", exit=3, error=away, checks=[], packages={}, sources=[], **nothing),
+        exit=8,
+    )
+    assert [build.nodes for build in make_view(run).builds] == [("gpu01", "gpu02")]
+    assert make_view(run).verdict.sentence == (
+        "torch-smoke (exact) is not ready on 1 of 3 nodes: gpu03 cannot be reached."
+    )
+    assert "63 GB" in render_html(run)
 
 
 @pytest.mark.parametrize(

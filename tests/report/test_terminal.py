@@ -32,6 +32,19 @@ def test_the_verdict_comes_first_and_what_failed_is_listed_before_what_passed() 
     assert any(text.startswith("  ✗ smoke/training") for text in texts)
 
 
+def test_checks_of_several_nodes_are_told_once_and_a_failed_one_with_its_node() -> None:
+    stamp = {"name": "stamp", "status": "passed", "says": "stamp is there"}
+    files = {"name": "files", "status": "failed", "says": "1 of 33 files differ"}
+    bad = node("gpu2", status="failed", exit=1, checks=[stamp, files])
+    run = evidence(node("gpu1", checks=[stamp]), bad, node("gpu3", checks=[stamp, {**stamp, "name": "gemm"}]), exit=8)
+    texts = [" ".join(text.split()) for text, _ in closing_lines(run)]
+    assert "✗ gpu2 failed files: 1 of 33 files differ" in texts
+    rows = [text for text in texts if text[0:1] in "✓✗" and text[1:].split()[:1] in (["files"], ["stamp"], ["gemm"])]
+    assert rows == [
+        "✗ files gpu2: 1 of 33 files differ", "✓ stamp 3 nodes: stamp is there", "✓ gemm stamp is there"
+    ]  # fmt: skip
+
+
 def test_a_long_report_path_stays_whole() -> None:
     path = "/shared/" + "x" * 100 + "/report.html"
     assert closing_lines(evidence(), path)[-1][0].endswith(path)
