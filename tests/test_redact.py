@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import logging
+import re
 import string
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbuild import redact
 from envbuild.redact import MASK, RedactFilter, Redactor, looks_secret, redact_data, redact_text
 
 PLAIN = Redactor({})
@@ -36,6 +38,16 @@ CANARY = "c4nary/Value+with=odd&chars"
         ("hf_" + "Ab3" * 11, "Ab3Ab3"),
         ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
         ("glpat-" + "x1-Y" * 5, "x1-Yx1-Y"),
+        ("github_pat_" + "Ab3" * 8, "Ab3Ab3"),
+        ("npm_" + "Ab3" * 12, "Ab3Ab3"),
+        ("xoxb-" + "Ab3" * 5, "Ab3Ab3"),
+        ("sk-" + "Ab3" * 9, "Ab3Ab3"),
+        ("nvapi-" + "Ab3" * 9, "Ab3Ab3"),
+        ("dckr_pat_" + "Ab3" * 9, "Ab3Ab3"),
+        ("ASIA" + "ABCDEFGH12345678", "ABCDEFGH"),
+        ("eyJ" + "Ab3" * 5 + ".eyJ" + "Ab3" * 5 + ".sig", "Ab3Ab3"),
+        ("Set-Cookie: a=xyzzy", "xyzzy"),
+        ("PASSPHRASE=hunter2", "hunter2"),
         ("pypi-AgEIcHlwaS5vcmcCJDU3", "AgEIcHlwaS5vcmc"),
         ("--password=hunter2 --next", "hunter2"),
         ("WANDB_API_KEY=0123456789", "0123456789"),
@@ -120,6 +132,22 @@ def test_the_value_of_a_secret_variable_never_survives(before: str, secret: str,
         return
     redacted = Redactor({"MY_PASSWORD": secret}).text(before + secret + after)
     assert secret not in redacted
+
+
+_PIECES = [
+    "gho_", "github_pat_", "HF_", "hf_", "glpat-", "AKIA", "asia", "pypi-AgE", "npm_", "xoxs-", "sk-", "NVAPI-",
+    "nvapi-", "dckr_pat_", "eyJ", ".", "Authorization", "cookie", "X-Api-Key", "private-token", ":", "=", '"', "://",
+    "@", "Token", "passwd", "PASSPHRASE", "Secret", "api_key", "access-key", "Ab3dEf6hIj9kLm2o", "A" * 16, "bearer ",
+    "-----BEGIN RSA PRIVATE KEY-----", " ", "\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8)), max_size=8).map("".join))
+def test_what_is_left_after_one_look_has_nothing_to_mask(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(redact, "_SUSPICIOUS", re.compile(""))
+        looked_at_closely = PLAIN.text(text)
+    assert PLAIN.text(text) == looked_at_closely
 
 
 @given(st.text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import threading
 import zipfile
 from pathlib import Path
 
@@ -32,9 +33,17 @@ def build_pyz(package: Path) -> bytes:
     return buffer.getvalue()
 
 
-@functools.cache
+_MAKING = threading.Lock()
+
+
 def node_pyz() -> bytes:
-    """The node program of this envbuild; made once a process."""
+    """The node program of this envbuild; made once a process, and who asks meanwhile waits for it."""
+    with _MAKING:
+        return _node_pyz()
+
+
+@functools.cache
+def _node_pyz() -> bytes:
     return build_pyz(resources.node_package())
 
 

@@ -247,6 +247,7 @@ def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(error)
 
+    threading.Thread(target=node_pyz, daemon=True).start()
     for node, future in begun.items():
         threading.Thread(target=one, args=(node, future), daemon=True).start()
 

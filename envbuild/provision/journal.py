@@ -47,6 +47,17 @@ class EventKind(enum.StrEnum):
 
 
 TERMINAL = frozenset({EventKind.RUN_FINISHED, EventKind.INTERRUPTED, EventKind.FAILED})
+# These change nothing on a node. They are on the disk with the next event that does, or ends the run.
+_LOOKS = frozenset(
+    {
+        EventKind.RUN_STARTED,
+        EventKind.CONTACTED,
+        EventKind.RESOLVED,
+        EventKind.PLANNED,
+        EventKind.NODE_FINISHED,
+        EventKind.EVIDENCE_WRITTEN,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +77,9 @@ def utc_now() -> str:
 
 
 class Journal:
-    """Appends events to one file; every event is synchronised to the disk before `append` returns.
+    """Appends events to one file; every event of work is synchronised to the disk before `append` returns.
 
-    Safe to use from several threads. `on_event` sees each event after it is on the disk.
+    Safe to use from several threads. `on_event` sees each event after it is written.
     """
 
     def __init__(self, path: Path, *, on_event: Callable[[Event], None] | None = None) -> None:
@@ -105,7 +116,8 @@ class Journal:
             try:
                 while raw:
                     raw = raw[os.write(self._fd, raw) :]
-                os.fsync(self._fd)
+                if kind not in _LOOKS:
+                    os.fsync(self._fd)
             except OSError as error:
                 raise _unwritable(self.path, error) from error
             self._seq = event.seq

@@ -32,6 +32,22 @@ def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_what_was_seen_is_on_the_disk_before_work_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    synchronised: list[int] = []
+    with Journal(path) as journal:
+        monkeypatch.setattr(os, "fsync", lambda fd: synchronised.append(os.fstat(fd).st_size))
+        for kind in (EventKind.RUN_STARTED, EventKind.CONTACTED, EventKind.RESOLVED, EventKind.PLANNED):
+            journal.append(kind)
+        assert synchronised == []
+        for kind in (EventKind.STEP_STARTED, EventKind.STEP_FINISHED):
+            journal.append(kind)
+            assert synchronised.pop() == path.stat().st_size
+        journal.append(EventKind.NODE_FINISHED)
+        journal.append(EventKind.RUN_FINISHED)
+        assert synchronised == [path.stat().st_size]
+
+
 def test_a_torn_last_line_is_dropped_and_said_and_the_next_event_starts_a_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
