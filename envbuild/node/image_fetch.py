@@ -12,7 +12,6 @@ import concurrent.futures
 import hashlib
 import os
 import shutil
-import stat
 import sys
 import tarfile
 import tempfile
@@ -249,15 +248,68 @@ def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
                 shutil.copyfileobj(member, stream, 1 << 20)
         os.chmod(tool["path"], 0o755)  # noqa: S103
     else:
-        os.makedirs(tool["folder"], exist_ok=True)
-        with tarfile.open(archive) as opened_tar:
-            # Its hash was compared: the archive is the one that the catalog pins. Old Pythons have no filters.
-            safe = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # type: dict[str, Any]
-            opened_tar.extractall(tool["folder"], **safe)  # noqa: S202
-        for top, _folders, names in os.walk(tool["folder"]):
-            for each in [top] + [os.path.join(top, name) for name in names]:
-                os.chown(each, 0, 0, follow_symlinks=False) if os.geteuid() == 0 else None
-                mode = os.lstat(each).st_mode
-                if not stat.S_ISLNK(mode):
-                    os.chmod(each, stat.S_IMODE(mode) & ~0o022)
+        _unpack(archive, tool["folder"])
     os.unlink(archive)
+
+
+def _unpack(path: "str", folder: "str") -> "None":
+    """Unpack a tar archive into `folder`: files, folders and links that stay inside, written by their owner alone.
+
+    Nothing is written through a link, on any Python. Raises NodeError `archive-leads-out` (exit 5), and removes all.
+    """
+    top = os.path.realpath(folder)
+    os.makedirs(top, exist_ok=True)
+    try:
+        with tarfile.open(path) as opened:
+            _unpack_members(opened, top)
+        for above, folders, names in os.walk(top):
+            for each in (os.path.join(above, name) for name in folders + names):
+                # Where a link leads is known once all of them are there.
+                if os.path.islink(each) and not (os.path.realpath(each) + os.sep).startswith(top + os.sep):
+                    raise _leads_out(os.path.relpath(each, top), "it points at %s" % os.readlink(each)[:200])
+    except (NotADirectoryError, FileExistsError) as error:
+        shutil.rmtree(top, ignore_errors=True)
+        raise _leads_out(os.path.relpath(error.filename, top), "it lies behind a file") from None
+    except NodeError:
+        shutil.rmtree(top, ignore_errors=True)
+        raise
+
+
+def _unpack_members(opened: "tarfile.TarFile", top: "str") -> "None":
+    for member in opened:
+        place = os.path.normpath(os.path.join(top, member.name))
+        parent = os.path.dirname(place)
+        if place != top and not place.startswith(top + os.sep):
+            raise _leads_out(member.name, "its name leads out of the folder")
+        if place != top and os.path.realpath(parent) != parent:
+            raise _leads_out(member.name, "it lies behind a link")
+        if os.path.lexists(place) and (os.path.islink(place) or not (member.isdir() and os.path.isdir(place))):
+            raise _leads_out(member.name, "something of that name came before it")
+        os.makedirs(place if member.isdir() else parent, 0o755, exist_ok=True)
+        earlier = os.path.normpath(os.path.join(top, member.linkname))
+        if member.isreg():
+            content = opened.extractfile(member)
+            with open(place, "xb") as stream:
+                shutil.copyfileobj(content, stream, 1 << 20) if content else None
+            os.chmod(place, member.mode & 0o755)
+            os.utime(place, (member.mtime, member.mtime))
+        elif member.issym():
+            os.symlink(member.linkname, place)
+        elif member.islnk() and earlier.startswith(top + os.sep) and _is_plain(earlier):
+            os.link(earlier, place)
+        elif not member.isdir():
+            raise _leads_out(member.name, "it is no file, folder, or link to what lies in the folder")
+
+
+def _is_plain(path: "str") -> "bool":
+    return os.path.isfile(path) and os.path.realpath(path) == path
+
+
+def _leads_out(name: "str", why: "str") -> "NodeError":
+    return NodeError(
+        "archive-leads-out",
+        "%s cannot be in an archive that is unpacked" % name[:200],
+        why=why,
+        hint="its hash is the locked one, so the lock names an archive that is not to be trusted",
+        exit_code=Exit.INTEGRITY,
+    )

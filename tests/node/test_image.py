@@ -145,6 +145,63 @@ def test_tools_are_taken_out_of_their_archives(tmp_path: Path) -> None:
     assert not list((tmp_path / "out" / "wheels").iterdir())
 
 
+def _archive(path: Path, *members: tuple[str, bytes, str]) -> None:
+    """A tar.gz of (name, type, where it points); files hold two bytes."""
+    with tarfile.open(path, "w:gz") as packed:
+        for name, kind, target in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.mode = kind, target, 0o6777
+            member.size = 2 if kind == tarfile.REGTYPE else 0
+            packed.addfile(member, io.BytesIO(b"py"))
+
+
+FILE, FOLDER, LINK, HARD = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+def test_links_that_stay_inside_are_unpacked_and_modes_are_plain(tmp_path: Path) -> None:
+    _archive(
+        tmp_path / "a.tar.gz", ("./", FOLDER, ""), ("p/lib/x.so.1", FILE, ""), ("p/lib/x.so", LINK, "x.so.1"),
+        ("p/bin/x", LINK, "../lib/x.so"), ("p/share/y", HARD, "p/lib/x.so.1"), ("p/lib", FOLDER, ""),
+    )  # fmt: skip
+    folder = tmp_path / "tools"
+    image_fetch._unpack(str(tmp_path / "a.tar.gz"), str(folder))
+    assert (folder / "p/bin/x").read_text() == (folder / "p/share/y").read_text() == "py"
+    assert {path.stat().st_mode & 0o7777 for path in folder.rglob("*")} == {0o755}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../evil", FILE, "")],
+        [("/evil", FILE, "")],
+        [("p/../../evil", FILE, "")],
+        [("p", LINK, "/"), ("q", FILE, "")],
+        [("p", LINK, "..")],
+        [("p", LINK, ".."), ("p/evil", FILE, "")],
+        [("p", LINK, "../evil"), ("p", FILE, "")],
+        [("p/q/up", LINK, "../.."), ("out", LINK, "p/q/up/../evil")],
+        [("p", HARD, "../kept")],
+        [("up", LINK, "../kept"), ("p", HARD, "up")],
+        [("p", HARD, "not-there")],
+        [("p", tarfile.CHRTYPE, "")],
+        [("p", tarfile.FIFOTYPE, "")],
+        [("p", FILE, ""), ("p", FILE, "")],
+        [("p", FILE, ""), ("p/q/r", FILE, "")],
+    ],
+)
+def test_an_archive_that_leads_out_is_refused_and_nothing_of_it_stays(
+    tmp_path: Path, members: list[tuple[str, bytes, str]]
+) -> None:
+    (tmp_path / "kept").write_text("kept")
+    _archive(tmp_path / "a.tar.gz", *members)
+    with pytest.raises(NodeError) as error:
+        image_fetch._unpack(str(tmp_path / "a.tar.gz"), str(tmp_path / "tools"))
+    assert (error.value.code, error.value.exit_code) == ("archive-leads-out", 5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "kept"]
+    assert ((tmp_path / "kept").read_text(), (tmp_path / "kept").stat().st_nlink) == ("kept", 1)
+    assert not Path("/evil").exists()
+
+
 def test_a_source_is_kept_as_one_commit_and_installed_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
