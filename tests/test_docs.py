@@ -1,0 +1,64 @@
+"""What README and docs name is there: commands, their options, and error codes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from envbuild.cli.verbs import cli
+from envbuild.schedule.job import Failure
+
+TOP = Path(__file__).parents[1]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+# One line of a block, or words in backticks, that begin a command.
+COMMAND = re.compile(r"(?:^(?:\$ | {4,})|`|\"\$\()((?:\.venv/bin/)?envbuild(?= )[^`\n#]*)", re.MULTILINE)
+CODE = re.compile(r"`([a-z][a-z0-9]*(?:-[a-z0-9]+)+)`[^`|.]{0,40}\bexit \d")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    for found in COMMAND.finditer(text.replace("\\\n", " ")):
+        line = re.split(r" (?:\||&&|>|;)|\)\"", found[1])[0]
+        try:
+            yield shlex.split(line)[1:]
+        except ValueError:
+            continue  # a quote that the page opens for something else
+
+
+def walked(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that words name, and the words after it; an AssertionError where there is no such command."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and re.match("[a-z]", words[0]):
+        with click.Context(command) as context:
+            found = command.get_command(context, words[0])
+        assert found is not None, f"no command {words[0]}"
+        command, words = found, words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
+    for words in commands(page.read_text(encoding="utf-8")):
+        command, rest = walked(words)
+        with click.Context(command) as context:
+            there = {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
+        rest = rest[: rest.index("--")] if "--" in rest else rest
+        asked = {word.partition("=")[0] for word in rest if re.match("--?[a-z]", word)}
+        assert asked <= there, f"{' '.join(words)}: {sorted(asked - there)}"
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    files = (path for end in ("py", "sh", "yaml") for path in (TOP / "envbuild").rglob(f"*.{end}"))
+    jobs = "".join(f'"job-{each}"' for each in Failure)
+    return "".join(path.read_text(encoding="utf-8") for path in files) + jobs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_error_code_of_a_page_is_one_of_the_program(page: Path, sources: str) -> None:
+    codes = {found[1] for found in CODE.finditer(page.read_text(encoding="utf-8"))}
+    assert {code for code in codes if f'"{code}"' not in sources and f"id: {code}" not in sources} == set()
