@@ -1,7 +1,8 @@
 """The verb `container`: an image on this node instead of an environment.
 
 `look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of the node
-program that the image carries. Nodes of jobs share a prefix: there one host does `take`, each node `try`, one `accept`.
+program that the image carries, `meet` that of the joint test. Nodes of jobs share a prefix: there one host does `take`,
+each node `try` and `meet`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
@@ -10,7 +11,7 @@ import os
 import sys
 import time
 
-from envbuild.node import container_load, container_look, lease, paths, probe, proc, protocol
+from envbuild.node import container_load, container_look, lease, paths, probe, proc, protocol, smoke_nodes_meet
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 TIMEOUT = 4 * 3600.0
+_START = 60.0  # s that a container may take to start and to end, beside what is done in it
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -29,12 +31,12 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         return False, _look(args, prefix)
     if action == "ask":
         return False, _ask_recorded(args, prefix)
-    if action == "install":
-        return _install(args, request)
-    if action in ("take", "accept"):
-        return True, _under_lease(_take if action == "take" else _accept, args, request)
+    if action in ("install", "take", "accept"):
+        return True, _under_lease({"install": _install, "take": _take, "accept": _accept}[action], args, request)
     if action == "try":
         return False, _try(args, prefix)
+    if action == "meet":
+        return False, _meet(args, prefix)
     raise NodeError("request-invalid", "`container` has no action %r" % str(action)[:80])
 
 
@@ -45,29 +47,41 @@ def _look(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return {"facts": facts, "python": python, "containers": container_look.look(args["stack"], prefix)}
 
 
-def _install(args: "dict[str, Any]", request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
-
-    Raises NodeError: those of `container_load.load`, `prefix-busy` (75), `image-does-not-run` (exit 1).
-    """
+def _under_lease(
+    act: "Callable[[dict[str, Any], str, lease.Lease], dict[str, Any]]",
+    args: "dict[str, Any]",
+    request: "dict[str, Any]",
+) -> "dict[str, Any]":
+    """`act(args, prefix, held)`. Raises NodeError `prefix-busy` (75), and what `act` raises."""
     prefix = args["prefix"] = request["prefix"]
     paths.set_umask(prefix)
     paths.make_dirs(prefix, "images", "bin")
     held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
     try:
         with held:
-            image, file = container_load.load(args, prefix)
-            result = _tested(args, image)
-            if not result["ok"]:
-                return True, result
+            result = act(args, prefix, held)
             held.check()
-            result["launcher"] = _finish(args, prefix, image, file, result.get("verify") or {})
+            return result
     finally:
         held.release()
+
+
+def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
+    """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
+
+    Raises NodeError: those of `container_load.load`, `image-does-not-run` (exit 1).
+    """
+    try:
+        image, file = container_load.load(args, prefix)
+        result = _tested(args, image)
+        if result["ok"]:
+            held.check()
+            result["launcher"] = _finish(args, prefix, image, file, result.get("verify") or {})
+        return result
+    finally:
         # It is loaded, or it was not the right one; another run sends it again.
         if args.get("archive") and os.path.exists(args["archive"]):
             os.unlink(args["archive"])
-    return True, result
 
 
 def _tested(args: "dict[str, Any]", image: "str") -> "dict[str, Any]":
@@ -87,23 +101,7 @@ def _named(command: "list[str]", image: "str") -> "list[str]":
     return [image if word == "{image}" else word for word in command]
 
 
-def _under_lease(
-    act: "Callable[[dict[str, Any], str], dict[str, Any]]", args: "dict[str, Any]", request: "dict[str, Any]"
-) -> "dict[str, Any]":
-    prefix = args["prefix"] = request["prefix"]
-    paths.set_umask(prefix)
-    paths.make_dirs(prefix, "images", "bin")
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    try:
-        with held:
-            result = act(args, prefix)
-            held.check()
-            return result
-    finally:
-        held.release()
-
-
-def _take(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _take(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
     """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
     _, file = container_load.load(args, prefix)
     return {"ok": True, "file": file}
@@ -131,11 +129,31 @@ def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
 
 
-def _accept(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _meet(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """This node's part of the joint smoke test: inside what a job tests (`command`), else inside the image in use.
+
+    Who a node of a job is, is said to programs outside of containers, so its place is looked up here.
+    Raises NodeError: `request-invalid`, those of `meet`, `image-none`, `image-does-not-run` (exit 1).
+    """
+    request = dict(args["request"])
+    place = request.get("place") or smoke_nodes_meet.in_job(request.get("most"))
+    if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
+        return {"checks": [], "ok": True, "exit": int(Exit.OK)}  # it takes no part, and nothing has to be started
+    meant = args if "command" in args else _in_use(args, prefix)
+    request.update(place=place, environment=meant["environment"])
+    most = float(request["deadline"]) + float(request["wait"]) + _START
+    command = _named(meant["command"], _called(meant))
+    return _ask(command, dict(args, inside=meant["inside"]), "meet", request, most)
+
+
+def _called(args: "dict[str, Any]") -> "str":
+    """What the commands of the runtime call the image."""
+    return str(args["file"]["path"] if args.get("file") else args["id"])
+
+
+def _accept(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
     """Launcher and record for all nodes that share the prefix, after they have tested."""
-    file = args.get("file")
-    image = file["path"] if file else args["id"]
-    return {"ok": True, "launcher": _finish(args, prefix, image, file, args["verify"])}
+    return {"ok": True, "launcher": _finish(args, prefix, _called(args), args.get("file"), args["verify"])}
 
 
 def _finish(
@@ -151,6 +169,7 @@ def _finish(
     }
     record = dict(
         told,
+        gpus=args.get("gpus"),  # how many take part in a joint test
         version=container_look.RECORD_VERSION,
         digest=args.get("digest"),
         runtime_version=args.get("runtime_version"),
@@ -175,11 +194,8 @@ def _umask() -> "int":
     return value
 
 
-def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
-    """`args.verb` inside the image in use, and whether that is still what was recorded.
-
-    Raises NodeError `image-none` (exit 1): no image of the stack is in use here.
-    """
+def _in_use(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """The record of the image in use. Raises NodeError `image-none` (exit 1): there is none of the stack."""
     record = container_look.read_record(prefix, args["stack"])
     if record is None:
         raise NodeError(
@@ -188,6 +204,12 @@ def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
             hint="`envbuild provision` brings one",
             exit_code=Exit.CHECK_FAILED,
         )
+    return record
+
+
+def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+    """`args.verb` inside the image in use, and whether that is still what was recorded. Raises as `_in_use`, `_ask`."""
+    record = _in_use(args, prefix)
     checks = [_image_check(record), _launcher_check(record)]
     result = {"record": record, "checks": checks}  # type: dict[str, Any]
     if checks[0]["status"] == "passed":
@@ -222,13 +244,15 @@ def _launcher_check(record: "dict[str, Any]") -> "dict[str, Any]":
     return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
 
 
-def _ask(command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]") -> "dict[str, Any]":
+def _ask(
+    command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]", timeout: "float" = TIMEOUT
+) -> "dict[str, Any]":
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
     inside = args["inside"]
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
-    done = proc.run(command + words, timeout=TIMEOUT, stdin=json.dumps(request).encode("utf-8"))
+    done = proc.run(command + words, timeout=timeout, stdin=json.dumps(request).encode("utf-8"))
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)

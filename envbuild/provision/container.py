@@ -21,6 +21,7 @@ from envbuild.provision.batches import in_waves
 from envbuild.provision.contact import ContactResult, contact, node_request
 from envbuild.provision.container_image import Obtained, Wanted, known_id, obtain, settings_of, wanted
 from envbuild.provision.container_plan import NodeImage
+from envbuild.provision.container_together import meet_asked, meet_images
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
@@ -28,6 +29,7 @@ from envbuild.provision.look import refusal
 from envbuild.provision.payload import write_payload
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.survey import decide
+from envbuild.provision.together import VERB
 from envbuild.provision.toolchain import runner_tools
 from envbuild.provision.work import Work
 from envbuild.redact import redact_data
@@ -155,6 +157,7 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
         finally:
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
+        meet_images(work, plan, images.nodes, images.wanted.variant, outcome)
     return plan, evidence_of(work, plan, images, outcome)
 
 
@@ -235,13 +238,13 @@ def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> lis
         answer = responses.get("container")
         record = images.nodes[node].record
         if answer is None and node not in outcome.errors and not node_plan.steps:
-            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}}
+            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
         else:
             parts = _parts(answer, responses)
             record = images.used.get(node, {})
         evidence = collect.node_evidence(node_plan, facts, parts, outcome.errors.get(node))
         result = (answer or {}).get("result") or {}
-        good = evidence.status in ("ok", "unchanged") and bool(record)
+        good = (evidence.status in ("ok", "unchanged") or VERB in responses) and bool(record)
         update: dict[str, Any] = {"first_use": trusted_files(images.wanted.variant)}
         if good:
             image = container_plan.image_evidence(record, result.get("launcher"))
@@ -264,11 +267,12 @@ def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> lis
 def _parts(
     answer: Mapping[str, Any] | None, responses: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """The answer of one verb as the answers of those that ran inside."""
+    """The answer of one verb as the answers of those that ran inside, with that of the joint test."""
     if answer is None or not answer.get("ok"):
         return dict(responses)
     result = answer["result"]
-    return {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
+    inside = {verb: {"ok": True, "result": result[verb]} for verb in ("verify", "smoke") if verb in result}
+    return {**inside, **{verb: each for verb, each in responses.items() if verb == VERB}}
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,12 +288,16 @@ def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float =
         from envbuild.provision.container_jobs import ask_job
 
         with work.phase(verb, f"{verb} in the images through a job"):
-            answers = ask_job(work, request)
+            answers, joint = ask_job(work, request)
     else:
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
             answers = contact(names, lambda _: request, target.connection, deadline)
-    found = {node: _asked(node, answer, verb) for node, answer in answers.items()}
+        joint = meet_asked(work, answers) if verb == "smoke" else Outcome()
+    found = {
+        node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
+        for node, answer in answers.items()
+    }
     ids = {evidence.image.id for evidence in found.values() if evidence.image is not None}
     image = container_plan.most_common([e.image.id for e in found.values() if e.image is not None])
     if len(ids) > 1:
@@ -306,7 +314,10 @@ def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float =
     return list(found.values())
 
 
-def _asked(node: str, answer: ContactResult | EnvbuildError, verb: str) -> NodeEvidence:
+def _asked(
+    node: str, answer: ContactResult | EnvbuildError, verb: str, joint: Mapping[str, Any], unmet: EnvbuildError | None
+) -> NodeEvidence:
+    """What a node answered, then to the joint test (`joint`), or why it did not (`unmet`)."""
     try:
         if isinstance(answer, EnvbuildError):
             raise answer
@@ -314,7 +325,9 @@ def _asked(node: str, answer: ContactResult | EnvbuildError, verb: str) -> NodeE
     except EnvbuildError as error:
         return collect.failed_node(node, error)
     record = result["record"]
-    evidence = collect.inspected_node(node, {verb: {"ok": True, "result": result}})
+    if unmet is not None:
+        joint = {VERB: {"ok": False, "error": unmet.as_dict()}}
+    evidence = collect.inspected_node(node, {verb: {"ok": True, "result": result}, **joint})
     return evidence.model_copy(
         update={
             "environment": result.get("environment"),

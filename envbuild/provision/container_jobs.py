@@ -18,7 +18,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
-from envbuild.provision import container_plan
+from envbuild.provision import container_plan, container_together
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.container import Images, decide_images, files_for, no_room, planned, told_of
@@ -212,9 +212,10 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     limit = work.prepared.target.scheduler.time_limit
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
     asked = {"look": _look(work), "container": request("try")}
+    joint = container_together.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
     answers = ask_in_job(
         work, site, "envbuild-provision", asked, _folder(images.login, work),
-        seconds_of(limit) if limit else LIMIT, once=once,
+        seconds_of(limit) if limit else LIMIT, once=once, after=joint,
     )  # fmt: skip
     if once:
         made = next((each["take"] for each in answers.values() if "take" in each), None)
@@ -231,6 +232,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
         images.used[node] = args
         _answered(node, answers[node]["container"], args, prefix, outcome)
     _accept(work, site, images, outcome, args, prefix)
+    container_together.of_job(work, {node: answers[node] for node in images.nodes}, outcome)
     good = not outcome.errors and not work.survey.errors
     write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
     return planned(work, images), outcome
@@ -309,14 +311,20 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
     answer.result()
 
 
-def ask_job(work: Work, request: dict[str, Any]) -> dict[str, Answer]:
-    """One request to every node of a job. Raises EnvbuildError as `contact` and `ask_in_job` do."""
+def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, Answer], Outcome]:
+    """One request to every node of a job, and then the joint test of them.
+
+    Raises EnvbuildError as `contact` and `ask_in_job` do.
+    """
     site = JobSite.of(work.prepared.target)
     login, limit = _ask_login(work, site), work.prepared.target.scheduler.time_limit
+    record = login["containers"].get("record")
+    joint = record and container_together.in_job(work, site.nodes, wanted(work.prepared).variant, record, recorded=True)
     answers = ask_in_job(
-        work, site, "envbuild-smoke", {"ask": request}, _folder(login, work), seconds_of(limit) if limit else LIMIT
-    )
-    return {node: each["ask"] for node, each in answers.items()}
+        work, site, "envbuild-smoke", {"ask": request}, _folder(login, work),
+        seconds_of(limit) if limit else LIMIT, after=joint,
+    )  # fmt: skip
+    return {node: each["ask"] for node, each in answers.items()}, container_together.of_job(work, answers, Outcome())
 
 
 def told_file(work: Work, site: JobSite) -> Path:

@@ -15,6 +15,7 @@ from envbuild.model.resolution import Resolution
 from envbuild.plan_node import smoke_items, uses_cuda
 from envbuild.provision.container_image import Obtained, Wanted, settings_of
 from envbuild.provision.prepare import Prepared
+from envbuild.resolve.request import visible_gpus
 
 IMAGE = "{image}"
 
@@ -24,7 +25,7 @@ class NodeImage:
     """One node: how it runs images, and what is in use there (`record`); `needs`: why that is not the wanted one.
 
     `has`: the runtime has the image of the record, so nothing has to be carried. `command` has IMAGE where the image is
-    named.
+    named. `gpus`: how many the container has; 0 where its torch uses none.
     """
 
     chosen: Chosen
@@ -33,6 +34,7 @@ class NodeImage:
     record: Mapping[str, Any] = field(default_factory=dict)
     has: bool = False
     needs: str = ""
+    gpus: int = 0
 
 
 def container_facts(told: Mapping[str, Any], facts: NodeFacts) -> ContainerFacts:
@@ -57,7 +59,7 @@ def node_image(
     has = bool(told.get("present"))
     needs = _needs(record, image, command, told, repair=repair)
     cuda = settings_of(prepared).gpus != "none" and uses_cuda(image.variant, facts)
-    return NodeImage(chosen, command, cuda, record, has, needs)
+    return NodeImage(chosen, command, cuda, record, has, needs, visible_gpus(facts) if cuda else 0)
 
 
 def _needs(
@@ -155,6 +157,7 @@ def install_args(
         "inside": image.prefix,
         "environment": image.environment,
         "cuda": node.cuda,
+        "gpus": node.gpus,
         "launcher": launcher(stack, list(node.command)),
         "asks": {"verify": {"stack": stack, "deep": True, "variant": variant, "limit": 20}, "smoke": smoke},
         "controller": dict(controller),

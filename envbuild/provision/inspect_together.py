@@ -62,14 +62,7 @@ def meet_in_use(
             told = answer.response.get("result", {}).get("addresses") or ()
             where = together.addresses(node, told, target.connection)
             members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
-    for number, group in enumerate(together.groups(members, target)):
-        with work.phase("together", f"joint smoke test of {len(group)} nodes"):
-            for node, response in together.ask_together(group, work, number).items():
-                if isinstance(response, EnvbuildError):
-                    outcome.errors[node] = response
-                else:
-                    outcome.responses[node] = {VERB: response}
-    together.note_floors(work, outcome)
+    together.meet_members(work, members, outcome)
     return outcome
 
 

@@ -21,6 +21,11 @@ _CODE = (
     'n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
     '/bin/sh "$1/requests/$2.sh" > "$d/$2.new" 2> "$d/$2.log" </dev/null; mv -f -- "$d/$2.new" "$d/$2.out"'
 )
+# Ends the job where a node did not answer all of the verbs well.
+_WELL = (
+    "n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; shift; "
+    'for verb; do grep -q "^exit=0$" "$d/$verb.out" || exit 1; done'
+)
 
 
 def ask_in_job(
@@ -32,6 +37,7 @@ def ask_in_job(
     limit: int,
     before: Sequence[JobStep] = (),
     once: Mapping[str, dict[str, Any]] | None = None,
+    after: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, Answer]]:
     """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
 
@@ -45,11 +51,15 @@ def ask_in_job(
     pyz = node_pyz()
     # Nodes without a Python of their own have one where tools were staged.
     top = posixpath.dirname(posixpath.dirname(folder))
-    asked = {**(once or {}), **requests}
+    after = after or {}
+    asked = {**(once or {}), **requests, **after}
     scripts = {verb: build_script(told, pyz, nonce, top).encode() for verb, told in asked.items()}
     place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
     first = (JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb), each="once") for verb in once or {})
     steps = [*before, *first, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]
+    if after:
+        steps.append(JobStep(argv=("/bin/sh", "-c", _WELL, name, folder, *requests)))
+        steps += [JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in after]
     job = site.job(name, steps, folder, limit)
     number, state = run_to_end(work, site, job)
     raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")
@@ -62,6 +72,9 @@ def ask_in_job(
         node: {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in requests}
         for node in sorted({*raw, *state.nodes})
     }
+    if all(isinstance(each, ContactResult) and each.exit == 0 for got in found.values() for each in got.values()):
+        for node, answers in found.items():
+            answers |= {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in after}
     for node, got in raw.items():
         found[node] |= {verb: _answer(node, got[verb], nonce, failed) for verb in once or {} if verb in got}
     good = not any(isinstance(answer, EnvbuildError) for answers in found.values() for answer in answers.values())

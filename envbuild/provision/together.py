@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from envbuild.model.target import Connection, Target
 from envbuild.node.smoke_nodes_meet import PORTS
 from envbuild.plan_node import uses_cuda
 from envbuild.provision.collect import all_well
-from envbuild.provision.contact import WORKERS, contact, node_request
+from envbuild.provision.contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.execute import Outcome
 from envbuild.provision.work import Work
 from envbuild.resolve.request import visible_gpus
@@ -94,6 +94,12 @@ def requests(group: Sequence[Member], target: Target, run: str, number: int = 0)
     }
 
 
+def in_image(request: Mapping[str, Any], stack: str, **tested: Any) -> dict[str, Any]:
+    """A request of `meet` as one of `container`, which runs it inside the image in use, or the one that is `tested`."""
+    args = {**tested, "action": VERB, "stack": stack, "request": request["args"]}
+    return {**request, "verb": "container", "args": args}
+
+
 def job_request(work: Work, plan: NodePlan, nodes: int) -> dict[str, Any] | None:
     """The request of every node of a job, whose script says which rank it is; None where no joint test is meant."""
     target, variant = work.prepared.target, work.survey.variants[plan.node]
@@ -113,7 +119,6 @@ def addresses(node: str, own: Sequence[str], connection: Connection) -> tuple[st
 
 def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
     """The joint tests of a run over SSH in which something was done; answers and errors go into the outcome."""
-    target = work.prepared.target
     members = [
         member
         for node in plan.nodes
@@ -121,17 +126,29 @@ def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
         and all_well(outcome.responses.get(node.node, {}))
         and (member := _member(work, node.node, node.environment)) is not None
     ]
-    changed = {node.node for node in plan.nodes if node.steps}
-    chosen = [group for group in groups(members, target) if changed & {member.node for member in group}]
+    meet_members(work, members, outcome, changed={node.node for node in plan.nodes if node.steps})
+
+
+def meet_members(work: Work, members: Sequence[Member], outcome: Outcome, changed: Set[str] | None = None) -> None:
+    """The joint tests over SSH of those who may take part; where `changed` is given, of groups with a node in it."""
+    chosen = groups(members, work.prepared.target)
+    if changed is not None:
+        chosen = [group for group in chosen if changed & {member.node for member in group}]
     for number, group in enumerate(chosen):
         with work.phase("together", f"joint smoke test of {len(group)} nodes"):
-            answers = ask_together(group, work, number)
-        for node, answer in answers.items():
-            if isinstance(answer, EnvbuildError):
-                outcome.errors[node] = answer
-            else:
-                outcome.responses.setdefault(node, {})[VERB] = answer
+            add_answers(ask_together(group, work, number), outcome)
     note_floors(work, outcome)
+
+
+def add_answers(answers: Mapping[str, ContactResult | EnvbuildError], outcome: Outcome) -> None:
+    """Put what nodes answered, or why there is no answer, into the outcome."""
+    for node, answer in answers.items():
+        if isinstance(answer, EnvbuildError):
+            outcome.errors[node] = answer
+        elif answer.response is None:
+            outcome.errors[node] = _no_python(node)
+        else:
+            outcome.responses.setdefault(node, {})[VERB] = answer.response
 
 
 def _member(work: Work, node: str, environment: str) -> Member | None:
@@ -143,9 +160,13 @@ def _member(work: Work, node: str, environment: str) -> Member | None:
         variant = variant_of(work, stamp.stamp if stamp else None)
     if variant is None:
         return None
-    own = [address for nic in facts.nics for address in nic.addresses]
-    where = addresses(node, own, work.prepared.target.connection)
+    where = addresses(node, own_addresses(facts), work.prepared.target.connection)
     return Member(node, environment, variant, where, gpus_of(variant, facts))
+
+
+def own_addresses(facts: NodeFacts) -> list[str]:
+    """Those of all its network interfaces."""
+    return [address for nic in facts.nics for address in nic.addresses]
 
 
 def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
@@ -160,8 +181,8 @@ def gpus_of(variant: Variant, facts: NodeFacts) -> int:
     return visible_gpus(facts) if uses_cuda(variant, facts) else 0
 
 
-def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """Ask all nodes of a group at the same time; each response of the node program, or why there is none."""
+def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, ContactResult | EnvbuildError]:
+    """Ask all nodes of a group at the same time; each answer, or why there is none."""
     target = work.prepared.target
     if len(group) > WORKERS:
         work.notes.append(
@@ -169,15 +190,10 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
         )
     told = requests(group[:WORKERS], target, work.run.id, number)
     deadline = float(next(iter(told.values()))["args"]["deadline"]) + WAIT + _SLACK
-    out: dict[str, dict[str, Any] | EnvbuildError] = {}
-    for node, answer in contact(told, told.__getitem__, target.connection, deadline).items():
-        if isinstance(answer, EnvbuildError):
-            out[node] = answer
-        elif answer.response is None:
-            out[node] = _no_python(node)
-        else:
-            out[node] = answer.response
-    return out
+    if target.engine == "container":
+        told = {node: in_image(each, work.prepared.stack.name) for node, each in told.items()}
+        deadline += _SLACK  # containers start and end
+    return contact(told, told.__getitem__, target.connection, deadline)
 
 
 def _no_python(node: str) -> EnvbuildError:

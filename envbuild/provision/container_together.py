@@ -1,0 +1,76 @@
+"""The joint smoke test inside images: as `together.py`, and each node's part is started in a container of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.lock import Variant
+from envbuild.model.plan import Plan
+from envbuild.provision import together
+from envbuild.provision.collect import all_well
+from envbuild.provision.contact import ContactResult, node_request
+from envbuild.provision.container_image import wanted
+from envbuild.provision.container_plan import NodeImage, most_common
+from envbuild.provision.execute import Outcome
+from envbuild.provision.job_ask import Answer
+from envbuild.provision.together import VERB, Member
+from envbuild.provision.work import Work
+
+# What of an install says which image a job tests and how: its record is written after that.
+_TESTED = ("command", "inside", "id", "file", "environment")
+
+
+def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant: Variant, outcome: Outcome) -> None:
+    """The joint test of a run over SSH that brought an image to a node; answers and errors go into the outcome."""
+    members = []
+    for each in plan.nodes:
+        node, facts = each.node, work.survey.facts[each.node]
+        if node not in outcome.errors and all_well(outcome.responses.get(node, {})):
+            where = together.addresses(node, together.own_addresses(facts), work.prepared.target.connection)
+            members.append(Member(node, each.environment, variant, where, nodes[node].gpus))
+    together.meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
+
+
+def meet_asked(work: Work, answers: Mapping[str, ContactResult | EnvbuildError]) -> Outcome:
+    """The joint test of nodes whose own smoke test went well in the image that most of them have, over SSH."""
+    outcome, variant = Outcome(), wanted(work.prepared).variant
+    good = {
+        node: answer.response["result"]
+        for node, answer in answers.items()
+        if isinstance(answer, ContactResult) and answer.response and all_well({"smoke": answer.response})
+    }
+    image = most_common([str(result["record"]["id"]) for result in good.values()])
+    members = []
+    for node, result in good.items():
+        record = result["record"]
+        gpus = int(record.get("gpus") or 0)
+        # A record that does not say how many GPUs there are is of an earlier version.
+        if record["id"] == image and bool(gpus) == bool(record.get("cuda")):
+            where = together.addresses(node, result.get("addresses") or (), work.prepared.target.connection)
+            members.append(Member(node, record["environment"], variant, where, gpus))
+    together.meet_members(work, members, outcome)
+    return outcome
+
+
+def in_job(work: Work, nodes: int, variant: Variant, image: Mapping[str, Any], *, recorded: bool) -> dict[str, Any]:
+    """By its verb, the request of every node of a job; nothing where no joint test is meant.
+
+    `image`: the record of the image in use (`recorded`), or the arguments of the install that is tested.
+    """
+    target = work.prepared.target
+    gpus = int(image.get("gpus") or 0)
+    if nodes < 2 or not together.wants_to_meet(variant, target) or bool(gpus) != bool(image.get("cuda")):
+        return {}
+    args = together.meet_args(variant, target, image["environment"], gpus) | {"most": target.smoke_nodes}
+    request = node_request(VERB, target.prefix, args, work.run.id)
+    tested = {} if recorded else {key: image[key] for key in _TESTED}
+    return {VERB: together.in_image(request, work.prepared.stack.name, **tested)}
+
+
+def of_job(work: Work, answers: Mapping[str, Mapping[str, Answer]], outcome: Outcome) -> Outcome:
+    """What the nodes of a job answered to that, put into the outcome."""
+    together.add_answers({node: each[VERB] for node, each in answers.items() if VERB in each}, outcome)
+    together.note_floors(work, outcome)
+    return outcome
