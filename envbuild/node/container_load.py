@@ -106,7 +106,7 @@ def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "st
         registry, _, name = pull.partition("/")
         # enroot writes a digest as if it were a tag.
         uri = "docker://%s#%s" % (registry, name.replace("@", ":"))
-        env = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}
+        env = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}  # type: dict[str, str | None]
         _run([program, "import", "--output", path, uri], "image-pull-failed", args, env)
         return
     _import_archive(args, program, path)
@@ -120,7 +120,8 @@ def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "Non
             here = stack.enter_context(container_serve.serving(args["archive"]))
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
-        env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+        env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache}  # type: dict[str, str | None]
+        env.update(no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
         try:
             uri = "docker://%s#%s:latest" % (here, container_serve.NAME)
             _run([program, "import", "--output", path, uri], "image-load-failed", args, env)

@@ -59,7 +59,7 @@ def _text(archive: "tarfile.TarFile", name: "str") -> "str":
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    served = None  # type: _Served
+    served = None  # type: Any  # a _Served
 
     def do_GET(self) -> "None":  # noqa: N802 - the name is that of http.server
         """A manifest, or a part of the archive."""

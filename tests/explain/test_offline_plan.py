@@ -120,8 +120,10 @@ def test_a_plan_for_other_hardware_names_variant_cost_and_prefix(profile: str, t
 
 
 def test_a_plan_says_what_provision_cannot_do_yet(tmp_path: Path) -> None:
-    done, _ = run(tmp_path, "plan", "--target", "slurm-pyxis", "--stack", "torch-smoke", "--facts", "slurm-pyxis")
-    assert "provision` cannot do this yet: engine: container with runtime: pyxis" in done.stdout
+    target = tmp_path / "mine.yaml"
+    target.write_text("{name: mine, extends: pods-rtx4090, hosts: [gpu1], container: {runtime: pyxis}}")
+    done, _ = run(tmp_path, "plan", "--target", str(target), "--stack", "torch-smoke", "--facts", "pods-rtx4090")
+    assert "provision` cannot do this yet: container: {runtime: pyxis} without jobs of Slurm" in done.stdout
 
 
 def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:
@@ -163,8 +165,8 @@ def test_an_unknown_example_is_refused_with_the_nearest_name(tmp_path: Path) -> 
 @pytest.mark.parametrize("verb", ["provision", "plan", "verify", "smoke", "env list"])
 def test_nodes_that_cannot_be_reached_yet_are_refused_once_and_nothing_is_written(verb: str, tmp_path: Path) -> None:
     done, _ = run(tmp_path, *verb.split(), "--target", "slurm-pyxis")
-    assert (done.returncode, done.stdout) == (7, "")
-    assert done.stderr.count("error[not-yet-supported]") == done.stderr.count("error[") == 1
-    wanted = "engine: container" if verb != "env list" else "connection: job (a job of slurm)"
-    assert wanted in done.stderr
+    code, exit_code = ("target-template", 2) if verb != "env list" else ("not-yet-supported", 7)
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    assert done.stderr.count(f"error[{code}]") == done.stderr.count("error[") == 1
+    assert "<your-partition>" in done.stderr
     assert list((tmp_path / "home").rglob("*")) == []

@@ -20,8 +20,10 @@ import pytest
 from tests.container.storage import BASE, PYTHON, Storage, make_storage
 from tests.container.storage import UnavailableError as NoImagesError
 from tests.e2e.world import Done, World
+from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.pyxis_programs import stand_ins, why_no_real
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LONG = 500.0
@@ -196,3 +198,102 @@ def _made_on_a_node(world: JobWorld) -> None:
     assert [node for node, verb in calls if verb == "build"] == ["gpu1"]
     assert sorted({node for node, verb in calls if verb == "exec"}) == ["gpu1", "gpu2"]
     assert len(list((world.prefix / "images").iterdir())) == 2, "the archive is gone"
+
+
+@pytest.fixture(params=["stand-ins", "real"])
+def with_pyxis(request: pytest.FixtureRequest, world: JobWorld) -> JobWorld:
+    """The same world with pyxis: the real one where it is, and programs that stand for it everywhere."""
+    if request.param == "stand-ins":
+        stand_ins(world.cluster.top / "programs")
+    elif why := why_no_real():
+        pytest.skip(why)
+    return world
+
+
+def _in_job(world: JobWorld, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on both nodes of a job of its own."""
+    words = ["srun", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--label", *argv]
+    return subprocess.run(words, capture_output=True, text=True, env=world.env, check=False, timeout=120)
+
+
+def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> None:
+    world = with_pyxis
+    _target(world, runtime="pyxis")
+    done = world.job(timeout=LONG)
+    nodes = by_node(done)
+    assert done.rc == 0, (done.err, nodes)
+    assert {name: node["status"] for name, node in nodes.items()} == {"gpu1": "ok", "gpu2": "ok"}
+    assert len(_ids(done)) == len({node["root"] for node in nodes.values()}) == 1
+    (file,) = (world.prefix / "images").glob("*.sqsh")
+    record = json.loads((world.prefix / "images" / "tiny.json").read_text())
+    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted([file.name, "tiny.json"])
+    assert (record["runtime"], record["nodes"]) == ("pyxis", ["gpu1", "gpu2"])
+    launcher = str(world.prefix / "bin" / "tiny")
+    code = "import alpha, os; print(alpha.VERSION, os.environ['SLURMD_NODENAME'])"
+    said = _in_job(world, launcher, "python", "-c", code)
+    assert sorted(said.stdout.splitlines()) == ["0: 1.0 gpu1", "1: 1.0 gpu2"], said.stderr
+    alone = subprocess.run([launcher, "true"], capture_output=True, text=True, env=world.env, check=False)
+    assert (alone.returncode, alone.stdout) == (7, "") and "jobs of Slurm alone" in alone.stderr
+
+    again = world.job()
+    assert again.rc == 0, again.err
+    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    smoked = world.job(verb="smoke", timeout=LONG)
+    assert smoked.rc == 0, smoked.err
+    assert _names(world) == ["envbuild-smoke"] and sorted(by_node(smoked)) == ["gpu1", "gpu2"]
+    _verified_in_a_job(world, file)
+
+
+def _verified_in_a_job(world: JobWorld, file: Path) -> None:
+    """`verify` is a job with pyxis; a node that sees another file is named, and `--repair` makes the file anew."""
+    verified = world.job(verb="verify", timeout=LONG)
+    assert (verified.rc, _names(world)) == (0, ["envbuild-verify"]), verified.err
+    assert {node["status"] for node in by_node(verified).values()} == {"ok"}
+    with file.open("r+b") as stream:
+        stream.seek(-4096, os.SEEK_END)
+        stream.write(b"damaged")
+    broken = by_node(world.job(verb="verify", timeout=LONG))
+    for node in broken.values():
+        failed = [check["name"] for check in node["checks"] if check["status"] == "failed"]
+        assert (node["exit"], failed) == (1, ["image/id"])
+    repaired = world.job("--repair", timeout=LONG)
+    assert repaired.rc == 0, repaired.err
+    assert world.job(verb="verify", timeout=LONG).rc == 0
+
+
+def test_a_slurm_without_pyxis_is_refused_with_what_to_do(world: JobWorld) -> None:
+    stand_ins(world.cluster.top / "programs")
+    (world.cluster.top / "programs" / "no-pyxis").touch()
+    _target(world, runtime="pyxis")
+    refused = world.job(timeout=LONG)
+    for node in by_node(refused).values():
+        assert (node["exit"], node["error"]["code"]) == (7, "container-no-runtime")
+        assert "srun does not know --container-image" in node["error"]["why"]
+        assert "plugstack.conf" in node["error"]["hint"]
+    assert refused.rc == 7 and not (world.prefix / "images" / "tiny.json").exists()
+
+
+def _real_enroot_runs_it(world: JobWorld, **container: Any) -> Done:
+    _target(world, runtime="enroot", **container)
+    done = world.job(timeout=LONG)
+    nodes = by_node(done)
+    assert done.rc == 0, (done.err, nodes)
+    assert {name: node["status"] for name, node in nodes.items()} == {"gpu1": "ok", "gpu2": "ok"}
+    words = [str(world.prefix / "bin" / "tiny"), "python", "-c", "import alpha; print(alpha.VERSION)"]
+    said = subprocess.run(words, capture_output=True, text=True, env=world.env, check=False)
+    assert said.stdout == "1.0\n", said.stderr
+    again = world.job()
+    assert (again.rc, world.submitted(), again.json["ansible_tasks"]) == (0, [], 0), again.err
+    return done
+
+
+@pytest.mark.skipif(bool(why_no_real()), reason=why_no_real())
+def test_enroot_itself_runs_a_file_that_was_sent_and_one_from_a_registry(world: JobWorld) -> None:
+    sent = _real_enroot_runs_it(world)
+    verified = world.job(verb="verify", timeout=LONG)
+    assert (verified.rc, world.submitted()) == (0, []), verified.err
+    shutil.rmtree(world.prefix)
+    with one_registry(world.top, world.cluster.gateway) as registry:
+        pulled = _real_enroot_runs_it(world, registry=f"{registry}/tiny", insecure=True)
+    assert _ids(pulled) == _ids(sent)
