@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sysconfig
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -216,17 +217,20 @@ def _compiled(folder: Path, *codes: str) -> str:
     return str(target)
 
 
-def _real_cuobjdump() -> str | None:
-    return build_proof.find_cuobjdump(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
+def _home_of_cuobjdump() -> str | None:
+    """A toolkit here that has the program, or the package of it that tests are run with; it has no compiler."""
+    packaged = Path(sysconfig.get_path("purelib")) / "nvidia/cu13"
+    homes = [os.environ.get("CUDA_HOME") or "/usr/local/cuda", str(packaged)]
+    return next((home for home in homes if build_proof.find_cuobjdump(home)), None)
 
 
 @pytest.mark.parametrize(("wanted", "good"), [(["9.0"], True), (["8.6"], True), (["7.5"], False)])
 def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path, wanted: list[str], good: bool) -> None:
     codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in ("80", "90")]
     built = _compiled(tmp_path, *codes, "-gencode=arch=compute_90,code=compute_90")
-    if _real_cuobjdump() is None:
+    home = _home_of_cuobjdump()
+    if home is None:
         pytest.skip("no cuobjdump here")
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     if not good:
         with pytest.raises(NodeError, match=r"no device code for 7\.5"):
             build_proof.architectures([built], wanted, home)
@@ -237,9 +241,10 @@ def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path, 
 
 
 def test_an_object_without_device_code_passes_the_real_cuobjdump(tmp_path: Path) -> None:
-    if _real_cuobjdump() is None or shutil.which("cc") is None:
+    home = _home_of_cuobjdump()
+    if home is None or shutil.which("cc") is None:
         pytest.skip("no cuobjdump or no C compiler here")
     (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
     plain = str(tmp_path / "plain.so")
     subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "plain.c"), "-o", plain], check=True)
-    assert build_proof.architectures([plain], ["9.0"], None)["found"] == {"plain": []}
+    assert build_proof.architectures([plain], ["9.0"], home)["found"] == {"plain": []}
