@@ -101,6 +101,21 @@ def _named(command: "list[str]", image: "str") -> "list[str]":
     return [image if word == "{image}" else word for word in command]
 
 
+def _here(command: "list[str]") -> "list[str]":
+    """With the name that Slurm has for this node, where the runtime has to be told."""
+    if "{node}" not in command:
+        return command
+    name = os.environ.get("SLURMD_NODENAME")
+    if not name:
+        raise NodeError(
+            "container-needs-job",
+            "the image runs through pyxis, and this is no job of Slurm",
+            hint="call it in a job; `envbuild smoke` submits one",
+            exit_code=Exit.REFUSED,
+        )
+    return [name if word == "{node}" else word for word in command]
+
+
 def _take(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
     """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
     _, file = container_load.load(args, prefix)
@@ -252,7 +267,8 @@ def _ask(
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
-    done = proc.run(command + words, timeout=timeout, stdin=json.dumps(request).encode("utf-8"))
+    env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
+    done = proc.run(_here(command) + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"))
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)

@@ -32,7 +32,7 @@ from envbuild.provision.work import Work
 from envbuild.schedule.job import seconds_of
 
 LIMIT = 3600
-FILES = {"apptainer": "sif", "enroot": "sqsh"}
+FILES = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}
 Told = dict[str, dict[str, Any]]
 
 
@@ -175,13 +175,14 @@ def _stage(
     facts = NodeFacts.from_plain(login["facts"])
     if got.archive is not None and (error := no_room(site.login, facts, got.archive.stat().st_size)):
         raise error
-    there = login["containers"]["runtimes"].get(runtime) or {}
+    # What pyxis runs is a file of enroot, so a login host needs that alone.
+    there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
     makes = runtime in FILES and bool(there.get("works"))
     if makes or got.archive is not None:
         target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
         other = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
         files = files_for(other, site.login, facts, login["python"], got, posixpath.join(prefix, "images"))
-        take = {**args, "action": "take", "program": there.get("path"), **_importer(login)}
+        take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
         request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
         outcome = run_hosts({site.login: request}, {site.login: files}, other, playbook="image.yml")
         work.tasks += other.tasks
@@ -194,13 +195,6 @@ def _stage(
     if runtime not in FILES:
         return None
     return {"path": posixpath.join(prefix, "images", f"{args['stack']}-{got.id[:12]}.{FILES[runtime]}")}
-
-
-def _importer(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What enroot of the login host can import from."""
-    there = told["containers"]["runtimes"]
-    working = [name for name in ("podman", "docker") if (there.get(name) or {}).get("works")]
-    return {"importer": {"name": working[0], "path": there[working[0]]["path"]} if working else None}
 
 
 def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefix: str) -> tuple[Plan, Outcome]:
@@ -319,12 +313,17 @@ def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, Answer], Out
     site = JobSite.of(work.prepared.target)
     login, limit = _ask_login(work, site), work.prepared.target.scheduler.time_limit
     record = login["containers"].get("record")
-    joint = record and container_together.in_job(work, site.nodes, wanted(work.prepared).variant, record, recorded=True)
+    verb = request["args"]["verb"]
+    joint = None
+    if record and verb == "smoke":
+        variant = wanted(work.prepared).variant
+        joint = container_together.in_job(work, site.nodes, variant, record, recorded=True)
     answers = ask_in_job(
-        work, site, "envbuild-smoke", {"ask": request}, _folder(login, work),
+        work, site, f"envbuild-{verb}", {"ask": request}, _folder(login, work),
         seconds_of(limit) if limit else LIMIT, after=joint,
     )  # fmt: skip
-    return {node: each["ask"] for node, each in answers.items()}, container_together.of_job(work, answers, Outcome())
+    found = {node: each["ask"] for node, each in answers.items()}
+    return found, container_together.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
 
 
 def told_file(work: Work, site: JobSite) -> Path:

@@ -168,10 +168,8 @@ def install_args(
         args |= {"archive": archive, "sha256": obtained.sha256}
     elif obtained.pull is not None:
         args |= {"pull": obtained.pull, "insecure": settings.insecure}
-    if runtime == "enroot":
-        working = [name for name in ("podman", "docker") if (told["runtimes"].get(name) or {}).get("works")]
-        if working:
-            args["importer"] = {"name": working[0], "path": told["runtimes"][working[0]]["path"]}
+    if runtime == "pyxis":
+        args["maker"] = told["runtimes"]["enroot"]["path"]
     return args
 
 

@@ -39,9 +39,8 @@ def _images(target: Target, *, script: bool) -> dict[str, str]:
     """What images cannot do yet."""
     missing = {}
     runtime = target.container.runtime if target.container is not None else "auto"
-    if target.connection.kind == "job" and runtime == "pyxis" and not script:
-        what = "engine: container with runtime: pyxis (only `provision --print-script`)"
-        missing[what] = "container: {runtime: enroot}"
+    if runtime == "pyxis" and not (target.connection.kind == "job" and target.scheduler.kind == "slurm"):
+        missing["container: {runtime: pyxis} without jobs of Slurm"] = "container: {runtime: enroot}"
     if target.container is not None and target.container.build == "job":
         missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
     return missing

@@ -1,7 +1,7 @@
 """The verb `container`: what it takes in, what it refuses, and when an image counts.
 
-Apptainer and enroot cannot be had here: programs of those names write their words down and make the file they were
-asked for. What the real ones do with the words is not tested. podman runs for real in tests/fleet/test_containers.py.
+Programs of the names of Apptainer, enroot and srun write their words down and make the file they were asked for. enroot
+and pyxis run for real in tests/slurm where a machine has them, podman in tests/fleet/test_containers.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import io
 import json
 import os
 import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 from envbuild.node import container, container_load, container_look, lease
 from envbuild.node.protocol import NodeError
 
-CONFIG = b'{"config": {}}'
+CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
 ID = hashlib.sha256(CONFIG).hexdigest()
 # Says its words, makes the file that it was asked for, and answers as the node program in an image would.
 _FAKE = """#!/bin/sh
@@ -54,15 +57,17 @@ class Site:
         path.chmod(0o755)
         return str(path)
 
-    def archive(self, config: bytes = CONFIG) -> dict[str, Any]:
+    def archive(self, config: bytes = CONFIG, layers: Sequence[bytes] = ()) -> dict[str, Any]:
         """The image as a file that the controller sent."""
         folder = self.prefix / "images"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "image.tar"
-        manifest = json.dumps([{"Config": "c.json", "RepoTags": ["x:1"], "Layers": []}]).encode()
+        name = f"{hashlib.sha256(config).hexdigest()}.json"
+        files = {f"{index}.tar": layer for index, layer in enumerate(layers)}
+        manifest = json.dumps([{"Config": name, "RepoTags": ["x:1"], "Layers": list(files)}]).encode()
         with tarfile.open(path, "w") as out:
-            for name, data in (("c.json", config), ("manifest.json", manifest)):
-                member = tarfile.TarInfo(name)
+            for member_name, data in {name: config, "manifest.json": manifest, **files}.items():
+                member = tarfile.TarInfo(member_name)
                 member.size = len(data)
                 out.addfile(member, io.BytesIO(data))
         return {"archive": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -112,16 +117,101 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     assert lease.read(str(node.prefix)) is None
 
 
-def test_enroot_imports_from_a_registry_or_says_that_it_cannot(node: Site) -> None:
+def test_enroot_imports_from_the_registry_that_is_named(node: Site) -> None:
     node.program("enroot")
-    with pytest.raises(NodeError) as caught:
-        node.install("enroot", **node.archive())
-    assert (caught.value.code, caught.value.exit_code) == ("container-no-import", 7)
     node.install("enroot", pull=f"registry.example.org:5000/team/tiny@sha256:{'a' * 64}")
     path = node.prefix / "images" / f"tiny-{ID[:12]}.sqsh"
     said = node.log.read_text().splitlines()[0]
     uri = f"docker://registry.example.org:5000#team/tiny:sha256:{'a' * 64}"
     assert said == f"import --output {path}.half {uri}"
+
+
+_IMPORT = """#!/usr/bin/env python3
+import json, os, sys, urllib.request
+if sys.argv[1] != "import":
+    sys.exit(9)
+address, _, name = sys.argv[-1][len("docker://"):].partition("#")
+name, _, tag = name.partition(":")
+url = "http://%s/v2/%s/" % (address, name)
+manifest = json.load(urllib.request.urlopen(url + "manifests/" + tag))
+data = [urllib.request.urlopen(url + "blobs/" + each["digest"]).read().decode() for each in
+        [manifest["config"]] + manifest["layers"]]
+keep = {key: value for key, value in os.environ.items() if "ENROOT" in key or key == "no_proxy"}
+json.dump([url, manifest, data, keep], open(sys.argv[3], "w"))
+"""
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+def test_enroot_imports_a_file_from_a_registry_that_ends_with_it(runtime: str, node: Site) -> None:
+    path = node.bin / "enroot"
+    path.write_text(_IMPORT)
+    path.chmod(0o755)
+    layers = [b"first layer", b"second"]
+    digests = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
+    config = json.dumps({"config": {}, "rootfs": {"diff_ids": digests}}).encode()
+    meant = hashlib.sha256(config).hexdigest()
+    sent = node.archive(config, layers)
+    args = {
+        "runtime": runtime, "program": "/usr/bin/srun", "maker": str(path), "stack": "tiny", "id": meant, "name": "x:1",
+        "prefix": str(node.prefix), **sent,
+    }  # fmt: skip
+    args["program"] = str(path) if runtime == "enroot" else args["program"]
+    made, file = container_load.load(args, str(node.prefix))
+    url, manifest, data, variables = json.loads(Path(made).read_text())
+    assert file is not None and file["sha256"] == hashlib.sha256(Path(made).read_bytes()).hexdigest()
+    assert manifest["config"]["digest"] == f"sha256:{meant}"
+    assert [each["digest"] for each in manifest["layers"]] == digests
+    assert [each["size"] for each in manifest["layers"]] == [len(layer) for layer in layers]
+    assert [each.encode() for each in data] == [config, *layers]
+    assert (variables["ENROOT_ALLOW_HTTP"], variables["no_proxy"]) == ("yes", "127.0.0.1")
+    assert sorted(each.name for each in (node.prefix / "images").iterdir()) == ["image.tar", Path(made).name]
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url + "manifests/latest", timeout=5)
+
+
+def test_an_archive_without_its_layers_is_refused(node: Site) -> None:
+    node.program("enroot")
+    config = b'{"config": {}, "rootfs": {"diff_ids": ["sha256:00"]}}'
+    with pytest.raises(NodeError) as caught:
+        node.install("enroot", **node.archive(config), id=hashlib.sha256(config).hexdigest())
+    assert (caught.value.code, caught.value.exit_code) == ("image-archive-damaged", 5)
+    assert list((node.prefix / "images").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("says", "works"),
+    [
+        ("--container-image=PATH --container-env=NAME", True),
+        ("--container-image=PATH", False),
+        ("-N, --nodes=N", False),
+        ("", False),
+    ],
+)
+def test_pyxis_is_there_where_srun_knows_its_options(says: str, works: bool, node: Site) -> None:
+    path = node.bin / "srun"
+    path.write_text(f"#!/bin/sh\necho '{says}'\nexit {0 if says else 1}\n")
+    path.chmod(0o755)
+    found = container_look.look("tiny", str(node.prefix))["runtimes"]["pyxis"]
+    assert (found["works"], found["path"]) == (works, str(path))
+    assert works or found["why"]
+
+
+def test_pyxis_outside_of_a_job_is_refused(node: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = node.program("srun")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    words = [program, "--nodelist", "{node}", "exec"]
+    node.program("enroot")
+    with pytest.raises(NodeError) as caught:
+        node.install("enroot", **node.archive(), command=words)
+    assert (caught.value.code, caught.value.exit_code) == ("container-needs-job", 7)
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu7")
+    answer = json.dumps(GOOD, separators=(",", ":"))
+    said = f'echo "$* ${{SLURM_LABELIO-none}}" >> {node.log}'
+    (node.bin / "srun").write_text(f"#!/bin/sh\n{said}\necho '{answer}'\n")
+    monkeypatch.setenv("SLURM_LABELIO", "1")
+    node.install("enroot", **node.archive(), command=words)
+    last = node.log.read_text().splitlines()[-1]
+    assert last.startswith("--nodelist gpu7 exec /in/current/tiny/bin/python ") and last.endswith(" smoke none")
 
 
 def test_a_file_that_was_changed_on_the_way_is_refused_and_removed(node: Site) -> None:

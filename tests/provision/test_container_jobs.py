@@ -71,15 +71,16 @@ def test_answers_of_nodes_are_kept_for_a_week(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("runtime", "refused"), [("apptainer", False), ("enroot", False), ("pyxis", True)])
-def test_pyxis_alone_is_refused_by_name_in_jobs(runtime: str, refused: bool) -> None:
+@pytest.mark.parametrize("runtime", ["apptainer", "enroot", "pyxis"])
+@pytest.mark.parametrize(("scheduler", "hosts"), [("slurm", {"slurm": "gpu"}), ("pbs", {"pbs": "nodefile"})])
+def test_pyxis_is_refused_by_name_without_jobs_of_slurm(runtime: str, scheduler: str, hosts: dict[str, str]) -> None:
     target = Target.from_plain(
         {
-            "name": "mine", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"},
+            "name": "mine", "hosts": hosts, "connection": {"kind": "job"}, "scheduler": {"kind": scheduler},
             "prefix": "/shared/envbuild", "engine": "container", "placement": "image",
             "container": {"runtime": runtime},
         }
     )  # fmt: skip
     missing = unsupported(target)
-    assert bool(missing) is refused
+    assert bool(missing) is (runtime == "pyxis" and scheduler == "pbs")
     assert all("pyxis" in each for each in missing)

@@ -105,15 +105,16 @@ def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     assert not {"archive", "pull"} & set(nothing), "only the launcher has to be written"
 
 
-def test_enroot_is_given_what_it_can_import_with(prepared: Prepared, image: Wanted) -> None:
-    target = prepared.target.model_copy(update={"container": ContainerSettings(runtime="enroot")})
-    runtimes = {"enroot": {"works": True, "path": "/usr/bin/enroot"}, **_told()["runtimes"]}
+def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: Wanted) -> None:
+    target = prepared.target.model_copy(update={"container": ContainerSettings(runtime="pyxis")})
+    runtimes = {name: {"works": True, "path": f"/usr/bin/{name}"} for name in ("enroot", "pyxis")}
+    runtimes["pyxis"]["path"] = "/usr/bin/srun"
     told = _told(runtimes=runtimes)
-    with_enroot = Prepared(**{**vars(prepared), "target": target})
-    node = node_image("gpu1", with_enroot, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
+    with_pyxis = Prepared(**{**vars(prepared), "target": target})
+    node = node_image("gpu1", with_pyxis, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
     words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
-    args = container_plan.install_args(with_enroot, image, Obtained(ONE), node, told, archive="/x", **words)
-    assert args["importer"] == {"name": "podman", "path": "/usr/bin/podman"}
+    args = container_plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
+    assert (args["program"], args["maker"], args["runtime"]) == ("/usr/bin/srun", "/usr/bin/enroot", "pyxis")
 
 
 def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepared, image: Wanted) -> None:

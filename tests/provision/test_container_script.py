@@ -60,8 +60,9 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
     for (words, stdin), verb in zip(tests, ("verify", "smoke"), strict=True):
         assert words[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
         at = words.index(f"--container-image={file}")
-        assert words[at + 1 : at + 4] == ["--no-container-mount-home", "--container-mounts=/data:/d:ro", "/bin/sh"]
-        assert words[at + 4] == ENTRY and words[-1] == verb
+        same = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"]
+        assert words[at + 1 : at + 6] == [*same, "--container-mounts=/data:/d:ro", "/bin/sh"]
+        assert words[at + 6] == ENTRY and words[-1] == verb
         request = json.loads(stdin)
         assert (request["verb"], request["prefix"]) == (verb, "/opt/envbuild")
 
