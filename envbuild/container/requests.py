@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.catalog.indexes import load_indexes
-from envbuild.catalog.toolchain import Toolchain, ToolchainPython, load_toolchain
+from envbuild.catalog.toolchain import Toolchain, ToolchainPython, ToolchainUv, load_toolchain
 from envbuild.container.place import Place
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
@@ -96,15 +96,10 @@ def make_requests(
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
     out = f"{prefix}/fetched"
     steps = _planned(lock, variant, target, facts, tools, out, prefix, patches)
-    files = [_row(package, file) for package, file in _chosen(variant, place)]
-    files.append({"package": "uv", "index": "pypi", "file": uv.file, "sha256": uv.sha256})
-    unpack: list[dict[str, str]] = [{"file": uv.file, "member": uv.member, "path": tools.uv}]
-    if python is not None and folder is not None:
-        files.append({"file": python.name, "sha256": python.sha256, "url": python.url})
-        unpack.append({"file": python.name, "folder": folder})
-    named = {file["index"] for file in files if "index" in file}
     common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}
-    fetch = {**common, "files": files, "addresses": f"{prefix}/image/indexes.json", "tools": unpack}
+    files = [_row(package, file) for package, file in _chosen(variant, place)]
+    fetch = {**common, **_with_tools(files, uv, tools.uv, python, folder), "addresses": f"{prefix}/image/indexes.json"}
+    named = {file["index"] for file in fetch["files"] if "index" in file}
     sources = {**common, "files": [], "sources": [source.to_json_dict() for source in variant.sources]}
     part = _packages_part(variant)
     environment = environment_path(prefix, lock.stack, lock.profile, part["digest"])
@@ -131,6 +126,18 @@ def make_requests(
         variables=steps[-1]["args"]["variables"],
         arch_list=tuple((install.get("build") or {}).get("arch_list") or ()),
     )
+
+
+def _with_tools(
+    files: list[dict[str, Any]], uv: ToolchainUv, uv_path: str, python: ToolchainPython | None, folder: str | None
+) -> dict[str, Any]:
+    """`files` and `tools` of the fetch: uv out of its wheel, and a standalone Python into its folder."""
+    files = [*files, {"package": "uv", "index": "pypi", "file": uv.file, "sha256": uv.sha256}]
+    unpack: list[dict[str, str]] = [{"file": uv.file, "member": uv.member, "path": uv_path}]
+    if python is not None and folder is not None:
+        files.append({"file": python.name, "sha256": python.sha256, "url": python.url})
+        unpack.append({"file": python.name, "folder": folder})
+    return {"files": files, "tools": unpack}
 
 
 def _request(args: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -80,18 +80,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
             hint="run the whole of `envbuild provision`",
         )
     entries = hashed(prefix, environment, built, known_entries(environment))
-    _checked, wrong = record.check(environment, entries, packages.misrecorded(args["variant"]))
-    special = sorted(path for path, entry in entries.items() if entry.tag == "special")
-    if wrong or special:
-        path = wrong[0]["path"] if wrong else special[0]
-        raise NodeError(
-            "record-mismatch",
-            "%s changed between install and stamp" % path,
-            why="the smoke test or another process wrote into the environment",
-            hint="provision again",
-            exit_code=Exit.INTEGRITY,
-            details={"files": wrong[:20]},
-        )
+    _check_record(environment, entries, args["variant"])
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = {
         "stack": args["stack"],
@@ -121,6 +110,22 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
     for name in (stamp.SCAN, stamp.INSTALLED):
         paths.remove_tree(paths.meta(environment, name))
     return data
+
+
+def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", variant: "dict[str, Any]") -> "None":
+    """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
+    _checked, wrong = record.check(environment, entries, packages.misrecorded(variant))
+    special = sorted(path for path, entry in entries.items() if entry.tag == "special")
+    if wrong or special:
+        path = wrong[0]["path"] if wrong else special[0]
+        raise NodeError(
+            "record-mismatch",
+            "%s changed between install and stamp" % path,
+            why="the smoke test or another process wrote into the environment",
+            hint="provision again",
+            exit_code=Exit.INTEGRITY,
+            details={"files": wrong[:20]},
+        )
 
 
 def _check_root(environment: "str", found: "str", wanted: "str | None") -> "None":
