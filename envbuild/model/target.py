@@ -143,8 +143,9 @@ class Scheduler(StrictModel):
 
     `constraints` are features that nodes must have (Slurm's `--constraint`) or resources that PBS selects by.
     `nodes` is how many (none: all that `hosts` names), `start_deadline` how long a job may wait for its nodes and
-    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name. `queues` are those
-    of a PBS site where `queue` names none: a job goes to the first that takes it. `modules` are loaded by every job.
+    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name, `resources` what
+    else a job of PBS asks for as a whole (`singularity_fakeroot=true`). `queues` are those of a PBS site where `queue`
+    names none: a job goes to the first that takes it. `modules` are loaded by every job.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
@@ -157,6 +158,7 @@ class Scheduler(StrictModel):
     start_deadline: Duration | None = None
     time_limit: Duration | None = None
     filesystems: tuple[Name, ...] = ()
+    resources: tuple[FileText, ...] = ()
     modules: Modules | None = None
 
 

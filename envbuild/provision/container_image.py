@@ -61,8 +61,11 @@ class Obtained:
 
 
 def settings_of(prepared: Prepared) -> ContainerSettings:
-    """The `container:` section of the target, or what holds without one."""
-    return prepared.target.container or ContainerSettings()
+    """The `container:` section of the target, or what holds without one; what jobs build is a file of Apptainer."""
+    settings = prepared.target.container or ContainerSettings()
+    if settings.build == "job" and settings.image is None and settings.runtime == "auto":
+        return settings.model_copy(update={"runtime": "apptainer"})
+    return settings
 
 
 def wanted(prepared: Prepared) -> Wanted:
@@ -70,6 +73,7 @@ def wanted(prepared: Prepared) -> Wanted:
     settings = settings_of(prepared)
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
+    from envbuild.container import apptainer
     from envbuild.container.choose import Choice, recipe_for
     from envbuild.container.dockerfile import render
     from envbuild.container.place import Given
@@ -79,7 +83,9 @@ def wanted(prepared: Prepared) -> Wanted:
         Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
     )
     total = hashlib.sha256(node_pyz_digest().encode())
-    for name, text in sorted({**recipe.files, "Dockerfile": render(recipe)}.items()):
+    in_job = settings.build == "job"
+    made_by = apptainer.files(recipe, carried=True) if in_job else {"Dockerfile": render(recipe)}
+    for name, text in sorted({**recipe.files, **made_by}.items()):
         total.update(f"{name}\0{len(text)}\0{text}".encode())
     return Wanted(
         total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,

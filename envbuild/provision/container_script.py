@@ -1,24 +1,72 @@
-"""The sbatch file that tests an image on every node of a job: what `--print-script` says where images run in jobs."""
+"""The sbatch or qsub file that tests an image on every node of a job: `--print-script` where images run in jobs."""
 
 from __future__ import annotations
 
 import json
 import posixpath
+import re
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from envbuild.container.engine import ContainerFacts, choose, pyxis_options
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.container_image import Wanted, settings_of, wanted
+from envbuild.provision.container_in_job import builds_in_job
 from envbuild.provision.container_plan import smoke_args
-from envbuild.provision.job_site import JobSite
+from envbuild.provision.job_site import JobSite, proxies
 from envbuild.provision.prepare import Prepared
 from envbuild.schedule.job import JobStep, seconds_of
+from envbuild.schedule.pbs_script import mpiexec
 
 FILES = {"pyxis": "sqsh", "enroot": "sqsh", "apptainer": "sif"}
 LIMIT = 3600
 _NODES = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
+_HOME = {"user": '"$USER"', "home": '"$HOME"', "data": '"${XDG_DATA_HOME:-$HOME/.local/share}"'}
+# mpiexec of PALS gives standard input to one rank alone, and says nothing of who printed a line.
+_LABELLED = 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"'
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a scheduler's script says it: the number of the job, what comes first, and the runtimes that it can start.
+
+    `run`: the lines that run a command on every node with a text on its standard input, both words of the shell.
+    """
+
+    number: str
+    runtimes: tuple[str, ...]
+    run: Callable[[str, str], list[str]]
+    first: tuple[str, ...] = ()
+
+
+def _srun(command: str, text: str) -> list[str]:
+    """Slurm hands standard input to all."""
+    return [f"srun {_NODES} --kill-on-bad-exit=0 --label {command} <<< {text} || code=$?"]
+
+
+def _mpiexec(command: str, text: str) -> list[str]:
+    request = '"$file.$number.json"'
+    where = mpiexec('"$nodes"')
+    return [
+        f"printf %s {text} > {request}",
+        f"{where} \\",
+        f"  bash -c {shlex.quote(_LABELLED)} {request} {command} || code=$?",
+        f"rm -f -- {request}",
+    ]
+
+
+_SCHEDULERS = {
+    "slurm": _Words("$SLURM_JOB_ID", tuple(FILES), _srun),
+    "pbs": _Words(
+        "$number",
+        ("apptainer",),
+        _mpiexec,
+        ('number="${PBS_JOBID%%.*}"', 'nodes=$(sort -u -- "$PBS_NODEFILE" | wc -l)'),
+    ),
+}
 
 
 def image_script(prepared: Prepared) -> str:
@@ -34,66 +82,90 @@ def image_script(prepared: Prepared) -> str:
 def image_body(prepared: Prepared) -> str:
     """What the job runs. Raises EnvbuildError `script-of-image`, `container-needs-registry` (exit 7)."""
     settings, target = settings_of(prepared), prepared.target
-    extension = FILES.get(settings.runtime)
-    if target.connection.kind != "job" or target.scheduler.kind != "slurm" or extension is None:
+    words = _SCHEDULERS.get(target.scheduler.kind)
+    if target.connection.kind != "job" or words is None or settings.runtime not in words.runtimes:
         raise EnvbuildError(
             "script-of-image",
             f"there is no script that does without envbuild what {target.name} asks for",
             why=f"connection {target.connection.kind}, scheduler {target.scheduler.kind}, runtime {settings.runtime}; "
-            f"scripts are printed for jobs of Slurm with {', '.join(FILES)}",
+            f"scripts are printed for jobs of Slurm with {', '.join(FILES)}, and of PBS with apptainer",
             hint="`envbuild image build` makes the image; where nodes take SSH, `envbuild provision` brings it to them",
             exit_code=ExitCode.REFUSED,
         )
     image = wanted(prepared)
     reference = settings.image or (settings.registry and f"{settings.registry}:{image.name.rpartition(':')[2]}")
-    if reference is None:
+    if reference is None and not builds_in_job(prepared):
         raise EnvbuildError(
             "container-needs-registry",
             "the nodes of a job need an image from a registry",
             why="a local tag is known on the machine that built it and nowhere else",
-            hint="say `registry:` or `image:` in the `container:` section of the target",
+            hint="say `registry:` or `image:` in the `container:` section of the target; or `build: job`",
             exit_code=ExitCode.REFUSED,
         )
-    folder = posixpath.join(target.shared or target.prefix, "images")
-    name = f"{prepared.stack.name}-{image.variant.digest[:12]}.{extension}"
-    return "\n".join([*_head(prepared, settings, reference), *_file(settings, reference, folder, name),
+    return "\n".join([*_head(prepared, settings, reference, words), *_file(prepared, settings, reference, image, words),
                       *_tests(prepared, settings, image)])  # fmt: skip
 
 
-def _head(prepared: Prepared, settings: ContainerSettings, reference: str) -> list[str]:
+def _head(prepared: Prepared, settings: ContainerSettings, reference: str | None, words: _Words) -> list[str]:
     lines = [
         "#!/usr/bin/env bash",
         f"# Makes one file of the image of {prepared.stack.name}, and tests inside it on every node of the job.",
     ]
-    if settings.image is None:
-        build = f"envbuild image build {shlex.quote(prepared.reference)} --push {shlex.quote(reference)}"
+    stack = shlex.quote(prepared.reference)
+    if reference is not None and settings.image is None:
+        build = f"envbuild image build {stack} --push {shlex.quote(reference)}"
         lines.append(f"# The image has to be there before: {build}")
-    return [*lines, "set -euo pipefail", "umask 022", ""]
+    lines += ["set -euo pipefail", "umask 022", *words.first]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(proxies(prepared.target).items())]
+    return [*lines, ""]
 
 
-def _file(settings: ContainerSettings, reference: str, folder: str, name: str) -> list[str]:
+def _path(*parts: str) -> str:
+    """A path of a target as a word of the shell, where that knows user and home."""
+    text = posixpath.join(*parts)
+    pieces = re.split(r"\{(user|home|data)\}", text)
+    return "".join(_HOME[piece] if at % 2 else shlex.quote(piece) for at, piece in enumerate(pieces) if piece)
+
+
+def _file(
+    prepared: Prepared, settings: ContainerSettings, reference: str | None, image: Wanted, words: _Words
+) -> list[str]:
     """Making the file, once; what is half made never has its name."""
-    if settings.runtime == "apptainer":
-        make = f'apptainer build "$file.$SLURM_JOB_ID" {shlex.quote(f"docker://{reference}")}'
+    target, extension = prepared.target, FILES[settings.runtime]
+    folder = posixpath.join(target.shared or target.prefix, "images")
+    name = f"{prepared.stack.name}-{image.variant.digest[:12]}"
+    half = f'"$file.{words.number}"'
+    # Apptainer unpacks gigabytes; without this in /tmp and below the home folder.
+    tmp = _path(target.tmp) if target.tmp else ""
+    build = f"APPTAINER_TMPDIR={tmp} APPTAINER_CACHEDIR={tmp} apptainer build" if tmp else "apptainer build"
+    first: list[str] = []
+    if reference is None:
+        write = f'envbuild image apptainer {shlex.quote(prepared.reference)} -o "$context"'
+        first = [f"# It has to be there before: {write}", f"context={_path(folder, name + '.context')}"]
+        make = f'(cd -- "$context" && {build} {half} apptainer.def)'
+    elif settings.runtime == "apptainer":
+        make = f"{build} {half} {shlex.quote(f'docker://{reference}')}"
     else:
         registry, _, path = reference.partition("/")
         # enroot writes a digest as if it were a tag.
         uri = f"docker://{registry}#{path.replace('@', ':')}"
-        make = f'enroot import --output "$file.$SLURM_JOB_ID" {shlex.quote(uri)}'
+        make = f"enroot import --output {half} {shlex.quote(uri)}"
     return [
-        f"file={shlex.quote(posixpath.join(folder, name))}",
-        f"mkdir -p -- {shlex.quote(folder)}",
+        *first,
+        f"file={_path(folder, f'{name}.{extension}')}",
+        f"mkdir -p -- {_path(folder)}",
         "# On the first node alone; the others read the file, so its folder has to be one that all see.",
         'if [ ! -e "$file" ]; then',
+        *([f"  mkdir -p -- {tmp}"] if tmp and settings.runtime == "apptainer" else []),
         f"  {make} < /dev/null",
-        '  mv -- "$file.$SLURM_JOB_ID" "$file"',
+        f'  mv -- {half} "$file"',
         "fi",
         "",
     ]
 
 
 def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> list[str]:
-    """`verify` and `smoke` of the node program in the image, on every node; srun hands standard input to all."""
+    """`verify` and `smoke` of the node program in the image, on every node."""
     cuda = settings.gpus != "none" and bool(prepared.target.expects.gpus_per_node)
     verify = {"stack": prepared.stack.name, "deep": True, "variant": image.variant.to_json_dict(), "limit": 20}
     asked = {"verify": verify, "smoke": {**smoke_args(prepared, image), "cuda": cuda}}
@@ -108,9 +180,7 @@ def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> li
     lines = ["code=0"]
     for verb, args in asked.items():
         request = {"protocol": PROTOCOL, "verb": verb, "run": "script", "prefix": image.prefix, "args": args}
-        text = json.dumps(request, sort_keys=True, allow_nan=False, separators=(",", ":"))
-        lines += [
-            f"# {verb}: every node prints one line of JSON.",
-            f"srun {_NODES} --kill-on-bad-exit=0 --label {command} {verb} <<< {shlex.quote(text)} || code=$?",
-        ]
+        text = shlex.quote(json.dumps(request, sort_keys=True, allow_nan=False, separators=(",", ":")))
+        run = _SCHEDULERS[prepared.target.scheduler.kind].run
+        lines += [f"# {verb}: every node prints one line of JSON.", *run(f"{command} {verb}", text)]
     return [*lines, 'exit "$code"', ""]

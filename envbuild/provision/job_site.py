@@ -74,9 +74,9 @@ class JobSite:
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
             "builder": builder,
-            "filesystems": wanted.filesystems, "modules": wanted.modules and wanted.modules.to_json_dict(),
-            "variables": {key: value for key, value in self.target.environment.items()
-                          if _PROXY.match(key) and isinstance(value, str)},
+            "filesystems": wanted.filesystems, "resources": wanted.resources,
+            "modules": wanted.modules,
+            "variables": proxies(self.target),
         }  # fmt: skip
         try:
             return Job(**given)
@@ -85,6 +85,11 @@ class JobSite:
             raise EnvbuildError(
                 "job-invalid", "the target's job cannot be written down", why=told, hint="correct the target file"
             ) from error
+
+
+def proxies(target: Target) -> dict[str, str]:
+    """The variables of a target that programs of a job need to get out of a compute node."""
+    return {key: value for key, value in target.environment.items() if _PROXY.match(key) and isinstance(value, str)}
 
 
 def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:

@@ -41,8 +41,13 @@ def _images(target: Target, *, script: bool) -> dict[str, str]:
     runtime = target.container.runtime if target.container is not None else "auto"
     if runtime == "pyxis" and not (target.connection.kind == "job" and target.scheduler.kind == "slurm"):
         missing["container: {runtime: pyxis} without jobs of Slurm"] = "container: {runtime: enroot}"
-    if target.container is not None and target.container.build == "job":
-        missing["container: {build: job}"] = "container: {image: NAME@sha256:...}"
+    if target.container is not None and target.container.build == "job" and target.container.image is None:
+        if target.connection.kind != "job":
+            missing["container: {build: job} where nodes are not reached through jobs"] = "container: {build: here}"
+        elif runtime not in ("auto", "apptainer"):
+            missing[f"container: {{build: job}} with runtime: {runtime}"] = "container: {runtime: apptainer}"
+        elif target.container.registry is not None and not script:
+            missing["container: {build: job} with a registry to push to"] = "container: {build: here}"
     return missing
 
 

@@ -98,6 +98,7 @@ class Job(StrictModel):
     exclusive: bool = False
     constraints: Word | None = None
     filesystems: tuple[Name, ...] = ()
+    resources: tuple[Word, ...] = ()
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
     container: Container | None = None

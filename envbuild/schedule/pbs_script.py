@@ -65,6 +65,7 @@ def _directives(job: Job) -> list[str]:
         resources.append(f"walltime={clock_text(job.time_limit)}")
     if job.filesystems:
         resources.append(f"filesystems={':'.join(job.filesystems)}")
+    resources += job.resources
     # PBS allows 15 characters for a name in its older versions.
     # Without -S it is the user's login shell that reads the script, whatever its first line says.
     options = [f"-N {job.name[:15]}", "-S /bin/bash", *(f"-l {resource}" for resource in resources)]
@@ -88,7 +89,7 @@ def _text(step: JobText) -> list[str]:
     """mpiexec ends all ranks when one fails."""
     if step.each == "batch":
         return script.first_node(step)
-    return script.every_node(step, _mpiexec('"$NNODES"'))
+    return script.every_node(step, mpiexec('"$NNODES"'))
 
 
 def _step(step: JobStep) -> list[str]:
@@ -96,8 +97,9 @@ def _step(step: JobStep) -> list[str]:
         told, count = "# Once on every node.", '"$NNODES"'
     else:
         told, count = "# Once, on the first node.", "1"
-    return [told, f"{_mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+    return [told, f"{mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
 
 
-def _mpiexec(count: str) -> str:
+def mpiexec(count: str) -> str:
+    """PALS's mpiexec for `count` processes (a word of the shell), one a node."""
     return f'mpiexec --envall -n {count} --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none'

@@ -137,3 +137,22 @@ def test_its_files_are_all_written(tmp_path: Path) -> None:
             assert (tmp_path / words[0]).is_file()
     smoke = json.loads((tmp_path / "smoke.json").read_text())
     assert [item["name"] for item in smoke["args"]["items"]] == ["sound"]
+
+
+def test_what_a_job_builds_from_needs_neither_the_network_nor_the_images_of_this_machine() -> None:
+    recipe = recipe_for(Choice("torch-smoke", given=GIVEN))
+    plain, carried = apptainer.render(recipe), apptainer.render(recipe, carried=True)
+    files = apptainer.archives(recipe)
+    assert sorted(files) == ["localhost/base", "localhost/fetch"]
+    for image, file in files.items():
+        plain = plain.replace(f"Bootstrap: docker\nFrom: {image}\n", f"Bootstrap: docker-archive\nFrom: {file}\n")
+    last = "    indexes.json /opt/envbuild/image/indexes.json\n"
+    assert "wheelhouse /wheelhouse" not in plain
+    plain = plain.replace(last, f"{last}    wheelhouse /wheelhouse\n")
+    assert carried.splitlines()[3:] == plain.splitlines()[6:], "the head apart, nothing else differs"
+
+
+def test_images_of_a_registry_are_not_carried() -> None:
+    recipe = recipe_for(Choice("megatron-deepspeed-alcf"))
+    assert apptainer.archives(recipe) == {}
+    assert "Bootstrap: docker-archive" not in apptainer.render(recipe, carried=True)

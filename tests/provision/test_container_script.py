@@ -1,12 +1,14 @@
-"""The sbatch file for images: what it says, and what bash makes of it.
+"""The sbatch and qsub files for images: what they say, and what bash makes of them.
 
-Neither pyxis, enroot nor Apptainer can be had here; srun and they are small programs that record what they are given.
+The runtimes, srun and mpiexec are small programs that record what they are given.
+`ENVBUILD_WRITE_GOLDEN=1` writes the golden files anew.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,75 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     file = next(word for word in begun if word.startswith(str(tmp_path)))
     expected = [file if word == "FILE" else word for word in wanted]
     assert all(one == two or one.startswith(two + "/") for one, two in zip(begun, expected, strict=False))
+
+
+def _polaris(top: Path, **container: Any) -> Prepared:
+    path = top / "mine.yaml"
+    more = {"name": "mine", "extends": "polaris", "scheduler": {"account": "proj-1", "queue": "debug"}}
+    given = {**more, "stack": "torch-smoke", "engine": "container", "placement": "image", "container": container}
+    path.write_text(yaml.safe_dump(given))
+    return prepare(Choice(target=str(path)), recorded=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "container"),
+    [
+        ("pbs_image_registry", {"registry": "registry.example.org/team/smoke", "mounts": ["/eagle:/eagle"]}),
+        ("pbs_image_definition", {"mounts": ["/eagle:/eagle"]}),
+    ],
+)
+def test_the_qsub_file_is_the_recorded_one(name: str, container: dict[str, Any], tmp_path: Path) -> None:
+    text = image_body(_polaris(tmp_path, **container))
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    requests = [json.loads(each) for each in re.findall(r"^printf %s '(.*)' >", text, re.MULTILINE)]
+    assert [each["verb"] for each in requests] == ["verify", "smoke"]
+    text = re.sub(r"(?m)^printf %s '.*' >", "printf %s 'REQUEST' >", text)
+    text = re.sub(r"[0-9a-f]{12}", "0" * 12, text)
+    golden = Path(__file__).parents[1] / "schedule" / "golden" / f"{name}.sh"
+    if os.environ.get("ENVBUILD_WRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -> None:
+    text = image_body(_polaris(tmp_path, registry="registry.example.org/team/smoke"))
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    programs = {
+        "mpiexec": 'while [ "$1" != bash ]; do printf "%s\\n" "$1" >> "$CALLS"; shift; done; "$@" && "$@"',
+        "apptainer": 'echo "$@" >> "$CALLS"\n[ "$1" = exec ] || { : > "$2"; exit; }\n'
+        'cat; echo; [ "${@: -1}" != "$FAIL" ]',
+    }
+    for program, code in programs.items():
+        (folder / program).write_text(f"#!/bin/bash\n{code}\n")
+        (folder / program).chmod(0o755)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x1\nx2\n")
+    env = {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": f"{tmp_path}/it's", "USER": "me",
+        "PBS_JOBID": "12.server-01", "PBS_NODEFILE": str(nodes), "CALLS": str(tmp_path / "calls"), "FAIL": "none",
+    }  # fmt: skip
+    text = text.replace("/local/scratch/", f"{tmp_path}/")
+
+    def submit(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, env={**env, **more})
+
+    done = submit()
+    assert done.returncode == 0, done.stderr
+    node = os.uname().nodename.partition(".")[0]
+    answers = [line.partition(": ") for line in done.stdout.splitlines()]
+    assert [(who, json.loads(asked)["verb"]) for who, _, asked in answers] == [
+        (node, "verify"), (node, "verify"), (node, "smoke"), (node, "smoke"),
+    ]  # fmt: skip
+    (file,) = (tmp_path / "it's" / "envbuild" / "images").iterdir()
+    calls = (tmp_path / "calls").read_text()
+    assert f"build {file}.12 docker://registry.example.org/team/smoke:exact-" in calls
+    assert calls.split("build ")[1].split("\n")[1:5] == ["--envall", "-n", "2", "--ppn"]
+    assert f"exec --cleanenv --no-home --nv {file} /bin/sh {ENTRY} " in calls
+    # A check that fails is the exit code, after the others; the file is there and is not made again.
+    failed = submit(FAIL="verify")
+    assert (failed.returncode, len(failed.stdout.splitlines())) == (1, 3)
+    assert (tmp_path / "calls").read_text().count("build ") == 1
 
 
 @pytest.mark.parametrize(

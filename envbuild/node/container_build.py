@@ -1,0 +1,121 @@
+"""An image is built on this node: Apptainer makes a file from a definition and the context that was carried here."""
+
+import os
+import posixpath
+import tarfile
+import tempfile
+
+from envbuild.node import container_look, paths, proc
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from envbuild.node import lease
+
+TIMEOUT = 12 * 3600.0
+# What Apptainer unpacks and what it keeps of registries: gigabytes, and its own default is the user's home.
+_PLACES = ("TMPDIR", "CACHEDIR")
+_LAST = 2000  # characters of what the build printed, for the error
+
+
+def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
+    """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has.
+
+    `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-archive-damaged`
+    (exit 5), `image-build-failed` (4), `disk-full` (75).
+    """
+    path = os.path.join(prefix, "images", "%s-%s.sif" % (args["stack"], args["key"][:12]))
+    if args.get("force") or not os.path.exists(path):
+        top = args.get("tmp") or os.path.join(prefix, "tmp")
+        half = path + ".half"
+        _forget(half)  # of a run that was killed
+        folder = _folder(top)
+        try:
+            _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
+            _apptainer(args, folder, half)
+            held.check()
+            os.replace(half, path)
+        except OSError as error:
+            raise paths.os_error(error, folder) or error from error
+        finally:
+            _forget(half)
+            paths.remove_tree(folder)
+    file = {"path": path, "bytes": os.stat(path).st_size, "sha256": container_look.digest_of(path)}
+    return {"ok": True, "file": file}
+
+
+def _forget(path: "str") -> "None":
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+def _folder(top: "str") -> "str":
+    """A folder of this build; what builds left that were killed is removed, for under the lease nobody else builds."""
+    try:
+        os.makedirs(top, exist_ok=True)
+        for name in sorted(os.listdir(top)):
+            if name.startswith("image-build-") and os.stat(os.path.join(top, name)).st_uid == os.geteuid():
+                paths.remove_tree(os.path.join(top, name))
+        return tempfile.mkdtemp(prefix="image-build-", dir=top)
+    except OSError as error:
+        raise paths.os_error(error, top) or NodeError(
+            "prefix-not-writable",
+            "cannot write to %s" % top,
+            why=str(error),
+            hint="choose another `tmp` in the target",
+            exit_code=Exit.REFUSED,
+        ) from error
+
+
+def _unpack(archive: "str", wanted: "str", folder: "str") -> "None":
+    """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
+    found = container_look.digest_of(archive)
+    why = "" if found == wanted else "its sha256 is %s, sent was %s" % ((found or "none")[:12], wanted[:12])
+    if not why:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                inside = not posixpath.normpath(member.name).startswith(("/", ".."))
+                if not inside or not (member.isreg() or member.isdir()):
+                    why = "%s is no plain file in it" % member.name[:200]
+                    break
+                opened.extract(member, folder)
+    if why:
+        raise NodeError(
+            "image-archive-damaged",
+            "%s is not what the controller sent" % archive,
+            why=why,
+            hint="the same command sends it again",
+            exit_code=Exit.INTEGRITY,
+        )
+
+
+def _apptainer(args: "dict[str, Any]", folder: "str", path: "str") -> "None":
+    """Run `apptainer build` in the context. Raises NodeError `image-build-failed` (exit 4), `disk-full` (75)."""
+    extra = {}  # type: dict[str, str | None]
+    for name in _PLACES:
+        place = os.path.join(folder, name.lower())
+        os.mkdir(place)
+        # An older Apptainer was called Singularity, and so were its variables.
+        extra.update({"APPTAINER_" + name: place, "SINGULARITY_" + name: place})
+    words = [args["program"], "build", "--force"] + (["--fakeroot"] if os.geteuid() != 0 else [])
+    log("image: building with %s" % args["program"])
+    done = proc.run(
+        words + [path, "apptainer.def"], timeout=TIMEOUT, env=proc.clean_env(extra), cwd=os.path.join(folder, "context")
+    )
+    if done.ok:
+        return
+    said = (done.out + "\n" + done.err).strip()
+    why = "no end after %d s" % TIMEOUT if done.timed_out else said[-_LAST:] or "exit %s" % done.rc
+    if "no space left on device" in said.lower() or "disk quota exceeded" in said.lower():
+        raise paths.full_disk(folder, why)
+    raise NodeError(
+        "image-build-failed",
+        "the image of %s could not be built with Apptainer" % args["stack"],
+        why=why,
+        hint="nodes that may build need user namespaces, and the way to the registry of the base image (a proxy in "
+        "`environment:` of the target); some sites want it asked for: `scheduler: {resources: [...]}`",
+        exit_code=Exit.BUILD_FAILED,
+        changed=True,
+    )

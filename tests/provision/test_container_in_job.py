@@ -1,0 +1,109 @@
+"""Images that a job builds: what a target may ask for, and what is fetched here beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.container import apptainer
+from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.place import Given
+from envbuild.container.recipe import NODE, ImageRecipe
+from envbuild.errors import EnvbuildError
+from envbuild.model.container import ContainerSettings
+from envbuild.model.target import Target
+from envbuild.provision import container_in_job
+from envbuild.provision.bundle import node_pyz
+from envbuild.provision.supported import unsupported
+from tests.node.env_support import make_repository
+
+GIVEN = Given(base="localhost/base", fetch="localhost/base", python="/usr/bin/python3.11", glibc="2.36")
+
+
+@pytest.mark.parametrize(
+    ("container", "connection", "named"),
+    [
+        ({}, "job", ""),
+        ({"runtime": "apptainer"}, "job", ""),
+        ({"runtime": "podman"}, "job", "runtime: podman"),
+        ({"runtime": "enroot"}, "job", "runtime: enroot"),
+        ({"registry": "registry.example.org/x"}, "job", "a registry"),
+        ({}, "ssh", "not reached through jobs"),
+        ({"image": f"registry.example.org/x@sha256:{'0' * 64}", "runtime": "podman"}, "ssh", ""),
+    ],
+)
+def test_a_job_builds_for_apptainer_alone(container: dict[str, Any], connection: str, named: str) -> None:
+    target = Target.from_plain(
+        {
+            "name": "mine", "hosts": {"slurm": "gpu"} if connection == "job" else ["n1"],
+            "connection": {"kind": connection}, "scheduler": {"kind": "slurm"}, "prefix": "/shared/envbuild",
+            "engine": "container", "placement": "image", "container": {**container, "build": "job"},
+        }
+    )  # fmt: skip
+    missing = unsupported(target)
+    assert [named in each and "build: job" in each for each in missing] == [True] * bool(named)
+
+
+def _recipe(files: list[dict[str, Any]], sources: list[dict[str, Any]]) -> ImageRecipe:
+    """That of torch-smoke, with other things to fetch."""
+    recipe = recipe_for(Choice("torch-smoke", given=GIVEN))
+    fetch = json.loads(recipe.files["fetch.json"])
+    fetch["args"] |= {"files": files}
+    more = {"fetch.json": json.dumps(fetch)}
+    fetch["args"] |= {"files": [], "sources": sources}
+    more |= {"sources.json": json.dumps(fetch)} if sources else {}
+    return ImageRecipe(
+        recipe.stack, recipe.profile, recipe.variant, recipe.environment, recipe.prefix, recipe.stages,
+        {**recipe.files, **more}, uncommitted=recipe.uncommitted,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A context with the node program; this user's own configuration and cache are out of sight."""
+    folder = tmp_path / "context"
+    folder.mkdir()
+    (folder / NODE).write_bytes(node_pyz())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    return folder
+
+
+def _file(name: str, data: bytes) -> dict[str, Any]:
+    return {"package": "alpha", "index": "pypi", "file": name, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configuration(
+    tmp_path: Path, context: Path
+) -> None:
+    commit, tree = make_repository(tmp_path / "hub" / "lib", {"lib.py": ""})
+    config = tmp_path / "mirror.gitconfig"
+    config.write_text(f'[url "file://{tmp_path}/hub/"]\n\tinsteadOf = https://git.example.org/\n')
+    house = tmp_path / "house"
+    house.mkdir()
+    (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    source = {"name": "lib", "git": "https://git.example.org/lib", "commit": commit, "tree": tree}
+    settings = ContainerSettings(build="job", wheelhouse=(str(house),), gitconfig=str(config))
+    container_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], [source]), settings, context)
+    found = sorted(path.relative_to(context).as_posix() for path in context.glob("wheelhouse/*"))
+    assert found == ["wheelhouse/alpha-1.0-py3-none-any.whl", "wheelhouse/sources"]
+    assert (context / apptainer.WHEELHOUSE / "sources" / "lib.git" / "HEAD").is_file()
+    assert sorted(path.name for path in context.iterdir()) == [NODE, "wheelhouse"]
+
+
+def test_what_cannot_be_had_here_is_said_before_a_job_is_submitted(tmp_path: Path, context: Path) -> None:
+    house = tmp_path / "house"
+    house.mkdir()
+    (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"another wheel")
+    settings = ContainerSettings(build="job", wheelhouse=(str(house),))
+    with pytest.raises(EnvbuildError) as caught:
+        container_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], []), settings, context)
+    assert "alpha-1.0-py3-none-any.whl" in caught.value.what
+    assert (caught.value.code, int(caught.value.exit_code)) == ("network-unreachable", 75)

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Makes one file of the image of torch-smoke, and tests inside it on every node of the job.
+# The image has to be there before: envbuild image build torch-smoke --push registry.example.org/team/smoke:exact-000000000000
+set -euo pipefail
+umask 022
+number="${PBS_JOBID%%.*}"
+nodes=$(sort -u -- "$PBS_NODEFILE" | wc -l)
+export http_proxy=http://proxy.alcf.anl.gov:3128
+export https_proxy=http://proxy.alcf.anl.gov:3128
+
+file="$HOME"/envbuild/images/torch-smoke-000000000000.sif
+mkdir -p -- "$HOME"/envbuild/images
+# On the first node alone; the others read the file, so its folder has to be one that all see.
+if [ ! -e "$file" ]; then
+  mkdir -p -- /local/scratch/envbuild-"$USER"
+  APPTAINER_TMPDIR=/local/scratch/envbuild-"$USER" APPTAINER_CACHEDIR=/local/scratch/envbuild-"$USER" apptainer build "$file.$number" docker://registry.example.org/team/smoke:exact-000000000000 < /dev/null
+  mv -- "$file.$number" "$file"
+fi
+
+code=0
+# verify: every node prints one line of JSON.
+printf %s 'REQUEST' > "$file.$number.json"
+mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz verify || code=$?
+rm -f -- "$file.$number.json"
+# smoke: every node prints one line of JSON.
+printf %s 'REQUEST' > "$file.$number.json"
+mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz smoke || code=$?
+rm -f -- "$file.$number.json"
+exit "$code"
