@@ -68,12 +68,12 @@ def python_facts(
 
     `folders` are PATH's; pyenv, uv, /opt, the usual conda homes and `<prefix>/tools` are looked into as well. An
     interpreter in a virtual environment is its own entry, because its site packages are. `asked` are paths of more
-    interpreters, wherever they are; their entry names them under `also`.
+    interpreters, wherever they are, or names to look for in PATH; their entry names them under `also`.
     """
     candidates = _candidates(_places(folders, prefix), wanted)
     also = {}  # type: dict[tuple[str, str], list[str]]
     for name in asked:
-        path = os.path.expanduser(name)
+        path = os.path.expanduser(name) if "/" in name else _first(folders, name)
         if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             also.setdefault(_key(path), []).append(name)
             candidates.setdefault(_key(path), path)
@@ -86,6 +86,12 @@ def python_facts(
             if key in also:
                 fact["also"] = also[key]
     return [found[path] for path in sorted(found)]
+
+
+def _first(folders: "list[str]", name: "str") -> "str":
+    """The program that PATH gives for a name; empty where it gives none."""
+    found = (os.path.join(folder, name) for folder in folders if not _is_shims(folder))
+    return next((path for path in found if os.access(path, os.X_OK)), "")
 
 
 def _places(folders: "list[str]", prefix: "str") -> "list[str]":

@@ -22,7 +22,10 @@ def facts_file(target: Target, login: str) -> Path:
     """Where facts of a target's nodes are kept: one file a login host, partition and kind of node asked for."""
     scheduler = target.scheduler
     hosts = target.hosts if isinstance(target.hosts, tuple) else target.hosts.given
-    asked = (login, scheduler.kind, hosts, scheduler.queue, scheduler.constraints, scheduler.nodes, target.prefix)
+    asked = [login, scheduler.kind, hosts, scheduler.queue, scheduler.constraints, scheduler.nodes, target.prefix]
+    if scheduler.modules is not None:
+        # They decide which programs a probe finds.
+        asked.append(scheduler.modules.to_json_dict())
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return platformdirs.user_cache_path("envbuild") / "nodes" / f"{target.name}-{digest}.json"
 

@@ -39,7 +39,8 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False) -> Sur
     top, shared = look_at_login(work, site)
     scripted = work.settings.script
     # What a base provides is part of the identity: an answer of last week may name another environment.
-    anew = work.settings.repair or prepared.target.base not in (None, "none")
+    based = prepared.target.base not in (None, "none") or all(v.base.kind != "none" for v in prepared.lock.variants)
+    anew = work.settings.repair or based
     known = {} if anew and not scripted else read_facts(facts_file(prepared.target, site.login))
     if scripted and not known:
         raise _unknown(site)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.plan_build import lacks_tools
 
+_ONE_KIND = (
+    "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each; "
+    "where one environment would do for all, name it: `--variant ID`"
+)
 
-def share(plan: Plan, *, local: bool = False, pins: bool = True) -> Plan:
+
+def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: bool = False, pins: bool = True) -> Plan:
     """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
 
-    `local`: each node has a prefix of its own; the others take over what it packs. `pins`: a job can be given a node by
-    its name, else it builds on whichever it gets.
+    `variants`: by node, as they will be built. `local`: each node has a prefix of its own; the others take over what it
+    packs. `pins`: a job can be given a node by its name, else it builds on whichever it gets.
 
     Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
     (exit 7) for what only nodes without a job can do, and that of a rule where no node can build.
@@ -26,17 +33,39 @@ def share(plan: Plan, *, local: bool = False, pins: bool = True) -> Plan:
             hint="let this machine fetch them: `delivery: controller` in the target",
             exit_code=ExitCode.REFUSED,
         )
-    if len({node.environment for node in working}) > 1:
-        told = ", ".join(f"{node.node}: {node.resolution.variant_id}" for node in working[:4])
-        raise EnvbuildError(
-            "nodes-differ",
-            "the nodes of this job would get different environments",
-            why=told,
-            hint="ask for nodes of one kind: `scheduler: {constraints: ...}`, or name the variant: `--variant ID`",
-            exit_code=ExitCode.REFUSED,
-        )
+    _refuse_different(working, variants or {})
     first = _builder(working, pins=pins)
     return plan.model_copy(update={"nodes": tuple(_shared(node, first, local) for node in plan.nodes)})
+
+
+def _refuse_different(working: list[NodePlan], variants: Mapping[str, Variant]) -> None:
+    """Raises EnvbuildError `nodes-differ` (exit 7) where nodes need environments of their own."""
+    based = any(variants[node.node].base.kind != "none" for node in working if node.node in variants)
+    kinds = {(node.environment, node.python if based else None): node for node in reversed(working)}
+    if len(kinds) < 2:
+        return
+    first, *others = sorted(kinds.values(), key=working.index)
+    told = [f"{first.node}: {first.resolution.variant_id}"]
+    for node in others[:3]:
+        there = _of_base(node, first, variants) if based else ""
+        told.append(f"{node.node}: {there or node.resolution.variant_id}")
+    raise EnvbuildError(
+        "nodes-differ",
+        "the nodes of this job would get different environments",
+        why=", ".join(told),
+        hint=_ONE_KIND + (", or make the base the same on all nodes" if based else ""),
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def _of_base(node: NodePlan, first: NodePlan, variants: Mapping[str, Variant]) -> str:
+    """In what the base of a node is not that of the first one; empty where it is the same."""
+    here, there = variants[node.node].provided, variants[first.node].provided
+    names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
+    said = [f"{name} {here.get(name, 'is not there')} (not {there.get(name, 'there')})" for name in names[:4]]
+    if node.python != first.python:
+        said.insert(0, f"{node.python} (not {first.python})")
+    return " and ".join(said)
 
 
 def _builder(working: list[NodePlan], *, pins: bool) -> str | None:

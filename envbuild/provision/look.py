@@ -17,7 +17,7 @@ from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
-from envbuild.provision.survey import Survey, survey_nodes
+from envbuild.provision.survey import Survey, decide, survey_nodes
 from envbuild.provision.work import Work
 from envbuild.redact import redact_data
 
@@ -43,6 +43,8 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):
             _bring_python(work)
+        # What is known of these nodes now may be what others wait for: one that can build for them.
+        decide(work.prepared, work.survey, list(work.survey.resolutions))
     for node in work.survey.without_python:
         try:
             work.survey.contacts[node].result()
@@ -107,7 +109,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         from envbuild.provision.job_plan import share
 
         pins = prepared.target.scheduler.kind == "slurm"
-        return share(made, local=is_local(prepared.target), pins=pins)
+        return share(made, survey.variants, local=is_local(prepared.target), pins=pins)
     return made
 
 

@@ -59,10 +59,8 @@ def _jobs(target: Target) -> dict[str, str]:
         missing["connection: job with hosts that are not a partition"] = "hosts: {slurm: PARTITION}"
     if target.scheduler.kind == "pbs" and hosts.get("pbs") != NODE_FILE:
         missing["connection: job with hosts that are not those of the job"] = "hosts: {pbs: nodefile}"
-    if target.base not in (None, "none", "system", "prefix"):
-        missing[f"connection: job with base: {target.base}"] = "base: none"
-    elif target.base not in (None, "none") and target.placement == "node-local":
-        missing[f"connection: job with base: {target.base} on placement: node-local"] = "placement: shared"
+    if target.base == "image":
+        missing["connection: job with base: image"] = "base: none"
     return missing
 
 

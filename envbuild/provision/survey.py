@@ -130,9 +130,13 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:
-    """Paths of interpreters that somebody named; they may lie where no probe would look."""
+    """Interpreters that somebody named, which may lie where no probe would look; of a module, what PATH gives."""
+    from envbuild.resolve.candidate import MODULE_PYTHON
+
     named = (prepared.choice.interpreter, prepared.target.interpreter, prepared.target.base_python)
-    return sorted({name for name in named if name and "/" in name})
+    found = {name for name in named if name and "/" in name}
+    on_module = any(variant.base.kind == "module" for variant in prepared.lock.variants)
+    return sorted(found | ({MODULE_PYTHON} if on_module else set()))
 
 
 def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:

@@ -25,6 +25,8 @@ from envbuild.resolve.versions import minor, numbers, split_local
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
+# What is asked for where a module brings the interpreter: the first in PATH of that name.
+MODULE_PYTHON = "python3"
 # A source is compiled with nvcc when a build flag, the name of an extension or a `.cu` file says so.
 NVCC_WORDS = ("nvcc", "cuda", "fused")
 
@@ -179,11 +181,26 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
         what = f"Python {variant.python} is brought by the toolchain"
         return Interpreter(None, (decision("python-not-there", "allow", what, compared, LOCKED),))
     if kind == "module" and not (target.base_python or asked):
-        what = f"the base is the module {variant.base.module}, and nobody says which interpreter it brings"
-        compared = (f"module {variant.base.module}", "base_python is not set")
-        instead = "`base_python` in the target, or a profile that stands on no module"
-        return Interpreter(None, (decision("base-module", "refuse", what, compared, LOCKED, instead),))
+        if not _loads(variant.base.module, target):
+            return Interpreter(None, (_not_loaded(variant, target),))
+        asked = MODULE_PYTHON
     return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
+
+
+def _loads(module: str | None, target: Target) -> bool:
+    """Whether the jobs of a target load a module, so that PATH gives its interpreter there."""
+    modules = target.scheduler.modules
+    return target.connection.kind == "job" and modules is not None and module in modules.load
+
+
+def _not_loaded(variant: Variant, target: Target) -> Decision:
+    module = variant.base.module
+    what = f"the base is the module {module}, and nobody says which interpreter it brings"
+    compared = (f"module {module}", "base_python is not set")
+    instead = "`base_python` in the target, or a profile that stands on no module"
+    if target.connection.kind == "job":
+        instead = f"`scheduler: {{modules: {{load: [{module}]}}}}` in the target: jobs load it; or {instead}"
+    return decision("base-module", "refuse", what, compared, LOCKED, instead)
 
 
 def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpreter:

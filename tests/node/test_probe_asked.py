@@ -17,3 +17,12 @@ def test_a_named_interpreter_is_found_and_keeps_the_name_it_was_asked_by(tmp_pat
 
 def test_a_named_interpreter_of_another_version_does_not_count(tmp_path: Path) -> None:
     assert python_facts([], str(tmp_path), ["3.5"], asked=[PYTHON]) == []
+
+
+def test_a_name_is_the_first_of_path_and_never_a_shim(tmp_path: Path) -> None:
+    places = [tmp_path / "shims", tmp_path / "soft" / "bin"]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "python3").symlink_to(PYTHON)
+    (fact,) = python_facts([str(place) for place in places], str(tmp_path), [MINOR], asked=["python3", "python9"])
+    assert (fact["path"], fact["also"]) == (PYTHON, ["python3"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Connection, Target
@@ -28,6 +29,7 @@ from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
 from tests.provision.test_execute import _Silent
 from tests.provision.test_keep import facts, prepared
+from tests.resolve.builders import make_variant
 
 RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
 
@@ -102,6 +104,26 @@ def test_nodes_that_would_get_different_environments_are_refused() -> None:
     assert (caught.value.code, caught.value.exit_code) == ("nodes-differ", ExitCode.REFUSED)
 
 
+def test_nodes_whose_bases_differ_are_named_with_what_differs() -> None:
+    def on_base(**provided: str) -> Variant:
+        return make_variant(
+            "s", "exact", id="v", python="3.11", base={"kind": "system"}, packages=[], provided=provided
+        )
+
+    one, other = node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")
+    variants = {"n1": on_base(beta="1.5", numpy="2.0"), "n2": on_base(beta="1.6")}
+    with pytest.raises(EnvbuildError) as caught:
+        share(plan(one, other), variants)
+    assert caught.value.why == "n1: v, n2: beta 1.6 (not 1.5) and numpy is not there (not 2.0)"
+    assert caught.value.hint.endswith("or make the base the same on all nodes")
+    moved = node_plan("n2", *ALL).model_copy(update={"python": "/opt/b/bin/python3"})
+    same = dict.fromkeys(("n1", "n2"), variants["n1"])
+    with pytest.raises(EnvbuildError) as caught:
+        share(plan(one.model_copy(update={"python": "/opt/a/bin/python3"}), moved), same)
+    assert "n2: /opt/b/bin/python3 (not /opt/a/bin/python3)" in caught.value.why
+    share(plan(one, moved), dict.fromkeys(("n1", "n2"), make_variant("s", "exact", id="v", python="3.11", packages=[])))
+
+
 def test_nodes_of_a_job_do_not_fetch_what_nobody_has_hashed() -> None:
     share(plan(node_plan("n1", "fetch", *ALL)))
     with pytest.raises(EnvbuildError, match="nobody has recorded"):
@@ -139,6 +161,13 @@ def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_targe
     assert blind.warnings()
 
 
+def test_a_job_loads_the_modules_of_the_target_before_anything_else() -> None:
+    given = {"modules": {"use": ["/soft/modulefiles"], "load": ["conda/1"]}}
+    script = Slurm(Here()).render(site({"idle": 2}, scheduler=given).job("x", [JobStep(argv=("true",))], "/o", 60))
+    assert script.startswith("#!/bin/bash -l\n")
+    assert "module use /soft/modulefiles || exit 1\nmodule load conda/1 || exit 1\n" in script
+
+
 def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> None:
     with pytest.raises(EnvbuildError) as caught:
         site({"idle": 2}, scheduler={"account": "a b; rm"}).job("x", [JobStep(argv=("true",))], "/o", 60)
@@ -151,8 +180,9 @@ def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> N
     [
         ({}, []),
         ({"base": "system"}, []),
-        ({"base": "module"}, ["connection: job with base: module"]),
-        ({"base": "system", "placement": "node-local"}, ["connection: job with base: system on placement: node-local"]),
+        ({"base": "module"}, []),
+        ({"base": "prefix", "placement": "node-local", "shared": "/s"}, []),
+        ({"base": "image"}, ["connection: job with base: image"]),
         ({"hosts": ["gpu1"]}, ["connection: job with hosts that are not a partition"]),
         ({"hosts": {"pbs": "nodefile"}, "scheduler": {"kind": "pbs"}}, []),
         (
@@ -190,9 +220,10 @@ def test_facts_that_cannot_be_read_are_not_known(tmp_path: Path, text: str) -> N
 
 
 def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:
-    targets = [target(), target(scheduler={"nodes": 2}), target(hosts={"slurm": "other"}), target(prefix="/q")]
+    loaded = target(scheduler={"modules": {"load": ["conda"]}})
+    targets = [target(), target(scheduler={"nodes": 2}), target(hosts={"slurm": "other"}), target(prefix="/q"), loaded]
     names = {facts_file(each, "localhost") for each in targets} | {facts_file(target(), "login")}
-    assert len(names) == 5
+    assert len(names) == 6
 
 
 def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:

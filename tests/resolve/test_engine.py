@@ -176,6 +176,22 @@ def test_a_module_base_needs_its_interpreter_named() -> None:
     assert named.variant_id == "m"
 
 
+def test_the_interpreter_of_a_module_that_jobs_load_is_the_first_in_their_path() -> None:
+    row = {"id": "m", "python": "3.11", "base": {"kind": "module", "module": "conda/1", "provides": ["torch>=2"]}}
+    facts = with_site(node_facts("cpu-laptop", pythons=["3.11.9 at /usr/bin/python3.11", *PY311]), TORCH_SITE)
+    first = facts.pythons[-1].model_copy(update={"path": "/soft/conda/bin/python3.11", "also": ("python3",)})
+    facts = facts.model_copy(update={"pythons": (*facts.pythons, first)})
+    jobs = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    loaded = {"scheduler": {"kind": "slurm", "modules": {"load": ["gcc", "conda/1"]}}, **jobs}
+    assert decided(facts, make_lock(row), target=loaded).interpreter == "/soft/conda/bin/python3.11"
+    named = {**loaded, "base_python": "/usr/bin/python3.11"}
+    assert decided(facts, make_lock(row), target=named).interpreter == "/usr/bin/python3.11"
+    other = decided(facts, make_lock(row), target={**jobs, "scheduler": {"kind": "slurm"}})
+    (why,) = (item for item in other.decisions if item.rule == "base-module")
+    assert why.instead is not None
+    assert "modules: {load: [conda/1]}" in why.instead
+
+
 def test_the_newest_patch_release_is_taken() -> None:
     facts = node_facts("cpu-laptop", pythons=["3.11.2 at /a/python3.11", "3.11.10 at /b/python3.11"])
     assert decided(facts).interpreter == "/b/python3.11"

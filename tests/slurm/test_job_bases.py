@@ -1,7 +1,10 @@
-"""`base: system` through a job: what the nodes' interpreter provides is asked there and stays as it is."""
+"""Bases through a job: what the nodes' interpreter provides is asked there, where modules are loaded, and stays."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from tests.e2e.test_bases import locked, system_python
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.test_node_local import LocalWorld
 
 __all__ = ["system_python"]
 pytestmark = pytest.mark.slow
@@ -32,4 +36,83 @@ def test_an_environment_stands_on_the_interpreter_of_the_nodes(
     again = world.job()
     assert again.rc == 0, again.err
     assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
+    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+
+
+def put_on_disks(world: LocalWorld, python: Path, *nodes: str) -> Path:
+    """The installation of `python` on the disk of each node, at one path, which is returned."""
+    home = python.parent.parent
+    for node in nodes:
+        shutil.copytree(home, world.cluster.disk(node) / "python", symlinks=True)
+    return world.cluster.local / "python" / "bin" / python.name
+
+
+def change_beta(world: LocalWorld, node: str) -> None:
+    """Another `beta` in the base of one node."""
+    (info,) = (world.cluster.disk(node) / "python").rglob("beta-1.5.dist-info")
+    text = (info / "METADATA").read_text()
+    (info / "METADATA").write_text(text.replace("Version: 1.5", "Version: 1.6"))
+    info.rename(info.with_name("beta-1.6.dist-info"))
+
+
+def test_a_pack_stands_on_the_base_of_each_node_and_not_on_another_one(
+    cluster: Cluster, tmp_path: Path, system_python: Path
+) -> None:
+    for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
+        shutil.rmtree(path)
+    world = LocalWorld(tmp_path, cluster)
+    python = put_on_disks(world, system_python, *cluster.names)
+    world.target(base="system", base_python=str(python))
+    locked(world, system_python)
+    done = world.job()
+    assert done.rc == 0, done.err
+    nodes = by_node(done)
+    assert (len(nodes), len({node["root"] for node in nodes.values()})) == (2, 1)
+    for name in nodes:
+        (stamp,) = world.disk(name).glob("envs/*/.envbuild/stamp.json")
+        told = json.loads(stamp.read_text())
+        assert (told["interpreter"], told["base_packages"]["beta"]) == (str(python), "1.5")
+    code = "import alpha, beta; print(alpha.VERSION, beta.VERSION)"
+    assert world.submit(f"{world.prefix}/current/tiny/bin/python", "-c", code) == "1.0 1.5\n"
+    again = world.job()
+    assert again.rc == 0, again.err
+    assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
+    assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
+
+    # A node whose base is another one: a later job does not unpack there, and the next run names it.
+    change_beta(world, "gpu1")
+    shutil.rmtree(world.disk("gpu1"))
+    with pytest.raises(AssertionError, match="base-changed"):
+        world.submit("/bin/sh", str(world.shared / "ensure" / "tiny.sh"))
+    assert not (world.disk("gpu1") / "current").exists()
+    shutil.rmtree(world.disk("gpu2"))
+    refused = world.job()
+    assert (refused.rc, refused.code) == (7, "nodes-differ"), refused.err
+    assert "gpu2: beta 1.5 (not 1.6)" in refused.err
+
+
+def test_a_base_comes_from_a_module_that_the_job_loads(cluster: Cluster, tmp_path: Path, system_python: Path) -> None:
+    there = subprocess.run(["bash", "-lc", "type module"], capture_output=True, text=True, check=False)
+    if there.returncode:
+        pytest.skip(f"no environment modules here (environment-modules, or lmod): {there.stderr.strip()[-200:]}")
+    system_python.with_name("python3").symlink_to(system_python.name)
+    modules = tmp_path / "modulefiles"
+    (modules / "conda").mkdir(parents=True)
+    (modules / "conda" / "1").write_text(f"#%Module1.0\nprepend-path PATH {system_python.parent}\n")
+    world = JobWorld(tmp_path, cluster)
+    locked(world, system_python, bases=[{"kind": "module", "module": "conda/1", "provides": ["beta>=1.0"]}])
+    world.target(base="module")
+    unloaded = world.job()
+    assert {node["error"]["code"] for node in by_node(unloaded).values()} == {"base-module"}, unloaded.err
+    assert "modules: {load: [conda/1]}" in unloaded.err
+    world.target(base="module", scheduler={"modules": {"use": [str(modules)], "load": ["conda/1"]}})
+    done = world.job()
+    assert done.rc == 0, done.err
+    nodes = by_node(done)
+    assert [node["base_packages"]["beta"] for node in nodes.values() if node["base_packages"]] == ["1.5"]
+    current = world.prefix / "current" / "tiny"
+    assert json.loads((current / ".envbuild" / "stamp.json").read_text())["interpreter"] == str(system_python)
+    assert world.python("import alpha, beta; print(alpha.VERSION, beta.VERSION)", current) == "1.0 1.5"
+    again = world.job()
+    assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
