@@ -68,8 +68,11 @@ class Chosen:
 
 
 def runs_in_jobs_alone(settings: ContainerSettings | None) -> bool:
-    """Whether no node, the login host among them, starts an image of this target outside of jobs."""
-    return settings is not None and settings.runtime == "pyxis"
+    """Whether no node, the login host among them, starts an image of this target outside of jobs.
+
+    Where images are built in jobs alone, they run there alone.
+    """
+    return settings is not None and (settings.runtime == "pyxis" or settings.build == "job")
 
 
 def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Chosen:
@@ -89,7 +92,7 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
             options += ["--bind", mount]
     elif runtime == "pyxis":
         _refuse_memory(node, runtime, settings)
-        options = [*([] if gpus else _NO_GPUS), *pyxis_options(settings)]
+        options = pyxis_options(settings, gpus=gpus)
     else:
         _refuse_memory(node, runtime, settings)
         options = [] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
@@ -186,14 +189,15 @@ def _fstab(mount: str) -> str:
     return ":".join([parts[0], to, "none", "x-create=auto,bind," + (parts[2] if len(parts) == 3 else "rw")])
 
 
-def pyxis_options(settings: ContainerSettings) -> list[str]:
+def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     """The options of srun beside `--container-image` (the path of a `.sqsh` file that all nodes of the job see).
 
     What the site has as default is said, so that an image runs alike everywhere; envbuild runs the entry point itself.
     """
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in settings.mounts)
     options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"]
-    return [*options, *([f"--container-mounts={mounts}"] if mounts else []), *settings.options]
+    mounted = [f"--container-mounts={mounts}"] if mounts else []
+    return [*([] if gpus else _NO_GPUS), *options, *mounted, *settings.options]
 
 
 def launcher(stack: str, command: list[str]) -> str:

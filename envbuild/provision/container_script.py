@@ -172,7 +172,7 @@ def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> li
     entry = f"{image.prefix}/image/entrypoint.sh"
     program = [f"{image.environment}/bin/python", f"{image.prefix}/image/envbuild-node.pyz"]
     if settings.runtime == "pyxis":
-        words = ["--container-image=@FILE@", *pyxis_options(settings), "/bin/sh", entry, *program]
+        words = ["--container-image=@FILE@", *pyxis_options(settings, gpus=cuda), "/bin/sh", entry, *program]
     else:
         facts = ContainerFacts({settings.runtime: {"works": True}}, gpus=int(cuda))
         words = [*choose("the nodes of the job", settings, facts).command("@FILE@", entry), *program]
