@@ -1,8 +1,8 @@
 """The verb `container`: an image on this node instead of an environment.
 
 `look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of the node
-program that the image carries, `meet` that of the joint test. Nodes of jobs share a prefix: there one host does `take`,
-each node `try` and `meet`, one `accept`.
+program that the image carries, `meet` that of the joint test. Nodes of jobs share a prefix: there one host does `take`
+or `build`, each node `try` and `meet`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
@@ -11,7 +11,17 @@ import os
 import sys
 import time
 
-from envbuild.node import container_load, container_look, lease, paths, probe, proc, protocol, smoke_nodes_meet
+from envbuild.node import (
+    container_build,
+    container_load,
+    container_look,
+    lease,
+    paths,
+    probe,
+    proc,
+    protocol,
+    smoke_nodes_meet,
+)
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -31,8 +41,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         return False, _look(args, prefix)
     if action == "ask":
         return False, _ask_recorded(args, prefix)
-    if action in ("install", "take", "accept"):
-        return True, _under_lease({"install": _install, "take": _take, "accept": _accept}[action], args, request)
+    if action in ("install", "take", "build", "accept"):
+        acts = {"install": _install, "take": _take, "build": container_build.build, "accept": _accept}
+        return True, _under_lease(acts[action], args, request)
     if action == "try":
         return False, _try(args, prefix)
     if action == "meet":

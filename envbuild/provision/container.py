@@ -35,6 +35,7 @@ from envbuild.provision.work import Work
 from envbuild.redact import redact_data
 
 ASK_DEADLINE = 2 * 3600.0
+_BROUGHT = {"here": "take in", "job": "build in a job"}
 
 
 @dataclass
@@ -93,7 +94,7 @@ def planned(work: Work, images: Images) -> Plan:
     settings = settings_of(work.prepared)
     plan = container_plan.make_plan(
         work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
-        delivery="pull" if settings.image or settings.registry else "take in",
+        delivery="pull" if settings.image or settings.registry else _BROUGHT[settings.build],
     )  # fmt: skip
     work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
     work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)

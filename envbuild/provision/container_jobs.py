@@ -23,6 +23,7 @@ from envbuild.provision.collect import first_error
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.container import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.container_image import Obtained, obtain, wanted
+from envbuild.provision.container_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.container_plan import NodeImage
 from envbuild.provision.execute import Outcome, run_hosts
 from envbuild.provision.job_ask import Answer, ask_in_job
@@ -132,21 +133,35 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
     first = next(iter(images.nodes.values()))
     site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
     record = images.login["containers"].get("record") or {}
-    made = bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
+    there = bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
+    made = there and record["runtime"] == first.chosen.runtime
     with work.phase("image", "getting the image"):
-        got = obtain(
-            images.wanted, work.prepared, work.run.path, say=work.progress.stage,
-            file=lambda found: not (made and record["id"] == found and record["runtime"] == first.chosen.runtime),
-        )  # fmt: skip
+        if builds_in_job(work.prepared):
+            known = made and record["key"] == images.wanted.key
+            say, folder = work.progress.stage, work.run.path
+            got = Obtained(record["id"]) if known else make_context(images.wanted, work.prepared, folder, say)
+        else:
+            got = obtain(
+                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+                file=lambda found: not (made and record["id"] == found),
+            )  # fmt: skip
     images.built = got.built
     archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
-    file = record["file"] if made and record["id"] == got.id and record["runtime"] == first.chosen.runtime else None
+    file = record["file"] if made and record["id"] == got.id else None
     try:
         with work.phase("stage", f"staging on {site.login}"):
             args = _args(work, images, got, first, archive)
             file = file or _stage(work, site, images, got, args, prefix)
+        if not got.id:
+            with work.phase("build", "building the image in a job"):
+                file = build_in_job(work, site, images.login, args, _folder(images.login, work))
+            args["id"] = file["sha256"]
         with work.phase("provision", "testing through a job"):
             return _test(work, site, images, {**args, "file": file}, prefix)
+    except KeyboardInterrupt:
+        if not work.settings.cancel_job:
+            archive = None  # a job that goes on reads it
+        raise
     finally:
         if got.archive is not None:
             got.archive.unlink(missing_ok=True)
@@ -177,7 +192,7 @@ def _stage(
         raise error
     # What pyxis runs is a file of enroot, so a login host needs that alone.
     there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
-    makes = runtime in FILES and bool(there.get("works"))
+    makes = runtime in FILES and bool(there.get("works")) and bool(got.id)  # without an id, a job builds it
     if makes or got.archive is not None:
         target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
         other = replace(work, prepared=replace(work.prepared, target=target), tasks=0)

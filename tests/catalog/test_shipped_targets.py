@@ -126,7 +126,7 @@ def test_an_image_may_be_asked_though_not_built() -> None:
     refuse_unsupported(target, only_ask=True)
     with pytest.raises(EnvbuildError) as caught:
         refuse_unsupported(target)
-    assert caught.value.details["missing"] == ["container: {build: job}"]
+    assert caught.value.details["missing"] == ["container: {build: job} where nodes are not reached through jobs"]
 
 
 def test_a_placeholder_is_named_with_the_field_to_say(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.container.engine import NODE, ContainerFacts, choose, launcher
+from envbuild.container.engine import NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 
@@ -195,3 +195,19 @@ def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_j
     alone = call("python")
     assert (alone.returncode, alone.stdout) == (7, "")
     assert "pyxis runs in jobs of Slurm alone" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("container", "alone"),
+    [
+        (None, False),
+        ({}, False),
+        ({"runtime": "apptainer"}, False),
+        ({"runtime": "pyxis"}, True),
+        ({"build": "job"}, True),
+    ],
+)
+def test_pyxis_and_sites_that_build_in_jobs_start_nothing_on_a_login_host(
+    container: dict[str, Any] | None, alone: bool
+) -> None:
+    assert runs_in_jobs_alone(None if container is None else ContainerSettings(**container)) is alone
