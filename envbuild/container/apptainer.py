@@ -92,8 +92,7 @@ def _joined(recipe: ImageRecipe, name: str) -> Stage:
 
 
 def _stage(stage: Stage, recipe: ImageRecipe, local: Mapping[str, str], *, carried: bool) -> list[str]:
-    reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
-    lines = ["Bootstrap: docker", f"From: {reference}", f"Stage: {stage.name}"]
+    lines = ["Bootstrap: docker", f"From: {_reference(stage)}", f"Stage: {stage.name}"]
     if stage.image in local:
         lines[:2] = ["Bootstrap: docker-archive", f"From: {local[stage.image]}"]
     copies = [each for each in stage.instructions if isinstance(each, Copy)]
@@ -116,6 +115,14 @@ def _stage(stage: Stage, recipe: ImageRecipe, local: Mapping[str, str], *, carri
     if stage.name == "runtime":
         lines += _runtime(stage, recipe)
     return lines
+
+
+def _reference(stage: Stage) -> str:
+    """Apptainer takes a tag or a digest, and refuses both at once."""
+    if not stage.digest:
+        return stage.image
+    above, slash, name = stage.image.rpartition("/")
+    return f"{above}{slash}{name.partition(':')[0]}@sha256:{stage.digest}"
 
 
 def _post(instruction: Instruction) -> list[str]:

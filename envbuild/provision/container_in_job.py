@@ -132,7 +132,9 @@ def build_in_job(
     request = node_request("container", facts["prefix"]["path"], told, work.run.id)
     limit = seconds_of(target.scheduler.time_limit) if target.scheduler.time_limit else LIMIT
     answers = ask_in_job(work, alone, "envbuild-image", {"build": request}, folder, limit)
-    (answer,) = [each["build"] for each in answers.values()]
+    told_by = [each["build"] for each in answers.values()]
+    # A job that was requeued has had two nodes.
+    answer = next((each for each in told_by if not isinstance(each, EnvbuildError)), told_by[0])
     if isinstance(answer, EnvbuildError):
         raise answer
     return dict(answer.result()["file"])

@@ -156,3 +156,10 @@ def test_images_of_a_registry_are_not_carried() -> None:
     recipe = recipe_for(Choice("megatron-deepspeed-alcf"))
     assert apptainer.archives(recipe) == {}
     assert "Bootstrap: docker-archive" not in apptainer.render(recipe, carried=True)
+
+
+def test_a_digest_takes_the_place_of_the_tag() -> None:
+    digest = "sha256:" + "5" * 64
+    given = Given(base=f"registry.example.org:5000/team/base:1.0@{digest}", python="/usr/bin/python3.11", glibc="2.36")
+    text = apptainer.render(recipe_for(Choice("torch-smoke", given=given)))
+    assert text.count(f"From: registry.example.org:5000/team/base@{digest}\n") == 2
