@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from envbuild import resources
+from envbuild.node.__main__ import CONNECTION
 from envbuild.provision.inventory import IMAGE_VERBS, VERBS
 
 ROLES = resources.playbooks() / "roles"
@@ -30,6 +32,12 @@ def test_a_node_gets_at_most_eight_tasks() -> None:
     roles = _imported("image.yml")
     assert roles == ["toolchain", "carry", *IMAGE_VERBS]
     assert sum(len(_tasks(role)) for role in roles) <= 8
+
+
+@pytest.mark.parametrize("playbook", sorted(resources.playbooks().glob("*.yml")), ids=lambda path: path.name)
+def test_the_node_program_is_told_how_it_is_reached_so_that_it_ends_with_its_session(playbook: Path) -> None:
+    (play,) = yaml.safe_load(playbook.read_text())
+    assert play["environment"] == {CONNECTION: "{{ ansible_connection }}"}
 
 
 @pytest.mark.parametrize("verb", (*VERBS, *IMAGE_VERBS))
