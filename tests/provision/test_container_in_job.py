@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envbuild.catalog.node_facts import load_facts
 from envbuild.container import apptainer
-from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.choose import Choice as ImageChoice
+from envbuild.container.choose import recipe_for
 from envbuild.container.place import Given
 from envbuild.container.recipe import NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
@@ -18,6 +21,9 @@ from envbuild.model.container import ContainerSettings
 from envbuild.model.target import Target
 from envbuild.provision import container_in_job
 from envbuild.provision.bundle import node_pyz
+from envbuild.provision.container_image import wanted
+from envbuild.provision.prepare import Choice, Prepared, prepare
+from envbuild.provision.recorded import plan_recorded
 from envbuild.provision.supported import unsupported
 from tests.node.env_support import make_repository
 
@@ -50,7 +56,7 @@ def test_a_job_builds_for_apptainer_alone(container: dict[str, Any], connection:
 
 def _recipe(files: list[dict[str, Any]], sources: list[dict[str, Any]]) -> ImageRecipe:
     """That of torch-smoke, with other things to fetch."""
-    recipe = recipe_for(Choice("torch-smoke", given=GIVEN))
+    recipe = recipe_for(ImageChoice("torch-smoke", given=GIVEN))
     fetch = json.loads(recipe.files["fetch.json"])
     fetch["args"] |= {"files": files}
     more = {"fetch.json": json.dumps(fetch)}
@@ -107,3 +113,19 @@ def test_what_cannot_be_had_here_is_said_before_a_job_is_submitted(tmp_path: Pat
         container_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], []), settings, context)
     assert "alpha-1.0-py3-none-any.whl" in caught.value.what
     assert (caught.value.code, int(caught.value.exit_code)) == ("network-unreachable", 75)
+
+
+def test_polaris_as_shipped_builds_in_a_job_where_the_engine_is_container(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    given = {"name": "mine", "extends": "polaris", "engine": "container", "placement": "image"}
+    path.write_text(json.dumps({**given, "scheduler": {"account": "proj-1", "queue": "debug"}}))
+    prepared = prepare(Choice(target=str(path), profile="ported"), recorded=True)
+    assert unsupported(prepared.target) == {} and container_in_job.builds_in_job(prepared)
+    assert wanted(prepared).key != wanted(_built_here(prepared)).key, "what a job builds is another image"
+    made, survey = plan_recorded(prepared, load_facts("polaris"))
+    assert survey.errors == {} and made.warnings == ()
+    assert [step.kind for step in made.nodes[0].steps] == ["install", "smoke"]
+
+
+def _built_here(prepared: Prepared) -> Prepared:
+    return replace(prepared, target=prepared.target.model_copy(update={"container": ContainerSettings()}))
