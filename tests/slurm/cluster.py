@@ -16,7 +16,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.fleet.nodes import UnavailableError
@@ -280,8 +280,12 @@ class Cluster:
         folders += Path("/opt").glob("*/bin")
         found = {path.resolve() for folder in folders for path in folder.glob("python3*") if path.is_file()}
         found |= {path.resolve() for path in [Path("/usr/libexec/platform-python")] if path.exists()}
+        self.hide(found, *names)
+
+    def hide(self, files: Iterable[Path], *names: str) -> None:
+        """These nodes do not have these files of the machine, until `show_python`."""
         for name in names:
-            (self.top / f"hidden-{name}").write_text("".join(f"{path}\n" for path in sorted(found)))
+            (self.top / f"hidden-{name}").write_text("".join(f"{path}\n" for path in sorted(files)))
             self._restart(name)
 
     def show_python(self) -> None:
