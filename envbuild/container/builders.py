@@ -99,8 +99,12 @@ class Builder:
         return proc.run(self.run_command(image, argv, gpus=gpus), timeout=_TIMEOUT, stdin=stdin)
 
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
-        """Push to a registry. Raises EnvbuildError `image-push-failed` (exit 75)."""
-        command = [self.program, "push", *_tls(insecure), image, f"docker://{to}"]
+        """Push to a registry. Raises EnvbuildError `image-push-failed` (exit 75).
+
+        With a manifest of docker, whose configuration is the same: enroot asks registries in words that many answer
+        with "not found" where the manifest is one of OCI.
+        """
+        command = [self.program, "push", "--format", "v2s2", *_tls(insecure), image, f"docker://{to}"]
         self._move(command, "image-push-failed", f"{image} could not be pushed to {to}")
 
     def pull(self, reference: str, *, insecure: bool = False) -> None:
