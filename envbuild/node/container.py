@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
+# s that it has to end once it is told to: a client of podman or docker that is killed leaves its container behind.
+_GRACE = 10.0
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -279,7 +281,9 @@ def _ask(
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
-    done = proc.run(_here(command) + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"))
+    done = proc.run(
+        _here(command) + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"), grace=_GRACE
+    )
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)

@@ -57,6 +57,7 @@ class _Live:
 
     def __init__(self) -> "None":
         self.groups = set()  # type: set[int]
+        self.gentle = set()  # type: set[int]
         self.stopping = False
         self.starting = False
         self.late = None  # type: BaseException | None
@@ -72,10 +73,10 @@ _LIVE = _Live()
 
 
 def stop_all() -> "None":
-    """Kill every running program and refuse new ones; for signal handlers."""
+    """Kill every running program and refuse new ones; for signal handlers. Who was given a grace gets SIGTERM."""
     _LIVE.stopping = True
     for group in list(_LIVE.groups):
-        _LIVE.kill(group, signal.SIGKILL)
+        _LIVE.kill(group, signal.SIGTERM if group in _LIVE.gentle else signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -156,11 +157,13 @@ def run(
     cwd: "str | None" = None,
     stdin: "bytes | None" = None,
     limit: "int" = OUTPUT_LIMIT,
+    grace: "float" = 0.0,
 ) -> "Finished":
     """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
 
     `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
-    At the deadline the whole process group is killed: SIGTERM, then SIGKILL half a second later.
+    At the deadline the whole process group is killed: SIGTERM, then SIGKILL half a second later. `grace`: seconds
+    instead of that, and also when this process is stopped, for a program that has to end what is not its child.
     """
     begun = time.monotonic()
     try:
@@ -175,13 +178,16 @@ def run(
                 start_new_session=True,
             )
             _LIVE.groups.add(process.pid)
+            if grace:
+                _LIVE.gentle.add(process.pid)
             if _LIVE.stopping:
                 _LIVE.kill(process.pid, signal.SIGKILL)
     except (OSError, ValueError) as error:
         return Finished(err=str(error), missing=True)
     try:
-        return _collect(process, timeout, stdin, limit, begun)
+        return _collect(process, timeout, stdin, limit, begun, grace or _GRACE)
     finally:
+        _wind_down(process, grace)
         _end_group(process)
 
 
@@ -191,6 +197,7 @@ def _collect(
     stdin: "bytes | None",
     limit: "int",
     begun: "float",
+    grace: "float",
 ) -> "Finished":
     readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
     if stdin is not None and process.stdin is not None:
@@ -200,7 +207,7 @@ def _collect(
         for number in (signal.SIGTERM, signal.SIGKILL):
             _LIVE.kill(process.pid, number)
             # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
-            if _ends(process, readers, time.monotonic() + _GRACE):
+            if _ends(process, readers, time.monotonic() + grace):
                 break
     # A grandchild that outlives the program may keep a pipe open: end those of the group, and wait for no other.
     _LIVE.kill(process.pid, signal.SIGKILL)
@@ -215,6 +222,17 @@ def _collect(
         truncated=any(reader.size > limit for reader in readers),
         seconds=time.monotonic() - begun,
     )
+
+
+def _wind_down(process: "subprocess.Popen[bytes]", grace: "float") -> "None":
+    """SIGTERM, more than once, for what is just starting may miss the first; at most `grace` seconds."""
+    end = time.monotonic() + grace
+    while process.poll() is None and time.monotonic() < end:
+        _LIVE.kill(process.pid, signal.SIGTERM)
+        try:
+            process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None") -> "bool":
@@ -295,6 +313,7 @@ def _end_group(process: "subprocess.Popen[bytes]") -> "None":
     """Nothing that the program started stays behind."""
     _LIVE.kill(process.pid, signal.SIGKILL)
     _LIVE.groups.discard(process.pid)
+    _LIVE.gentle.discard(process.pid)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             try:

@@ -99,7 +99,7 @@ done
 say python "$python"
 if [ -n "$python" ]; then
   # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp
-  printf '%s\n%s\n' '@PYZ@' '@REQUEST@' | "$python" -I -S -c '@LOADER@' '@VERB@'
+  printf '%s\n%s\n' '@PYZ@' '@REQUEST@' | @FOLLOW@ "$python" -I -S -c '@LOADER@' '@VERB@'
   say exit $?
 fi
 printf '%s\n' "@END@"

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.node import proc
+from envbuild.node.__main__ import CONNECTION
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.bundle import node_pyz
 
@@ -37,6 +38,9 @@ OUTPUT_LIMIT = 16 * 1024 * 1024
 LOG_LIMIT = 64 * 1024
 WORKERS = 64
 DEADLINE = 120.0
+
+# What these verbs have started would go on for minutes after the session is gone.
+_LONG = ("smoke", "meet", "container")
 
 _PLACEHOLDER = re.compile(r"@([A-Z]+)@")
 # Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
@@ -112,10 +116,11 @@ def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-"
     return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
-def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = "") -> str:
+def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = "", *, follow: bool = False) -> str:
     """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol.
 
-    `shared`: a folder that the node shares with others, whose tools may have a Python too (absolute path).
+    `shared`: a folder that the node shares with others, whose tools may have a Python too (absolute path). `follow`:
+    the node program ends with the ssh session that runs the text.
     """
     if not re.fullmatch(r"[0-9a-f]{16,64}", nonce):
         raise ValueError("nonce must be hexadecimal")
@@ -131,6 +136,7 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = 
         "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
         "LOADER": _LOADER,
         "VERB": verb,
+        "FOLLOW": f"{CONNECTION}=ansible.builtin.ssh" if follow else "",
     }
     text = (Path(__file__).parent / "bootstrap.sh").read_text(encoding="utf-8")
     code = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
@@ -265,7 +271,7 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
         from envbuild.provision import ssh
 
         begun = _begun.pop((node, connection.model_dump_json()), None) if _begun else None
-        script = build_script(request, node_pyz(), nonce)
+        script = build_script(request, node_pyz(), nonce, follow=request["verb"] in _LONG)
         out, err, truncated, timed_out = ssh.exchange(
             node, script.encode(), connection, deadline, OUTPUT_LIMIT, begun.result if begun else None
         )

@@ -158,7 +158,8 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
         finally:
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
-        meet_images(work, plan, images.nodes, images.wanted.variant, outcome)
+        if work.prepared.target.connection.kind == "ssh":
+            meet_images(work, plan, images.nodes, images.wanted.variant, outcome)
     return plan, evidence_of(work, plan, images, outcome)
 
 
@@ -294,7 +295,7 @@ def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float =
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
             answers = contact(names, lambda _: request, target.connection, deadline)
-        joint = meet_asked(work, answers) if verb == "smoke" else Outcome()
+        joint = meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
     found = {
         node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
         for node, answer in answers.items()

@@ -5,6 +5,10 @@ it is given. The real podman: tests/fleet/test_containers.py.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,12 @@ class Runtime:
         changed, result = container.run({"prefix": str(self.prefix), "run": "r1", "args": args})
         assert not changed
         return result
+
+    def wait_for(self, path: Path) -> None:
+        end = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < end, path
+            time.sleep(0.02)
 
     def request(self) -> dict[str, Any]:
         return dict(json.loads(self.given.read_text()))
@@ -79,3 +89,25 @@ def test_what_went_wrong_inside_keeps_its_code(tmp_path: Path) -> None:
         Runtime(tmp_path, {"protocol": 1, "verb": "meet", "ok": False, "error": error}).meet(place=PLACE)
     assert (caught.value.code, caught.value.exit_code) == ("nodes-cannot-meet", 1)
     assert caught.value.what == "in the image: nobody came" and "12000" in caught.value.why
+
+
+def test_a_runtime_is_told_to_end_its_container_before_it_is_killed(tmp_path: Path) -> None:
+    runtime, began, ended = Runtime(tmp_path, ANSWER), tmp_path / "began", tmp_path / "ended"
+    trap = f"trap 'sleep 0.5; touch {ended}; exit 143' TERM"
+    runtime.path.write_text(f"#!/bin/sh\n{trap}\ntouch {began}\nwhile :; do sleep 0.1; done\n")
+    args = {
+        "action": "meet", "stack": "tiny", "command": [str(runtime.path)], "inside": "/in", "environment": "/in/envs/e",
+        "id": "a" * 64, "request": {"deadline": 60, "wait": 5, "place": PLACE},
+    }  # fmt: skip
+    request = {"protocol": 1, "verb": "container", "run": "r1", "prefix": str(runtime.prefix), "args": args}
+    words = [sys.executable, "-m", "envbuild.node", "container"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdin is not None
+        node.stdin.write(json.dumps(request))
+        node.stdin.close()
+        node.stdin = None
+        runtime.wait_for(began)
+        node.send_signal(signal.SIGTERM)
+        out, _ = node.communicate(timeout=60)
+    assert ended.exists()
+    assert (node.returncode, json.loads(out)["error"]["code"]) == (130, "interrupted")
