@@ -14,6 +14,7 @@ from dataclasses import replace
 from envbuild.container.dockerfile import comment_lines
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
 from envbuild.container.recipe import NODE, ImageRecipe, pretty
+from envbuild.model.container import without_tag
 from envbuild.node.protocol import PROTOCOL
 
 FILE = "apptainer.def"
@@ -118,11 +119,7 @@ def _stage(stage: Stage, recipe: ImageRecipe, local: Mapping[str, str], *, carri
 
 
 def _reference(stage: Stage) -> str:
-    """Apptainer takes a tag or a digest, and refuses both at once."""
-    if not stage.digest:
-        return stage.image
-    above, slash, name = stage.image.rpartition("/")
-    return f"{above}{slash}{name.partition(':')[0]}@sha256:{stage.digest}"
+    return f"{without_tag(stage.image)}@sha256:{stage.digest}" if stage.digest else stage.image
 
 
 def _post(instruction: Instruction) -> list[str]:

@@ -22,7 +22,14 @@ def _word(value: str) -> str:
 def _pinned(value: str) -> str:
     if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", _word(value)):
         raise ValueError("must end with the digest, as NAME@sha256:<64 hex>; a tag is what its registry gives today")
-    return value
+    name, _, digest = value.partition("@")
+    return f"{without_tag(name)}@{digest}"
+
+
+def without_tag(name: str) -> str:
+    """The name of an image for a digest to follow: Apptainer and enroot refuse a tag and a digest at once."""
+    above, slash, last = name.rpartition("/")
+    return f"{above}{slash}{last.partition(':')[0]}"
 
 
 def _mount(value: str) -> str:

@@ -211,3 +211,10 @@ def test_pyxis_and_sites_that_build_in_jobs_start_nothing_on_a_login_host(
     container: dict[str, Any] | None, alone: bool
 ) -> None:
     assert runs_in_jobs_alone(None if container is None else ContainerSettings(**container)) is alone
+
+
+@pytest.mark.parametrize("name", ["x", "registry.example.org:5000/team/x"])
+def test_a_tag_beside_a_digest_says_nothing_and_is_left_out(name: str) -> None:
+    digest = "@sha256:" + "0" * 64
+    for given in (name, f"{name}:1.0"):
+        assert ContainerSettings(image=given + digest).image == name + digest
