@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -143,13 +145,10 @@ class Builder:
 
     @contextmanager
     def exported(self, image: str) -> Iterator[IO[bytes]]:
-        """The files of an image as a stream that is a tar archive."""
+        """The files of an image as a stream that is a tar archive. Raises EnvbuildError `image-export-failed`."""
         container = self._ask(["create", image, "true"], image).strip()
         try:
-            with subprocess.Popen([self.program, "export", container], stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None  # noqa: S101 - asked for above
-                yield process.stdout
-                process.stdout.read()
+            yield from _streamed([self.program, "export", container], image)
         finally:
             proc.run([self.program, "rm", "-f", container], timeout=600)
 
@@ -162,6 +161,25 @@ class Builder:
             f"{self.name} does not know {image}",
             why=done.err.strip()[-500:],
             hint="`envbuild image build STACK` makes it",
+        )
+
+
+def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
+    """What a program writes. Raises EnvbuildError `image-export-failed` (exit 4) where it did not end well."""
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+            assert process.stdout is not None  # noqa: S101 - asked for above
+            yield process.stdout
+            process.stdout.read()
+        errors.seek(0)
+        said = errors.read()[-500:].decode("utf-8", "replace").strip()
+    if process.returncode:
+        raise EnvbuildError(
+            "image-export-failed",
+            f"the files of {image} could not be read",
+            why=said or f"{command[0]} ended with exit code {process.returncode}",
+            hint=f"see what it says by hand: `{shlex.join(command)}`",
+            exit_code=ExitCode.BUILD_FAILED,
         )
 
 
@@ -212,10 +230,7 @@ class Buildah(Builder):
         try:
             folder = self._ask(["mount", container], image).strip()
             command = ["tar", "-C", folder, "--numeric-owner", "--sort=name", "-cf", "-", "."]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-                assert process.stdout is not None  # noqa: S101 - asked for above
-                yield process.stdout
-                process.stdout.read()
+            yield from _streamed(command, image)
         finally:
             proc.run([self.program, "rm", container], timeout=600)
 

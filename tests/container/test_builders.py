@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
-from envbuild.container.builders import Build, Buildah, Builder, Docker, failure, find_builder, stream
+from envbuild.container.builders import Build, Buildah, Builder, Docker, _streamed, failure, find_builder, stream
 from envbuild.container.choose import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 
@@ -140,6 +141,17 @@ def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int
     found = failure("buildah", output)
     assert (found.code, found.exit_code) == (code, exit_code)
     assert "user:pass" not in found.why
+
+
+def test_files_of_an_image_that_broke_off_are_no_image() -> None:
+    with contextmanager(_streamed)(["sh", "-c", "echo some"], "i") as files:
+        assert files.read() == b"some\n"
+    with (
+        pytest.raises(EnvbuildError, match="the files of i could not be read") as caught,
+        contextmanager(_streamed)(["sh", "-c", "echo some; echo no such layer >&2; exit 3"], "i") as files,
+    ):
+        files.read(4)
+    assert (caught.value.code, caught.value.why, caught.value.exit_code) == ("image-export-failed", "no such layer", 4)
 
 
 def test_lines_come_as_they_are_printed(tmp_path: Path) -> None:
