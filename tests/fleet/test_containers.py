@@ -19,8 +19,10 @@ import yaml
 from tests.container.storage import BASE, PYTHON, Storage, make_storage
 from tests.container.storage import UnavailableError as NoImagesError
 from tests.e2e.world import Done, World
+from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node
+from tests.support.torch_stack import torch_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
 StartNodes = Callable[..., list[Node]]
@@ -73,7 +75,7 @@ def world(tmp_path: Path, storage: Storage) -> World:
     return world
 
 
-def _target(world: World, nodes: list[Node], **container: Any) -> None:
+def _target(world: World, nodes: list[Node], more: dict[str, Any] | None = None, **container: Any) -> None:
     house = world.top / "house"
     house.mkdir(exist_ok=True)
     if not list(house.glob("uv-*.whl")):
@@ -90,6 +92,7 @@ def _target(world: World, nodes: list[Node], **container: Any) -> None:
     target = {
         "name": "nodes", "extends": "ssh", "hosts": [node.address for node in nodes], "connection": connection,
         "prefix": PREFIX, "engine": "container", "placement": "image", "stack": "./tiny.yaml", "container": section,
+        **(more or {}),
     }  # fmt: skip
     (world.work / "nodes.yaml").write_text(yaml.safe_dump(target))
 
@@ -270,3 +273,60 @@ def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_re
         assert (wrong.rc, wrong.code) == (7, "image-of-another-lock")
     gone = _run(world, "provision")
     assert (gone.rc, gone.code) == (75, "registry-unreachable")
+
+
+JOINT = "smoke/nodes/all-reduce"
+
+
+def _joint(done: Done) -> list[dict[str, Any]]:
+    """The check of the joint test of each node that has one."""
+    return [check for node in by_node(done).values() for check in node["checks"] if check["name"] == JOINT]
+
+
+def _containers(node: Node) -> list[str]:
+    return node.run(["podman", "ps", "--quiet"]).stdout.split()
+
+
+def test_nodes_meet_inside_their_images_and_a_node_that_cannot_is_named(fleet: StartNodes, world: World) -> None:
+    nodes = fleet(2, kind="podman")
+    _ready(nodes)
+    torch_stack(world, light=True, python=[PYTHON])
+    floor = {"multi_node_busbw_gbps": 0.0001}
+    _target(world, nodes, {"floors": floor})
+    done = _run(world, "provision")
+    assert done.rc == 0, (done.err, by_node(done))
+    first, second = _joint(done)
+    assert {first["status"], second["status"]} == {"passed"}
+    assert (first["details"]["ranks"], first["details"]["interface"]) == (4, "eth0")
+    assert first["details"]["address"] == nodes[0].address
+    assert first["metrics"] == second["metrics"] and first["metrics"][0]["name"] in floor
+    again = _run(world, "provision")
+    assert (again.rc, _joint(again)) == (0, []), "nothing was changed, nothing is tried again"
+
+    # Asked for, it runs again; now the way to the first node is closed for one of them.
+    nodes[1].run(["ip", "route", "add", "blackhole", f"{nodes[0].address}/32"])
+    _killed(world, nodes)
+    done = _run(world, "smoke")
+    found = by_node(done)
+    assert done.rc == 8, (done.err, found)
+    error = found[nodes[1].address]["error"]
+    assert error["code"] == "nodes-cannot-meet" and nodes[0].address in error["why"]
+    assert found[nodes[1].address]["image"]["id"] == found[nodes[0].address]["image"]["id"]
+    (left,) = _joint(done)
+    assert (left["status"], nodes[1].address in left["says"]) == ("not-run", True)
+    assert found[nodes[0].address]["status"] == "ok"
+    assert "not measured: multi_node_busbw_gbps" in str(done.json["warnings"])
+    assert [_containers(node) for node in nodes] == [[], []]
+
+
+def _killed(world: World, nodes: list[Node]) -> None:
+    """While nodes wait for each other, for 60 s, envbuild is killed: the containers end at once."""
+    process = world.start("smoke", "--target", "./nodes.yaml", "--json")
+    inside = rf"^ *\d+ {PREFIX}/current/tiny/bin/python \S+ meet"
+    # Podman forwards no signal to a container before it calls it running.
+    wait_for("the joint test", lambda: all(working(node, inside) and _containers(node) for node in nodes), process)
+    process.kill()
+    killed = time.monotonic()
+    process.communicate(timeout=20)
+    wait_for("the end of the containers", lambda: not any(_containers(node) for node in nodes))
+    assert time.monotonic() - killed < 40
