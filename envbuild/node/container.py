@@ -84,16 +84,21 @@ def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dic
 
     Raises NodeError: those of `container_load.load`, `image-does-not-run` (exit 1).
     """
+    kept = False
     try:
         image, file = container_load.load(args, prefix)
         result = _tested(args, image)
         if result["ok"]:
             held.check()
             result["launcher"] = _finish(args, prefix, image, file, result.get("verify") or {})
+    except protocol.Interrupted:
+        kept = True  # where only the connection is gone, this step is begun again
+        raise
+    else:
         return result
     finally:
         # It is loaded, or it was not the right one; another run sends it again.
-        if args.get("archive") and os.path.exists(args["archive"]):
+        if not kept and args.get("archive") and os.path.exists(args["archive"]):
             os.unlink(args["archive"])
 
 

@@ -17,6 +17,7 @@ from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
+from envbuild.node import paths
 from envbuild.provision.bundle import node_pyz_digest
 from envbuild.provision.prepare import Prepared
 
@@ -209,8 +210,4 @@ def _remembered(key: str) -> dict[str, Any]:
 
 
 def _remember(key: str, data: dict[str, Any]) -> None:
-    path = _memory(key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".half")
-    half.write_text(json.dumps(data), encoding="utf-8")
-    half.replace(path)
+    paths.write_atomic(str(_memory(key)), json.dumps(data).encode())

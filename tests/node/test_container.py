@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import container, container_load, container_look, lease
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Interrupted, NodeError
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
 ID = hashlib.sha256(CONFIG).hexdigest()
@@ -115,6 +115,21 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
         "path": str(node.bin / "apptainer"), "version": "1.3.4", "works": True, "why": "",
     }  # fmt: skip
     assert lease.read(str(node.prefix)) is None
+
+
+def test_a_step_whose_connection_broke_can_be_begun_again(node: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.program("apptainer")
+    sent = node.archive()
+
+    def stopped(*_args: object) -> None:
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(container, "_tested", stopped)
+        node.install("apptainer", **sent)
+    assert Path(sent["archive"]).exists() and node.record() is None
+    assert node.install("apptainer", **sent)[1]["ok"]
+    assert not Path(sent["archive"]).exists()
 
 
 def test_enroot_imports_from_the_registry_that_is_named(node: Site) -> None:
