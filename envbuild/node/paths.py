@@ -4,9 +4,7 @@ import errno
 import json
 import os
 import re
-import shutil
 import stat
-import tempfile
 
 from envbuild.node.protocol import Exit, NodeError
 
@@ -63,6 +61,8 @@ def checked_environment(prefix: "str", path: "Any") -> "str":
 
 def make_dirs(prefix: "str", *names: "str") -> "None":
     """Create `prefix` and folders in it; raises NodeError `prefix-not-writable` (exit 7)."""
+    import tempfile
+
     try:
         for name in ("",) + names:
             os.makedirs(os.path.join(prefix, name), exist_ok=True)
@@ -132,6 +132,8 @@ def set_umask(prefix: "str") -> "None":
 
 def write_atomic(path: "str", data: "bytes") -> "None":
     """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file."""
+    import tempfile
+
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
@@ -214,6 +216,7 @@ def switch_link(link: "str", target: "str") -> "bool":
 
 def remove_tree(path: "str") -> "None":
     """Delete a folder, also where something in it was made read-only; raises OSError."""
+    import shutil
 
     def unlock(function: "Any", name: "str", _info: "Any") -> "None":
         if not os.path.lexists(name):

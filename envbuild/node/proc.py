@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 
+# subprocess and tempfile are imported where they are used: a brief answer needs neither.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator, Sequence
     from typing import IO, TypeVar
 
@@ -165,6 +165,8 @@ def run(
     At the deadline the whole process group is killed: SIGTERM, then SIGKILL half a second later. `grace`: seconds
     instead of that, and also when this process is stopped, for a program that has to end what is not its child.
     """
+    import subprocess
+
     begun = time.monotonic()
     try:
         with starting():
@@ -226,6 +228,8 @@ def _collect(
 
 def _wind_down(process: "subprocess.Popen[bytes]", grace: "float") -> "None":
     """SIGTERM, more than once, for what is just starting may miss the first; at most `grace` seconds."""
+    import subprocess
+
     end = time.monotonic() + grace
     while process.poll() is None and time.monotonic() < end:
         _LIVE.kill(process.pid, signal.SIGTERM)
@@ -240,6 +244,8 @@ def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "fl
 
     The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
     """
+    import subprocess
+
     while process.poll() is None:
         left = 3600.0 if end is None else end - time.monotonic()
         if left <= 0:
@@ -276,6 +282,9 @@ def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator
     At the end of the body the stream is closed and the program is waited for; where the body fails it is killed.
     Raises OSError where it cannot be started.
     """
+    import subprocess
+    import tempfile
+
     feed = source is None
     with tempfile.TemporaryFile() as errors:
         with starting():

@@ -45,12 +45,14 @@ _LONG = ("smoke", "meet", "container")
 _PLACEHOLDER = re.compile(r"@([A-Z]+)@")
 # Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
 _LOADER = """
-import io, os, sys, tempfile, binascii
+import io, os, sys, binascii
 pyz, request = sys.stdin.buffer.read().split()
 path = None
-for folder in ("/dev/shm", os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.path.expanduser("~")):
+for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp", os.path.expanduser("~")):
     try:
-        handle, path = tempfile.mkstemp(".pyz", "envbuild-", folder)
+        name = os.path.join(folder, "envbuild-%s.pyz" % binascii.hexlify(os.urandom(12)).decode())
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        path = name
         with open(handle, "wb") as file:
             file.write(binascii.a2b_base64(pyz))
         break

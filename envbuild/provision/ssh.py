@@ -169,35 +169,33 @@ class _Collector:
         except OSError:
             pass  # the far end closed early; what it said meanwhile tells why
 
-    def _take(self) -> bool:
-        taken = False
-        for ready, receive, parts in (
-            (self.channel.recv_ready, self.channel.recv, self.out),
-            (self.channel.recv_stderr_ready, self.channel.recv_stderr, self.err),
-        ):
-            if ready():
-                parts.append(receive(_CHUNK))
-                self.size += len(parts[-1])
-                taken = True
-        return taken
+    def _read(self, receive: Callable[[int], bytes], parts: list[bytes], end: float) -> bool:
+        """Read one stream to its end, or until the cap is passed; False when the deadline comes first."""
+        while self.size <= self.limit:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.channel.settimeout(left)
+            try:
+                data = receive(_CHUNK)
+            except TimeoutError:
+                return False
+            if not data:
+                return True
+            parts.append(data)
+            self.size += len(data)
+        self.channel.close()  # whoever reads the other stream stops too
+        return True
 
     def collect(self, deadline: float) -> tuple[bool, bool]:
-        """Returns (truncated, timed out). Polls: a channel has two streams and one cannot wait for both."""
+        """Returns (truncated, timed out)."""
         end = time.monotonic() + deadline
-        pause = 0.002
-        while self.size <= self.limit:
-            if self._take():
-                pause = 0.002
-                continue
-            if self.channel.closed or (self.channel.exit_status_ready() and self.channel.eof_received):
-                if not self._take():
-                    return False, False
-                continue
-            if time.monotonic() > end:
-                return False, True
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.05)
-        return True, False
+        other = threading.Thread(target=self._read, args=(self.channel.recv_stderr, self.err, end), daemon=True)
+        other.start()
+        in_time = self._read(self.channel.recv, self.out, end)
+        other.join(max(0.0, end - time.monotonic()))
+        truncated = self.size > self.limit
+        return truncated, not truncated and (not in_time or other.is_alive())
 
 
 def log_in(node: str, options: Connection) -> fabric.Connection:

@@ -28,9 +28,10 @@ def _world(folder: Path, standalone: Path) -> FleetWorld:
 
 
 def _environment(node: Node) -> str:
-    """All that is in use, with times; a node may have packed it for another."""
+    """All that is in use, with times; but for packs for other nodes, and for what a Python keeps beside itself."""
     places = [f"{PREFIX}/{name}" for name in ("envs", "current", "tools", "modulefiles")]
-    return node.run(["find", *places, "-printf", "%p %y %m %s %T@\\n"]).stdout
+    own = ["-path", f"{PREFIX}/tools/python-*", "-prune", "-o"]
+    return node.run(["find", *places, *own, "-printf", "%p %y %m %s %T@\\n"]).stdout
 
 
 def test_four_nodes_one_dies_half_way_and_the_same_command_touches_only_that_one(
