@@ -125,27 +125,40 @@ def _small(place: Place, runs: int, wanted: Sequence[str]) -> None:
     count = len(place.nodes)
     place.envbuild("provision", *place.target(count, stack, delivery="controller"), "--quiet")
     counts = [each for each in (1, 2, 4, 8, 16) if each < count] + [count]
-    noop, ping, probe = {}, {}, {}
+    noop, ping, tuned, probe = {}, {}, {}, {}
+    usual = {key: value for key, value in place.env.items() if key not in ("ANSIBLE_FORKS", "ANSIBLE_PIPELINING")}
     for each in counts:
         options = place.target(each, stack, delivery="controller")
         again = json.loads(place.envbuild("provision", *options, "--json"))
         assert again["ansible_tasks"] == 0, "there was something to do"
         cases = [
             Case("provision", [program("envbuild"), "provision", *options, "--json"], env=place.env),
-            Case("ping", place.ping(each), place.close_connections, place.env),
+            Case("ping", place.ping(each), place.close_connections, usual),
+            Case("tuned ping", place.ping(each), place.close_connections, place.env),
             Case("probe", [program("envbuild"), "probe", *options[:2], "--json"], env=place.env),
         ]
         samples = measure(cases, runs=runs)
-        noop[each], ping[each], probe[each] = samples.values()
+        noop[each], ping[each], tuned[each], probe[each] = samples.values()
     if "noop" in wanted:
         rows = []
         for each in counts:
-            ours, theirs = noop[each], ping[each]
-            ratios = [f"{ratio(ours.wall, theirs.wall):.2f}", f"{ratio(ours.cpu, theirs.cpu):.2f}"]
-            rows.append([str(each), spread(ours.wall), spread(theirs.wall), *ratios, "<= 0.5" * (each == count)])
-        headers = ["nodes", "envbuild provision, wall s", "ansible -m ping, wall s", "wall ratio", "CPU ratio", "goal"]
+            row = [str(each), spread(noop[each].wall)]
+            for theirs in (ping[each], tuned[each]):
+                row += [spread(theirs.wall), f"{ratio(noop[each].wall, theirs.wall):.2f}"]
+            rows.append([*row, f"{ratio(noop[each].cpu, tuned[each].cpu):.2f}", "<= 0.5" * (each == count)])
+        headers = [
+            "nodes",
+            "provision, wall s",
+            "ansible -m ping, wall s",
+            "ratio",
+            "tuned, wall s",
+            "ratio",
+            "CPU",
+            "goal",
+        ]
         print_table(f"nothing to do, 0 Ansible tasks (n = {runs})", headers, rows)
-        print(f"  each node adds {_slope(noop, counts):.0f} ms of CPU here (ping: {_slope(ping, counts):.0f} ms)")
+        print(f"  tuned: {count} forks and pipelining, and CPU against that; else as Ansible is installed")
+        print(f"  each node adds {_slope(noop, counts):.0f} ms of CPU here (ping: {_slope(tuned, counts):.0f} ms)")
     if "probe" in wanted:
         rows = [[str(each), spread(probe[each].wall), spread(probe[each].cpu)] for each in counts]
         print_table(f"probe (n = {runs})", ["nodes", "wall s (goal: 8 nodes <= 1)", "CPU s"], rows)

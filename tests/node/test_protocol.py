@@ -177,6 +177,16 @@ def test_file_names_that_are_not_utf_8_do_not_break_the_response() -> None:
     assert line.count(b"\n") == 1
 
 
+def _started(pyz: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-I", str(pyz), "probe"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(REQUEST).encode())
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_the_children_and_exits_130(tmp_path: Path, number: signal.Signals) -> None:
     marker = tmp_path / "child"
@@ -186,12 +196,7 @@ def test_signal_ends_the_children_and_exits_130(tmp_path: Path, number: signal.S
         f"    proc.run(['/bin/sh', '-c', 'sleep 300 & echo $! > {marker}; wait'])\n"
         "    return False, {}\n"
     )
-    argv = [sys.executable, "-I", str(with_probe(tmp_path, body)), "probe"]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(REQUEST).encode())
-    process.stdin.close()
-    process.stdin = None
+    process = _started(with_probe(tmp_path, body))
     deadline = time.monotonic() + 20
     while not (marker.exists() and marker.read_text().strip()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -219,12 +224,7 @@ def test_what_is_being_put_away_when_more_signals_come_is_put_away(tmp_path: Pat
         "        time.sleep(1)\n"
         f"        open({str(away)!r}, 'w').close()\n"
     )
-    argv = [sys.executable, "-I", str(with_probe(tmp_path, body)), "probe"]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(REQUEST).encode())
-    process.stdin.close()
-    process.stdin = None
+    process = _started(with_probe(tmp_path, body))
     for seen, numbers in ((begun, [signal.SIGTERM]), (tmp_path / "begun-2", [signal.SIGTERM, signal.SIGHUP])):
         deadline = time.monotonic() + 20
         while not seen.exists() and time.monotonic() < deadline:
