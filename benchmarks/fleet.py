@@ -1,8 +1,8 @@
 """Eight SSH nodes on this machine: nothing to do, probing, and 25 usual packages, against Ansible as people use it.
 
-Goals: no-op <= 0.5x of `ansible -m ping` on the same nodes (as installed; tuned is reported); probe of 8 nodes <= 1 s; 25 packages <= 0.4x of a
-hand-written playbook of 20 usual tasks; each file comes over the wide-area network once. Needs root (network
-namespaces) and mmdebstrap. `--nodes N` for another number, `--only noop,probe,packages`.
+Goals: no-op <= 0.5x of `ansible -m ping` on the same nodes (as installed; as tuned is reported); probe of 8 nodes
+<= 1 s; 25 packages <= 0.4x of a hand-written playbook of 20 usual tasks; each file comes over the wide-area network
+once. Needs root (network namespaces) and mmdebstrap. `--nodes N` for another number, `--only noop,probe,packages`.
 """
 
 from __future__ import annotations
