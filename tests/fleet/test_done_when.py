@@ -28,9 +28,10 @@ def _world(folder: Path, standalone: Path) -> FleetWorld:
 
 
 def _environment(node: Node) -> str:
-    """All that is in use, with times; but for packs for other nodes, and for what a Python keeps beside itself."""
+    """All that is in use, with times, but for packs for other nodes and the bytecode that a Python keeps of itself."""
     places = [f"{PREFIX}/{name}" for name in ("envs", "current", "tools", "modulefiles")]
-    own = ["-path", f"{PREFIX}/tools/python-*", "-prune", "-o"]
+    python = ["-path", f"{PREFIX}/tools/python-*"]
+    own = [*python, "-name", "__pycache__", "-prune", "-o", *python, "-type", "d", "-printf", "%p %y %m\\n", "-o"]
     return node.run(["find", *places, *own, "-printf", "%p %y %m %s %T@\\n"]).stdout
 
 
