@@ -21,10 +21,10 @@ _DRAIN = 5.0
 
 
 class Finished:
-    """What a program left: `rc` (None when missing or killed), `out` and `err` (text), and why it did not end well.
+    """What it left: `rc` (None when missing or ended by us), `out` and `err` (text), and why it did not end well.
 
-    `missing`: there is no such program. `timed_out`: killed at its deadline. `truncated`: output was cut at the cap.
-    `seconds`: wall time.
+    `missing`: there is no such program. `timed_out`: killed at its deadline. `truncated`: ended at the cap on output,
+    as the last line of `err` says. `seconds`: wall time.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
 
 
 class _Reader(threading.Thread):
-    """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer never blocks."""
+    """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer can still end."""
 
     def __init__(self, stream: "IO[bytes]", limit: "int") -> "None":
         super().__init__(daemon=True)
@@ -137,6 +137,10 @@ class _Reader(threading.Thread):
             if self.size < self.limit:
                 self.parts.append(part[: self.limit - self.size])
             self.size += len(part)
+
+    @property
+    def full(self) -> "bool":
+        return self.size > self.limit
 
     def text(self) -> "str":
         return b"".join(self.parts).decode("utf-8", "replace")
@@ -162,8 +166,9 @@ def run(
     """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
 
     `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
-    At the deadline the whole process group is killed: SIGTERM, then SIGKILL half a second later. `grace`: seconds
-    instead of that, and also when this process is stopped, for a program that has to end what is not its child.
+    At the deadline, or once more than `limit` bytes came from stdout or stderr, the whole process group is killed:
+    SIGTERM, then SIGKILL half a second later. `grace`: seconds instead of that, and also when this process is stopped,
+    for a program that has to end what is not its child.
     """
     import subprocess
 
@@ -204,8 +209,8 @@ def _collect(
     readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
     if stdin is not None and process.stdin is not None:
         threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-    timed_out = not _ends(process, readers, None if timeout is None else begun + timeout)
-    if timed_out:
+    ended = _ends(process, readers, None if timeout is None else begun + timeout, capped=True)
+    if not ended:
         for number in (signal.SIGTERM, signal.SIGKILL):
             _LIVE.kill(process.pid, number)
             # After SIGKILL it may be in uninterruptible sleep (a sick driver or file system): then leave it behind.
@@ -216,12 +221,13 @@ def _collect(
     end = time.monotonic() + _DRAIN
     for reader in readers:
         reader.join(max(0.0, end - time.monotonic()))
+    truncated = any(reader.full for reader in readers)
     return Finished(
-        rc=None if timed_out else process.returncode,
+        rc=process.returncode if ended and not truncated else None,
         out=readers[0].text(),
-        err=readers[1].text(),
-        timed_out=timed_out,
-        truncated=any(reader.size > limit for reader in readers),
+        err=readers[1].text() + ("\nended: more than %d bytes of output\n" % limit if truncated else ""),
+        timed_out=not ended and not truncated,
+        truncated=truncated,
         seconds=time.monotonic() - begun,
     )
 
@@ -239,8 +245,10 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: "float") -> "None":
             pass
 
 
-def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None") -> "bool":
-    """Wait until the program ends, at most until `end` on the monotonic clock.
+def _ends(
+    process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None", capped: "bool" = False
+) -> "bool":
+    """Wait until the program ends, at most until `end` on the monotonic clock; `capped`: or until a reader is full.
 
     The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
     """
@@ -248,7 +256,7 @@ def _ends(process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "fl
 
     while process.poll() is None:
         left = 3600.0 if end is None else end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (capped and any(reader.full for reader in readers)):
             return False
         open_ = [reader for reader in readers if reader.is_alive()]
         if open_:

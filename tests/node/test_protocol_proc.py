@@ -76,7 +76,16 @@ def test_output_is_cut_at_the_cap_and_says_so() -> None:
     done = proc.run(["/bin/sh", "-c", "head -c 300000 /dev/zero"], limit=1000)
     assert done.truncated
     assert len(done.out) == 1000
-    assert done.rc == 0
+    assert done.rc is None  # a cut answer is never taken for a whole one
+
+
+@pytest.mark.parametrize("noisy", ["yes", "yes >&2", "trap '' TERM; while :; do printf %065536d 0; done", "yes & wait"])
+def test_d42_a_program_that_prints_without_end_is_ended_at_the_cap(noisy: str) -> None:
+    done = proc.run(["/bin/sh", "-c", noisy], timeout=60.0, limit=1 << 20)
+    assert done.seconds < 5
+    assert (done.truncated, done.timed_out, done.ok) == (True, False, False)
+    assert max(len(done.out), len(done.err)) < (1 << 20) + 100
+    assert done.err.endswith("\nended: more than 1048576 bytes of output\n")
 
 
 def test_locale_is_english_whatever_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
