@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,6 +47,19 @@ importlib.import_module(sys.argv[1])' "$module" || fail "$source: its extension 
   done
 }
 """
+_EDITABLE = """
+# editable PROJECT: the program below makes the wheel for a setuptools before 64, which cannot, and nothing for others.
+editable() {
+  local out
+  out=$(mktemp -d -p "$work")
+  cat > "$out/program" <<'EOF'
+@PROGRAM@EOF
+  (cd -- "$1" && "$environment/bin/python" -c "$(cat "$out/program")" "$out")
+  local made=("$out"/*.whl)
+  if [ -e "${made[0]}" ]; then set -- "${made[0]}"; else set -- --no-build-isolation -e "$1"; fi
+  uv pip install --python "$environment/bin/python" --no-deps --no-index --no-cache "$@"
+}
+"""
 
 
 def comment(text: str) -> str:
@@ -59,7 +73,15 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     patched = any(source.patches for source in every)
     compiled = any(source.install == "wheel" or _extensions(source) for source in every)
     needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
-    return needs, _CHECK if patched else "", [_WHEEL] if compiled else []
+    return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable(every)
+
+
+def _editable(every: Sequence[LockedSource]) -> list[str]:
+    if not any(source.install == "editable" for source in every):
+        return []
+    from envbuild.node import build_editable
+
+    return [_EDITABLE.replace("@PROGRAM@", inspect.getsource(build_editable))]
 
 
 def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, str] | None = None) -> list[str]:
@@ -134,7 +156,7 @@ def _usable(source: LockedSource, project: str, words: str, exports: str) -> lis
             *_extensions(source),
         ]
     if source.install == "editable":
-        words = f"uv pip install {python} --no-deps --no-build-isolation --no-index --no-cache -e {project}"
+        words = f"editable {project}"
         return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}", *_extensions(source)]
     wheels = f'"$work"/{quote(source.name + "-wheel")}'
     build = f"wheel {project} {wheels}{words}"

@@ -20,7 +20,8 @@ from envbuild.plan_store import bundle_name, store_folder
 from envbuild.print_script import render_script
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
-from tests.node.forge import FILES, PATCH, need_compiler
+from tests.node.forge import FILES, PATCH, download, need_compiler
+from tests.node.test_build_editable import PROJECT as OLD_PROJECT
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import git, make_repository
@@ -360,11 +361,36 @@ def test_what_is_compiled_in_its_own_tree_is_imported_too(install: str) -> None:
         script.index(word)
         for word in (
             "--inplace",
-            "envbuild-source-ip.pth" if install == "path" else '-e "$folder"',
+            "envbuild-source-ip.pth" if install == "path" else 'editable "$folder"',
             "  imports ip ip.fast ip.more\n",
         )
     )
     assert made < used < proven
+
+
+def test_d01_the_script_installs_an_editable_source_of_old_setuptools(tmp_path: Path, home: Path) -> None:
+    need_compiler()
+    wheels = tmp_path / "wheels"
+    tools = [download(wheels / each, each)[0] for each in ("setuptools==59.5.0", "wheel==0.40.0")]
+    packages = []
+    for path in tools:
+        path.rename(wheels / path.name)
+        name, version = path.name.split("-")[:2]
+        row = {"file": path.name, "sha256": sha256(wheels / path.name)}
+        packages.append({"name": name, "version": version, "index": "nowhere", "files": [row]})
+    lock, _ = real_lock(tmp_path, home)
+    commit, tree = make_repository(tmp_path / "upstream", OLD_PROJECT)
+    pin = {"name": "opt", "git": "https://example.org/lib", "commit": commit, "tree": tree, "install": "editable"}
+    lock = make_lock({"id": "v", "python": PYTHON, "packages": packages, "sources": [pin]})
+    plan = planned(lock, str(tmp_path / "pre fix"))
+    script = render_script(plan, lock, INDEX)
+    syntax_ok(script)
+    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
+    assert done.returncode == 0, done.stderr
+    environment = Path(plan.nodes[0].environment)
+    for words, said in ((["opt-baselines"], "runs 7"), (["opt-count"], "0.0.1")):
+        out = subprocess.run([environment / "bin" / words[0]], capture_output=True, text=True, check=True)
+        assert out.stdout.strip() == said
 
 
 def test_a_finished_environment_is_said_and_nothing_is_done(tmp_path: Path, home: Path) -> None:

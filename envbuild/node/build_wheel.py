@@ -8,12 +8,12 @@ import hashlib
 import json
 import os
 import pkgutil
-import re
 import tempfile
 import time
 
 from envbuild.node import (
     build_causes,
+    build_editable,
     build_environ,
     build_folder,
     build_gate,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
 _PROGRAMS = ("build_driver", "build_gate")
-_BACKEND = re.compile(r"(?m)^\s*build-backend\s*=\s*[\"']([^\"']*)[\"']")
-_SECTION = re.compile(r"(?ms)^\s*\[build-system\]\s*$(.*?)(?=^\s*\[|\Z)")
 
 
 class Options:
@@ -122,20 +120,8 @@ def route(project: "str") -> "str":
     """`setup.py` (there is one and no backend but setuptools) or `pep517`."""
     if not os.path.isfile(os.path.join(project, "setup.py")):
         return "pep517"
-    section = _SECTION.search(_read(os.path.join(project, "pyproject.toml")))
-    if section is None:
-        return "setup.py"
-    backend = _BACKEND.search(section.group(1))
-    ours = backend is None or backend.group(1).split(":")[0] == "setuptools.build_meta"
-    return "setup.py" if ours and "backend-path" not in section.group(1) else "pep517"
-
-
-def _read(path: "str") -> "str":
-    try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
+    backend, in_tree = build_editable.backend(project)
+    return "setup.py" if backend.split(":")[0] == "setuptools.build_meta" and not in_tree else "pep517"
 
 
 class _Build:

@@ -9,6 +9,7 @@
 """
 
 import os
+import pkgutil
 import tempfile
 import urllib.request
 
@@ -117,13 +118,11 @@ class Builder:
                 self._in_place(source)
             if source["name"] in self.wheels:
                 # Never from the cache: the same version may have been built from another commit before.
-                words = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--link-mode", "copy"]
-                self._uv(words + ["--reinstall", "--no-cache", _url(self.wheels[source["name"]])], source)
+                self._uv(["--link-mode", "copy", "--reinstall", _url(self.wheels[source["name"]])], source)
             if how == "path":
                 self._add_path(source)
             elif how == "editable":
-                words = ["pip", "install", "--python", self.python, "--no-deps", "--no-build-isolation", "--no-index"]
-                self._uv(words + ["--no-cache", "-e", _url(self._project(source))], source)
+                self._editable(source)
 
     def prove(self) -> "None":
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
@@ -312,14 +311,25 @@ class Builder:
         return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp, **alone))
 
     def _in_place(self, source: "dict[str, Any]") -> "None":
+        flags = sources.option_flags((source.get("build") or {}).get("flags") or [])
+        self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
+
+    def _editable(self, source: "dict[str, Any]") -> "None":
+        program = pkgutil.get_data(__name__.rpartition(".")[0], "build_editable.py")
+        assert program is not None
+        out = tempfile.mkdtemp(prefix="editable-%s-" % source["name"], dir=self.tool.tmp)
+        self._in_tree(source, ["-c", program.decode("utf-8"), out])
+        words = [_url(os.path.join(out, wheel)) for wheel in os.listdir(out)]
+        self._uv(words or ["--no-build-isolation", "-e", _url(self._project(source))], source)
+
+    def _in_tree(self, source: "dict[str, Any]", words: "list[str]") -> "None":
+        """Run the environment's interpreter in the project's own folder; what it compiles is equal for every prefix."""
         project = self._project(source)
         had_build = os.path.lexists(os.path.join(project, "build"))
-        flags = sources.option_flags((source.get("build") or {}).get("flags") or [])
         env = self._own_env(source)
         tools = build_environ.look(env, self.options.get("cuda_home"))
         env.update(build_environ.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
-        argv = [self.python, "setup.py", "build_ext", "--inplace"] + flags
-        done = proc.run(argv, timeout=uv.DEADLINE, env=env, cwd=project)
+        done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
             log(uv.tail(done.out + done.err, 400))
             if "No space left on device" in done.err:
@@ -337,8 +347,10 @@ class Builder:
             paths.write_atomic(path, os.fsencode(project) + b"\n")
 
     def _uv(self, args: "list[str]", source: "dict[str, Any]") -> "None":
+        """Install what `args` names, and nothing else."""
+        always = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--no-cache"]
         own = (source.get("build") or {}).get("environment") or {}
-        done = self.tool.run(args, dict(self._variables(own), TMPDIR=self.tool.tmp))
+        done = self.tool.run(always + args, dict(self._variables(own), TMPDIR=self.tool.tmp))
         if done.ok:
             return
         log(uv.tail(done.out + done.err, 400))
