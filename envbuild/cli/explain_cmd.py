@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from envbuild.explain.decisions import Decided
     from envbuild.explain.recipes import RecipeRun
     from envbuild.explain.view import Explanation
+    from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
 
 _FILE = click.Path(path_type=Path)
@@ -23,7 +24,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("explain")
 @click.argument("stack")
-@click.option("--profile", help="Profile of the stack (default: exact).")
+@click.option("--profile", help="Profile of the stack (default: the target's, else exact).")
 @click.option("--target", help="Target for the decisions: a shipped name or a path (default: local).")
 @click.option(
     "--facts", metavar="FILE|NAME", help="Recorded facts of nodes (JSON), or a shipped example; they give decisions."
@@ -43,16 +44,19 @@ def explain(
     document: Path | None,
 ) -> int:
     """Explain STACK (a shipped name or a path): what its document gets wrong, and what envbuild does instead."""
-    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.catalog.loader import load_stack, load_target
     from envbuild.explain.text import render_text
     from envbuild.explain.view import explain as join
+    from envbuild.lock.profile import choose_profile
 
     if document is not None and html is None:
         raise click.UsageError("--document needs --html")
     loaded = load_stack(stack)
-    name = pick_profile(loaded, profile)
+    where = load_target(target or "local", template=True).target
+    chosen = choose_profile(loaded, profile, where if target else None)
+    name = chosen.name
     compat = _compat() if facts or run_checks else None
-    decided = _decided(loaded, name, target, facts, compat)
+    decided = _decided(loaded, name, where, facts, compat)
     results, recipes = _checked(ui, loaded, name, compat if run_checks else None)
     explanation = join(
         loaded.stack,
@@ -62,6 +66,7 @@ def explain(
         note=decided.note,
         others=decided.others,
         recipes=recipes,
+        profile_why=chosen.why,
     )
     data = explanation.as_dict()
     if html is not None:
@@ -79,18 +84,14 @@ def _compat() -> Compat:
     return load_compat(resources.catalog() / "compat")
 
 
-def _decided(
-    loaded: LoadedStack, profile: str, target: str | None, facts: str | None, compat: Compat | None
-) -> Decided:
-    from envbuild.catalog.loader import load_target
+def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
     from envbuild.explain.decisions import Decided, decide
 
-    chosen = load_target(target or "local", template=True).target
     if facts is None or compat is None:
         return Decided(note="decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)")
     from envbuild.catalog.node_facts import load_facts
 
-    return decide(loaded, profile, load_facts(facts), chosen, compat)
+    return decide(loaded, profile, load_facts(facts), target, compat)
 
 
 def _checked(

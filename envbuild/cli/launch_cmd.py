@@ -44,12 +44,14 @@ if TYPE_CHECKING:
 @common_options
 def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     """Print the commands that start STACK (a shipped name or a path); with --run or --submit, start it."""
-    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.catalog.loader import load_stack, load_target
     from envbuild.launch.recipes import launch as make
     from envbuild.launch.shell import render
+    from envbuild.lock.profile import choose_profile
 
     loaded = load_stack(stack)
-    profile = pick_profile(loaded, flags["profile"])
+    target = load_target(flags["target"], template=True).target if flags["target"] else None
+    profile = choose_profile(loaded, flags["profile"], target).name
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
     _refuse_together(flags)

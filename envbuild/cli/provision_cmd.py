@@ -207,6 +207,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
     from envbuild.resolve.estimate import size
 
     lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
+    if plan.profile_why:
+        lines.append(f"  profile {plan.profile}: {plan.profile_why}")
     groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     by_name = {node.node: node for node in plan.nodes}
     for node in plan.nodes:

@@ -44,9 +44,16 @@ def decide(
         )
     others: tuple[OtherProfile, ...] = ()
     if any(resolution.refused for resolution in resolutions):
-        names = [name for name in loaded.stack.profiles if name != profile]
-        others = tuple(_other(name, _resolve(loaded, name, facts, target, compat)) for name in names)
+        others = other_profiles(loaded, profile, facts, target, compat)
     return Decided(resolutions, note, others)
+
+
+def other_profiles(
+    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+) -> tuple[OtherProfile, ...]:
+    """Every profile but one on the same nodes: whether it fits them all, and why not."""
+    names = [name for name in loaded.stack.profiles if name != profile]
+    return tuple(_other(name, _resolve(loaded, name, facts, target, compat)) for name in names)
 
 
 def _other(name: str, resolutions: tuple[Resolution, ...]) -> OtherProfile:

@@ -27,6 +27,8 @@ def render_text(explanation: Explanation, width: int = 100) -> str:
 def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     stack, document = explanation.stack, explanation.stack.document
     yield f"{stack.name} ({explanation.profile}): {stack.summary}"
+    if explanation.profile_why:
+        yield _wrapped(f"profile {explanation.profile}: ", explanation.profile_why, width)
     if document:
         where = "/".join(part for part in (document.url, document.path) if part)
         yield f"document: {document.title}, {where}" + (f" at {document.commit[:8]}" if document.commit else "")

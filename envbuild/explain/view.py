@@ -51,7 +51,8 @@ class Explanation:
     """Everything `explain` says of a stack and profile.
 
     `note` says why there are no decisions, or what they rest on when that is not a lock; `others` are the other
-    profiles, where this one does not fit; `recipes` are the document's own edits beside the patches.
+    profiles, where this one does not fit; `recipes` are the document's own edits beside the patches; `profile_why` says
+    why this profile, where nobody asked for it and it is not the default.
     """
 
     stack: Stack
@@ -63,6 +64,7 @@ class Explanation:
     note: str = ""
     others: tuple[OtherProfile, ...] = ()
     recipes: tuple[RecipeRun, ...] = ()
+    profile_why: str = ""
 
     @property
     def contents(self) -> Profile:
@@ -89,6 +91,8 @@ class Explanation:
             "deviations": list(self.deviations),
             "sources": [source.to_json_dict() for source in self.contents.sources],
         }
+        if self.profile_why:
+            data["profile_why"] = self.profile_why
         if self.recipes:
             data["recipes"] = [run.as_dict() for run in self.recipes]
         if self.least_nodes:
@@ -109,6 +113,7 @@ def explain(
     note: str = "",
     others: tuple[OtherProfile, ...] = (),
     recipes: tuple[RecipeRun, ...] = (),
+    profile_why: str = "",
 ) -> Explanation:
     """Join what is known of a stack and one of its profiles."""
     by_finding: dict[str, list[CheckResult]] = {}
@@ -124,6 +129,7 @@ def explain(
         note=note,
         others=others,
         recipes=recipes,
+        profile_why=profile_why,
     )
 
 

@@ -73,6 +73,7 @@ class SpreadClass(StrictModel):
 class Plan(StrictModel):
     """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed.
 
+    `profile_why` says why this profile, where nobody asked for it and it is not the stack's default.
     `builds` are the nodes that do not each compile for themselves, `spreads` those that do not each install.
     """
 
@@ -80,6 +81,7 @@ class Plan(StrictModel):
     profile: str
     target: str
     nodes: tuple[NodePlan, ...]
+    profile_why: str = ""
     warnings: tuple[str, ...] = ()
     builds: tuple[BuildClass, ...] = ()
     spreads: tuple[SpreadClass, ...] = ()

@@ -122,10 +122,11 @@ def make_plan(
             )
         )
     warnings = (*image.warnings, *_folded(nodes))
-    return Plan(
+    plan = Plan(
         stack=prepared.stack.name, profile=prepared.profile, target=prepared.target.name, nodes=tuple(plans),
         warnings=tuple(dict.fromkeys(warnings)),
     )  # fmt: skip
+    return prepared.explained(plan)
 
 
 def _folded(nodes: Mapping[str, NodeImage]) -> list[str]:

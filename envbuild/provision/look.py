@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.node import identity
@@ -17,7 +18,8 @@ from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.journal import EventKind
 from envbuild.provision.payload import write_payload
-from envbuild.provision.survey import Survey, decide, survey_nodes
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.survey import Survey, decide, rules, survey_nodes
 from envbuild.provision.work import Work
 from envbuild.redact import redact_data
 
@@ -52,7 +54,7 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
             work.survey.errors.setdefault(node, error)
     errors = {node: error.as_dict() for node, error in work.survey.errors.items()}
     work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=errors)
-    _note_refusals(work.survey)
+    note_refusals(work.prepared, work.survey)
     chosen = {node: variant.id for node, variant in work.survey.variants.items()}
     work.journal.append(EventKind.RESOLVED, variants=chosen)
     _find_tools(work)
@@ -96,7 +98,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         jobs=work.settings.jobs,
         check_rebuild=work.settings.check_rebuild,
     )
-    made = made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)})
+    made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     if prepared.target.connection.kind == "ssh" and not made.nothing_to_do:
         made = _spread(work, made, tools)
         jobs = work.settings.jobs or prepared.target.build_jobs
@@ -166,25 +168,39 @@ def _find_tools(work: Work) -> None:
             work.survey.errors[node] = error
 
 
-def _note_refusals(survey: Survey) -> None:
-    for node, resolution in survey.resolutions.items():
-        if resolution.refused and node not in survey.errors:
-            survey.errors[node] = refusal(resolution)
+def note_refusals(prepared: Prepared, survey: Survey) -> None:
+    """Make an error of every refusal that has none yet, with the profile of the stack that would fit those nodes."""
+    found = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
+    if found:
+        instead = _profile_that_fits(prepared, {node: survey.facts[node] for node in found})
+        survey.errors.update({node: refusal(resolution, instead) for node, resolution in found.items()})
 
 
-def refusal(resolution: Resolution) -> EnvbuildError:
-    """Nothing fits a node: the error carries the rules that were against it.
+def _profile_that_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str | None:
+    from envbuild.catalog.loader import load_stack
+    from envbuild.explain.decisions import other_profiles
+
+    if not prepared.reference:
+        return None
+    loaded = load_stack(prepared.reference)
+    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules())
+    return next((other.name for other in others if other.fits), None)
+
+
+def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
+    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit.
 
     Exit 7, or 5 when nothing but unrecorded hashes is in the way.
     """
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
     instead = next((decision.instead for decision in against if decision.instead), None)
+    hints = (f"`--profile {profile}` fits" if profile else "", instead or "")
     unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         f"{resolution.node}: no variant of {resolution.stack} fits this node",
         why="; ".join(_told(decision) for decision in against[:4]),
-        hint=instead or "`envbuild plan --json` has every rule that was applied",
+        hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
         exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
         details={"node": resolution.node},
     )

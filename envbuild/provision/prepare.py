@@ -11,7 +11,9 @@ from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
+from envbuild.lock.profile import choose_profile
 from envbuild.model.lock import Lock
+from envbuild.model.plan import Plan
 from envbuild.model.stack import Stack
 from envbuild.model.target import HostSource, Target
 from envbuild.provision.contact import log_in_ahead
@@ -43,7 +45,8 @@ class Prepared:
     """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
 
     `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.
-    `reference`: the stack as a loader finds it, a shipped name or a path.
+    `reference`: the stack as a loader finds it, a shipped name or a path. `profile_why`: why this profile, where
+    nobody asked for it and it is not the stack's default.
     """
 
     stack: Stack
@@ -55,6 +58,14 @@ class Prepared:
     choice: Choice
     selection: Selection | None = None
     reference: str = ""
+    profile_why: str = ""
+
+    def explained(self, plan: Plan) -> Plan:
+        """The plan with the reason for a profile that nobody asked for, and what its stack says against it."""
+        if not self.profile_why:
+            return plan
+        deviations = (f"{self.profile}: {text}" for text in self.stack.profiles[self.profile].deviations)
+        return plan.model_copy(update={"profile_why": self.profile_why, "warnings": (*deviations, *plan.warnings)})
 
 
 def prepare(
@@ -92,7 +103,8 @@ def prepare(
             hint="say which one: `--stack NAME`, or `stack:` in the target file",
         )
     loaded = loader.load_stack(reference)
-    profile = loader.pick_profile(loaded, choice.profile or (target.profile if choice.stack is None else None))
+    chosen = choose_profile(loaded, choice.profile, target, trust_first_use=choice.trust_first_use)
+    profile = chosen.name
     path = loader.lock_path(loaded, profile)
     if loaded.shipped and not path.exists():
         raise EnvbuildError(
@@ -113,7 +125,7 @@ def prepare(
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
     locked_now = fill(lock, read_first_uses())
-    return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference)
+    return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference, chosen.why)
 
 
 def _beside(target_file: Path, reference: str | None) -> str | None:

@@ -17,7 +17,7 @@ from envbuild.plan_spread import spread
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.hosts import narrow
 from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.look import refusal
+from envbuild.provision.look import note_refusals
 from envbuild.provision.payload import Tool
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.supported import unsupported
@@ -44,11 +44,9 @@ def plan_recorded(
         )
     survey = Survey(facts={node: _at_the_prefix(facts[node], prepared.target) for node in wanted})
     decide(prepared, survey, survey.facts)
+    note_refusals(prepared, survey)
     tools: dict[str, NodeTools] = {}
-    for node, resolution in survey.resolutions.items():
-        if resolution.refused:
-            survey.errors[node] = refusal(resolution)
-            continue
+    for node in survey.variants:
         try:
             tools[node] = _tools(prepared.target, survey, node, toolchain_file)
         except EnvbuildError as error:
@@ -71,6 +69,7 @@ def plan_recorded(
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
         plan = spread(plan, survey.facts, survey.variants, prepared.target, least=least)
         plan = share_builds(plan, survey.facts, survey.variants, jobs=prepared.target.build_jobs)
+    plan = prepared.explained(plan)
     return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey
 
 

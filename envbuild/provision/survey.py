@@ -97,9 +97,9 @@ def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey
     args = probe_args(prepared)
     with ThreadPoolExecutor(1) as pool:
         # Reading the rules takes about as long as the nodes take to answer.
-        rules = pool.submit(_rules)
+        reading = pool.submit(rules)
         ask(nodes, prepared, run, args, survey)
-        rules.result()
+        reading.result()
     there = [node for node in nodes if node in survey.facts and node not in survey.errors]
     decide(prepared, survey, there)
     open_questions = [node for node in there if not _settled(survey, node)]
@@ -173,7 +173,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         facts,
         prepared.lock,
         prepared.target,
-        _rules(),
+        rules(),
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
         trust_first_use=prepared.choice.trust_first_use,
@@ -188,7 +188,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
 
 
 @cache
-def _rules() -> Compat:
+def rules() -> Compat:
     """The compatibility data, read once, and the resolver's modules with it."""
     from envbuild.resolve import engine
     from envbuild.resolve.compat import load_compat

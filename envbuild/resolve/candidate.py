@@ -194,11 +194,13 @@ def _loads(module: str | None, target: Target) -> bool:
 
 
 def _not_loaded(variant: Variant, target: Target) -> Decision:
-    module = variant.base.module
+    module, loaded = variant.base.module, target.scheduler.modules
     what = f"the base is the module {module}, and nobody says which interpreter it brings"
     compared = (f"module {module}", "base_python is not set")
     instead = "`base_python` in the target, or a profile that stands on no module"
-    if target.connection.kind == "job":
+    if target.connection.kind == "job" and loaded is not None:
+        what = f"the base is the module {module}, and jobs of {target.name} load {', '.join(loaded.load)}"
+    elif target.connection.kind == "job":
         instead = f"`scheduler: {{modules: {{load: [{module}]}}}}` in the target: jobs load it; or {instead}"
     return decision("base-module", "refuse", what, compared, LOCKED, instead)
 

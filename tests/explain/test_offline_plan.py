@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.loader import list_stacks, load_stack, load_target, lock_path
+from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target, lock_path
+from envbuild.catalog.node_facts import list_facts
 
-# Each stack with the target that builds it by default, and the example facts of that hardware.
-DEFAULTS = {
-    "megatron-alpa": ("aws-p3-16xlarge", "aws-p3-16xlarge"),
-    "megatron-deepspeed-alcf": ("polaris", "polaris"),
-    "megatron-deepspeed-slurm": ("slurm-pyxis", "slurm-pyxis"),
-    "megatronapp": ("pods-rtx4090", "pods-rtx4090"),
-    "opt-175b": ("azure-nd96", "azure-nd96"),
-    "torch-smoke": ("local", "h200"),
+# Each target that names a stack, with the example facts of its hardware; the templates and this machine have none of
+# their own.
+TARGETS = {
+    name: name if name in list_facts() else "h200"
+    for name in list_targets()
+    if load_target(name, template=True).target.stack is not None
 }
+WITHOUT_FACTS = {"local", "pbs", "slurm", "ssh"}
+# What is built there where it is not the document's own profile.
+PROFILES = {"aws-p3-16xlarge": "pypi-cu102", "polaris": "module-2025-09-25"}
 # The promise is one second; processor time is asserted, because it does not depend on what else a machine does.
 MOST_SECONDS = 1.0
 GUARD = """
@@ -68,38 +70,71 @@ def run(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[st
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def stack_of(target: str) -> str:
+    """The stack that a target names."""
+    return str(load_target(target, template=True).target.stack)
+
+
 def test_every_stack_has_its_default_target() -> None:
-    assert set(DEFAULTS) == set(list_stacks())
-    for stack, (target, _facts) in DEFAULTS.items():
-        assert load_target(target, template=True).target.stack == stack
+    assert {target for target, facts in TARGETS.items() if facts != target} == WITHOUT_FACTS
+    assert {stack_of(target) for target in TARGETS} == set(list_stacks())
 
 
-@pytest.mark.parametrize("stack", DEFAULTS)
-def test_explain_prints_findings_and_decisions(stack: str, tmp_path: Path) -> None:
-    target, facts = DEFAULTS[stack]
-    done, seconds = run(tmp_path, "explain", stack, "--target", target, "--facts", facts)
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - WITHOUT_FACTS))
+def test_explain_prints_findings_and_decisions(target: str, tmp_path: Path) -> None:
+    stack, profile = stack_of(target), PROFILES.get(target, "exact")
+    done, seconds = run(tmp_path, "explain", stack, "--target", target, "--facts", TARGETS[target])
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{stack} (exact)" in done.stdout
+    assert f"{stack} ({profile})" in done.stdout
+    assert (f"profile {profile}: " in done.stdout) is (profile != "exact")
     assert "Decisions for " in done.stdout
-    if not lock_path(load_stack(stack), "exact").exists():
-        assert f"`envbuild lock create {stack}` makes it" in " ".join(done.stdout.split())
+    assert ": refused" not in done.stdout
     assert seconds < MOST_SECONDS
 
 
-@pytest.mark.parametrize("stack", DEFAULTS)
-def test_plan_prints_what_would_be_built_and_why(stack: str, tmp_path: Path) -> None:
-    target, facts = DEFAULTS[stack]
-    done, seconds = run(tmp_path, "plan", "--target", target, "--facts", facts)
-    if lock_path(load_stack(stack), "exact").exists():
-        assert done.returncode in (0, 5, 7), done.stderr
-        assert f"plan: {stack} (exact) on {target}" in done.stdout
-        assert "because" in done.stdout if done.returncode == 0 else "why:" in done.stdout
-    else:
-        assert done.returncode == 2
-        assert "error[lock-missing]" in done.stderr
-        assert f"`envbuild lock create {stack}`" in done.stderr
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str, tmp_path: Path) -> None:
+    profile = PROFILES.get(target, "exact")
+    done, seconds = run(tmp_path, "plan", "--target", target, "--facts", TARGETS[target])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"plan: {stack_of(target)} ({profile}) on {target}" in done.stdout
+    assert "because" in done.stdout
     assert list((tmp_path / "home").rglob("*")) == []
     assert seconds < MOST_SECONDS
+
+
+def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_path: Path) -> None:
+    for target, why in (
+        ("aws-p3-16xlarge", "exact needs torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl, whose hash nobody has recorded"),
+        ("polaris", "the target polaris names it"),
+    ):
+        profile = PROFILES[target]
+        done, _ = run(tmp_path, "plan", "--target", target, "--facts", target, "--json")
+        plan = json.loads(done.stdout)["plan"]
+        deviations = load_stack(plan["stack"]).stack.profiles[profile].deviations
+        assert plan["profile_why"].startswith(why)
+        assert set(plan["warnings"]) >= {f"{profile}: {text}" for text in deviations}
+        done, _ = run(tmp_path, "explain", plan["stack"], "--target", target, "--json")
+        assert json.loads(done.stdout)["profile_why"] == plan["profile_why"]
+
+
+def test_d03_who_trusts_the_first_use_gets_the_profile_of_the_document(tmp_path: Path) -> None:
+    arguments = ("plan", "--target", "aws-p3-16xlarge", "--facts", "aws-p3-16xlarge", "--json")
+    done, _ = run(tmp_path, *arguments, "--trust-first-use")
+    plan = json.loads(done.stdout)["plan"]
+    assert (done.returncode, plan["profile"], plan["profile_why"]) == (0, "exact", "")
+
+
+def test_d10_the_hint_for_a_module_that_is_gone_names_the_profile_that_fits(tmp_path: Path) -> None:
+    place = ("plan", "--target", "polaris", "--facts", "polaris", "--json", "--profile")
+    done, _ = run(tmp_path, *place, "exact")
+    [error] = json.loads(done.stdout)["errors"].values()
+    assert (done.returncode, error["code"]) == (7, "base-module")
+    assert "jobs of polaris load conda/2025-09-25" in error["why"]
+    assert error["hint"].startswith("`--profile module-2025-09-25` fits; or ")
+    assert "conda/2023-10-04" not in error["hint"]
+    done, _ = run(tmp_path, *place, "module-2025-09-25")
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("profile", ["megatron-alpa/ported", "megatronapp/ported", "torch-smoke/exact"])
