@@ -32,6 +32,7 @@ VERBS = {
     "files": "env_files",
     "log": "run_log",
     "envs": "envs",
+    "settle": "aside",
     "use": "use",
     "remove": "remove",
     "wheels": "wheels",

@@ -3,7 +3,7 @@
 import os
 import time
 
-from envbuild.node import install, lease, merkle, packages, paths, record, shell, stamp
+from envbuild.node import aside, lease, merkle, packages, paths, record, shell, stamp
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -38,15 +38,12 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                 changed = _update(environment, found, args, variables)
             shell.write(environment, stack, variables)
             changed = _switch(prefix, stack, environment, variables, held) or changed
-            for old in install.set_aside(environment):
+            for old in aside.copies(environment):
                 paths.discard(old)
     except OSError as error:
         raise paths.os_error(error, environment) or error from error
     finally:
-        if stamp.read(environment) is None and install.set_aside(environment) and held.held():
-            paths.discard(environment)
-            install.put_back(environment)
-        held.release()
+        aside.give_up(environment, held)
     result = {key: found[key] for key in ("root", "files", "bytes")}
     return changed, dict(result, environment=environment, current=paths.current_link(prefix, stack))
 

@@ -12,7 +12,7 @@ import stat
 import tarfile
 import time
 
-from envbuild.node import base, env_pack, install, lease, paths, proc, stamp
+from envbuild.node import aside, base, env_pack, install, lease, paths, proc, stamp
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -49,12 +49,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             if args.get("remove"):
                 os.unlink(args["file"])
             return True, result
-    except OSError as error:
-        held.release()
-        raise paths.os_error(error, environment) or error from error
-    except BaseException:
-        held.release()
-        raise
+    except BaseException as error:
+        aside.give_up(environment, held)
+        raise (paths.os_error(error, environment) if isinstance(error, OSError) else None) or error from error
 
 
 def _unpack(request: "dict[str, Any]", environment: "str", held: "lease.Lease") -> "dict[str, Any]":
@@ -376,7 +373,7 @@ def _interpreter(manifest: "dict[str, Any]", variant: "dict[str, Any]") -> "str"
 def _take_place(request: "dict[str, Any]", environment: "str", unpacked: "str") -> "None":
     """One rename; a stamped environment that is repaired is set aside until the new one is stamped."""
     if stamp.read(environment) is not None:
-        os.rename(environment, "%s.old-%s" % (environment, paths.checked_name(request["run"], "run")))
+        aside.set_aside(environment, request["run"])
     else:
         paths.discard(environment)
     os.rename(unpacked, environment)

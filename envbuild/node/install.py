@@ -6,6 +6,7 @@ import tempfile
 import time
 
 from envbuild.node import (
+    aside,
     base,
     bring_tools,
     builds,
@@ -79,12 +80,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     try:
         with held:
             return _install(job, held)
-    except OSError as error:
-        held.release()
-        raise paths.os_error(error, job.environment) or error from error
-    except BaseException:
-        held.release()
-        raise
+    except BaseException as error:
+        aside.give_up(job.environment, held)
+        raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
 
 
 def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
@@ -101,7 +99,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     _check_space(job, tool)
     _sweep(job.environment)
     if found is not None:
-        os.rename(job.environment, "%s.old-%s" % (job.environment, paths.checked_name(job.run, "run")))
+        aside.set_aside(job.environment, job.run)
     try:
         if found is None and job.part != "rest":
             paths.discard(job.environment)
@@ -113,7 +111,6 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         # Else another run builds there now, or a stage of an image that failed, of which nothing is kept anyway.
         if held.held() and job.part != "rest":
             paths.discard(job.environment)
-            put_back(job.environment)
         raise
     finally:
         shutil.rmtree(tool.tmp, ignore_errors=True)
@@ -186,21 +183,6 @@ def _sweep(environment: "str") -> "None":
     for each in sorted(os.listdir(folder)):
         if each.startswith(name + ".trash-"):
             paths.remove_tree(os.path.join(folder, each))
-
-
-def put_back(environment: "str") -> "None":
-    """Rename the newest set-aside copy of an environment back to its place, if there is one."""
-    aside = set_aside(environment)
-    if aside and not os.path.lexists(environment):
-        os.rename(aside[-1], environment)
-        log("put back %s" % environment)
-
-
-def set_aside(environment: "str") -> "list[str]":
-    """Set-aside copies of an environment, oldest first."""
-    folder, name = os.path.split(environment)
-    found = [os.path.join(folder, each) for each in os.listdir(folder) if each.startswith(name + ".old-")]
-    return sorted(found, key=lambda path: os.lstat(path).st_ctime_ns)
 
 
 def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict[str, Any]":

@@ -2,7 +2,7 @@
 
 import os
 
-from envbuild.node import install, lease, paths, stamp
+from envbuild.node import aside, lease, paths, stamp
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                 paths.remove_tree(paths.current_link(prefix, stack))
                 paths.remove_tree(paths.modulefile(prefix, stack))
             paths.discard(environment)
-            for old in install.set_aside(environment):
+            for old in aside.copies(environment):
                 paths.discard(old)
     finally:
         held.release()

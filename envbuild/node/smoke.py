@@ -9,7 +9,7 @@ floors were missed. Nothing is written into the environment.
 import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import lease, probe_system, smoke_extensions
+from . import aside, lease, paths, probe_system, smoke_extensions
 from .protocol import Exit, NodeError, log
 from .smoke_part import Clock, Part, Spec, plain, plural
 from .smoke_proc import Scratch, run_programs
@@ -25,17 +25,17 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     """Entry point of the verb; args and result are in docs/architecture.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
-    if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
-        raise NodeError(
-            "environment-missing",
-            "there is no environment at %s" % (environment or "(no path given)"),
-            why="it has no bin/python",
-            hint="run `envbuild provision`",
-            exit_code=Exit.CHECK_FAILED,
-        )
-    spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
 
     def work() -> Dict[str, Any]:
+        if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
+            raise NodeError(
+                "environment-missing",
+                "there is no environment at %s" % (environment or "(no path given)"),
+                why="it has no bin/python",
+                hint="run `envbuild provision`",
+                exit_code=Exit.CHECK_FAILED,
+            )
+        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -44,11 +44,12 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
         # An environment in use is looked at; nobody changes the prefix for that. Other nodes may want to meet this one.
         own = [address for nic in probe_system.nic_facts() for address in nic.get("addresses", ())]
         return False, dict(work(), addresses=own)
-    return False, _under_lease(lease.resume(prefix, str(name)), work)
+    environment = paths.checked_environment(prefix, environment)
+    return False, _under_lease(lease.resume(prefix, str(name)), environment, work)
 
 
-def _under_lease(held: "lease.Lease", work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
-    """Keep the heartbeat of the run's lease going; give it back when no step can follow."""
+def _under_lease(held: "lease.Lease", environment: str, work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    """Keep the heartbeat of the run's lease going; where the test fails, no step follows and the run ends here."""
     good = False
     try:
         with held:
@@ -57,7 +58,7 @@ def _under_lease(held: "lease.Lease", work: Callable[[], Dict[str, Any]]) -> Dic
         return result
     finally:
         if not good:
-            held.release()
+            aside.give_up(environment, held)
 
 
 def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:

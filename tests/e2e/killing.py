@@ -1,6 +1,6 @@
 """Runs envbuild so that it is killed right after the n-th journal event of a kind: `python -m tests.e2e.killing`.
 
-Arguments: KIND, N, `self` or `all` (its descendants too), then those of envbuild.
+Arguments: KIND, N, `self` or `all` (its descendants too) or `interrupt` (SIGINT instead), then those of envbuild.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def install(kind: str, number: int, everything: bool) -> None:
+def install(kind: str, number: int, whom: str) -> None:
     """Wrap `Journal.append`."""
     append = Journal.append
     seen = 0
@@ -44,15 +44,15 @@ def install(kind: str, number: int, everything: bool) -> None:
         made = append(self, event, node=node, **data)
         seen += event == kind
         if event == kind and seen == number:
-            for process in descendants(os.getpid()) if everything else []:
+            for process in descendants(os.getpid()) if whom == "all" else []:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGINT if whom == "interrupt" else signal.SIGKILL)
         return made
 
     Journal.append = appended  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    install(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "all")
+    install(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     raise SystemExit(main(sys.argv[4:]))

@@ -21,7 +21,7 @@ def _request(bare: Bare, prefix: Path, run: str, imports: list[str]) -> dict[str
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Bare:
-    return Bare(tmp_path / "env")
+    return Bare(tmp_path / "envs" / "env")
 
 
 @pytest.fixture
