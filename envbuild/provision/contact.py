@@ -178,17 +178,18 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
             tools.append(value)
         elif key:
             findings.setdefault(key, value)
-    response = _response(findings.pop("response", ""), bool(findings.get("python")), node, log)
     code = findings.pop("exit", "")
     number = int(code) if re.fullmatch(r"[0-9]{1,3}", code) else None
+    text = findings.pop("response", "")
+    response = _response(text, number, node, log) if findings.get("python") else None
     return ContactResult(node, findings, tuple(tools), response, number, log)
 
 
-def _response(text: str, has_python: bool, node: str, log: str) -> dict[str, Any] | None:
-    if not has_python:
-        return None
+def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any]:
     if not text:
-        raise _garbled(node, "node-program-died", "the node program gave no answer", log[-500:].strip(), log)
+        from envbuild.provision.job_answers import how_it_ended
+
+        raise _garbled(node, "node-program-died", f"the node program {how_it_ended(code)}", log[-500:].strip(), log)
     try:
         data = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

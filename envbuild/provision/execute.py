@@ -211,9 +211,11 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
             exit_code=ExitCode.TRY_AGAIN,
         )
+    from envbuild.provision.job_answers import how_it_ended
+
     return EnvbuildError(
         "step-failed",
-        f"{event.node}: the step `{event.role}` ended without an answer (exit {event.rc})",
+        f"{event.node}: the step `{event.role}` {how_it_ended(event.rc)}",
         why=last,
         hint="the same command continues where this one stopped",
         exit_code=ExitCode.BUILD_FAILED,

@@ -10,7 +10,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.bundle import node_pyz
 from envbuild.provision.contact import ContactResult, build_script, parse_output
-from envbuild.provision.job_site import JobSite, collect, place
+from envbuild.provision.job_answers import collect
+from envbuild.provision.job_site import JobSite, place
 from envbuild.provision.job_wait import finish, run_to_end
 from envbuild.provision.work import Waiting, Work
 from envbuild.schedule.job import JobStep, job_error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import posixpath
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -113,52 +111,3 @@ def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
             hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
             exit_code=ExitCode.REFUSED,
         )
-
-
-# Every file of two levels with its contents in base64, one a line; what is being written has another ending.
-_COLLECT = """
-cd -- "$1" 2>/dev/null || exit 0
-for file in */*"$2"; do
-  [ -f "$file" ] || continue
-  printf '%s ' "$file"
-  base64 < "$file" | tr -d '\\n'
-  echo
-done
-"""
-
-
-def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:
-    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder.
-
-    Raises EnvbuildError `answers-not-collected` (exit 3).
-    """
-    import base64
-    import binascii
-
-    done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, ending], timeout=120.0)
-    if done.truncated or done.timed_out:
-        raise EnvbuildError(
-            "answers-not-collected",
-            f"what the nodes answered could not be brought from {runner.host}",
-            why="it is too much" if done.truncated else "no answer in time",
-            hint=f"it lies in {folder} there",
-            exit_code=ExitCode.UNREACHABLE,
-        )
-    found: dict[str, dict[str, bytes]] = {}
-    for line in done.out.splitlines():
-        path, _, text = line.rpartition(" ")
-        node, name = posixpath.split(path)
-        try:
-            found.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
-        except binascii.Error:
-            continue  # cut off: as if it were not there
-    return found
-
-
-def read_json(data: bytes) -> dict[str, Any] | None:
-    """A response of the node program; None for anything else."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("ok"), bool) else None

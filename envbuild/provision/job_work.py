@@ -16,25 +16,23 @@ from envbuild.model.target import Target
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import node_request
 from envbuild.provision.execute import Outcome
+from envbuild.provision.job_answers import Answers, first_death, read_answers, tell_phases, unfinished
 from envbuild.provision.job_ask import not_shared
 from envbuild.provision.job_facts import facts_file, write_facts
 from envbuild.provision.job_local import broadcast, is_local, pack_request
 from envbuild.provision.job_look import facts_of
 from envbuild.provision.job_plan import builder_of, other_steps, pinned
-from envbuild.provision.job_site import JobSite, collect, place, read_json
+from envbuild.provision.job_site import JobSite, place
 from envbuild.provision.job_wait import finish, run_to_end
+from envbuild.provision.settle import settle
 from envbuild.provision.survey import decide, probe_args
 from envbuild.provision.together import job_request, note_floors
 from envbuild.provision.toolchain import NodeTools
 from envbuild.provision.work import Work
-from envbuild.redact import redact_text
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 
-Answers = dict[str, dict[str, dict[str, Any]]]
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
-# Bytes of a node's own last words.
-_LAST = 1500
 
 
 def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
@@ -50,20 +48,24 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     steps = _steps(builder, work, folder, meets=meeting is not None)
     job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target), builder=pinned(plan))
     number, state = run_to_end(work, site, job)
-    answers = _answers(site, folder, state)
+    attempt = f"{folder}/answers-{site.scheduler.attempt(state)}"
+    answers = read_answers(site.runner, attempt)
+    if work.settings.repair and not is_local(work.prepared.target) and unfinished(answers):
+        settle({site.login: _request(builder, "activate")}, site.connection, work)
     if not answers and not state.good:
         last = site.scheduler.logs(job, number, 4096)
+        error = first_death(job_error(number, state, last), state.nodes, site.runner, attempt)
         finish(work, site, job, number, state, good=False)
-        raise job_error(number, state, last)
+        raise error
     if not answers:
         raise not_shared(folder, number)
-    error = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
-    made, outcome = _outcome(plan, builder, answers, state, error, work)
+    failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
+    made, outcome = _outcome(plan, builder, answers, state, failed, work)
     if meeting is not None:
-        _add_unmet(outcome, answers, error)
+        _add_unmet(outcome, answers, failed)
     note_floors(work, outcome)
-    if error is not None and error in outcome.errors.values():
-        _tell_phases(outcome, error, site, f"{folder}/answers-{site.scheduler.attempt(state)}")
+    if failed is not None and failed in outcome.errors.values():
+        tell_phases(outcome.errors, failed, site.runner, attempt)
     finish(work, site, job, number, state, good=not outcome.errors)
     known = facts_file(work.prepared.target, site.login)
     if outcome.errors:
@@ -83,6 +85,11 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
         if each.python.startswith(below) and each.python.removeprefix(below).partition("/")[0] in there:
             return replace(tools, python=each.python)
     return tools
+
+
+def _request(builder: NodePlan, verb: str) -> dict[str, Any]:
+    """What the builder is to be told for one of its steps."""
+    return next(step.request for step in builder.steps if step.kind == verb and step.request is not None)
 
 
 def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any] | None) -> dict[str, bytes]:
@@ -139,15 +146,6 @@ def limit_of(plan: Plan, target: Target) -> int:
     return max(LEAST_LIMIT, round(4 * estimated / 60) * 60)
 
 
-def _answers(site: JobSite, folder: str, state: JobState) -> Answers:
-    """What the nodes of the last attempt answered, by node and verb; nodes that only began are there too."""
-    raw = collect(site.runner, f"{folder}/answers-{site.scheduler.attempt(state)}", ".json")
-    return {
-        node: {verb: answer for verb, data in verbs.items() if (answer := read_json(data)) is not None}
-        for node, verbs in raw.items()
-    }
-
-
 def _outcome(
     plan: Plan, builder: NodePlan, answers: Answers, state: JobState, failed: EnvbuildError | None, work: Work
 ) -> tuple[Plan, Outcome]:
@@ -177,23 +175,6 @@ def _outcome(
         steps = builder.steps if node == built_on else tests
         nodes.append(builder.model_copy(update={"node": node, "steps": steps, "resolution": chosen}))
     return plan.model_copy(update={"nodes": tuple(nodes)}), outcome
-
-
-def _tell_phases(outcome: Outcome, failed: EnvbuildError, site: JobSite, folder: str) -> None:
-    """Say of the nodes that did not finish, for the job ended, in which verb they were, and its last lines."""
-    # What a node has begun and not ended has no final name yet; see job_run.sh.
-    began, logs = collect(site.runner, folder, ".new"), collect(site.runner, folder, ".log")
-    for node in [node for node, error in outcome.errors.items() if error is failed]:
-        verb = next(iter(began.get(node, {})), "")
-        last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
-        outcome.errors[node] = EnvbuildError(
-            failed.code,
-            f"{node} was in `{verb}`: {failed.what}" if verb else f"{node} was between two steps: {failed.what}",
-            why="\n".join(filter(None, (last, failed.why))),
-            hint=failed.hint,
-            exit_code=failed.exit_code,
-            details={**failed.details, "node": node, "verb": verb},
-        )
 
 
 def _add_unmet(outcome: Outcome, answers: Answers, failed: EnvbuildError | None) -> None:

@@ -218,6 +218,11 @@ _HINTS = {
 }
 
 
+def hint_for(failure: Failure | None) -> str:
+    """What to do about a job that failed so."""
+    return _HINTS.get(failure, "its log has more") if failure else "its log has more"
+
+
 def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
     """The error of a job that ended and is not good: exit 75 when it was preempted, 9 otherwise."""
     code = f"job-{state.failure}" if state.failure else {Phase.LOST: "job-lost"}.get(state.phase, "job-failed")
@@ -226,7 +231,7 @@ def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
         code,
         f"job {job} ended as {state.word or state.phase}",
         why="\n".join(filter(None, (why, last_lines.strip()[-1500:]))),
-        hint=_HINTS.get(state.failure, "its log has more") if state.failure else "its log has more",
+        hint=hint_for(state.failure),
         exit_code=ExitCode.TRY_AGAIN if state.failure is Failure.PREEMPTED else ExitCode.JOB_FAILED,
         details={"job": job, "nodes": list(state.nodes), "restarts": state.restarts},
     )

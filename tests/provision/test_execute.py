@@ -76,11 +76,21 @@ def test_what_a_payload_says_went_wrong_is_the_error_of_its_node(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(("script", "code", "number"), [(FULL, "disk-full", 75), ("exit 3", "step-failed", 4)])
-def test_a_step_that_says_nothing_is_told_by_how_it_ended(tmp_path: Path, script: str, code: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "code", "number", "how"),
+    [
+        (FULL, "disk-full", 75, "no room"),
+        ("exit 3", "step-failed", 4, "ended without an answer (exit 3)"),
+        ("kill -9 $$", "step-failed", 4, "was killed (signal 9; the kernel does this when memory runs out)"),
+    ],
+)
+def test_d40_a_step_that_says_nothing_is_told_by_how_it_ended(
+    tmp_path: Path, script: str, code: str, number: int, how: str
+) -> None:
     outcome, _ = _payload(tmp_path, script)
     error = outcome.errors["localhost"]
     assert (error.code, int(error.exit_code)) == (code, number)
+    assert how in error.what
 
 
 @pytest.mark.parametrize(

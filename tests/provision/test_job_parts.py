@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from envbuild.provision import job_look, job_stage
 from envbuild.provision.contact import ContactResult
 from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.job_plan import builder_of, pinned, share
-from envbuild.provision.job_site import JobSite, collect, place, read_json
+from envbuild.provision.job_site import JobSite, place
 from envbuild.provision.rundir import RunDir
 from envbuild.provision.supported import unsupported
 from envbuild.provision.toolchain import node_tools
@@ -30,8 +28,6 @@ from envbuild.schedule.slurm_answers import Partition
 from tests.provision.test_execute import _Silent
 from tests.provision.test_keep import facts, prepared
 from tests.resolve.builders import make_variant
-
-RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
 
 
 def node_plan(
@@ -226,58 +222,11 @@ def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:
     assert len(names) == 6
 
 
-def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:
-    folder = tmp_path / "it's a folder"
-    place(Here(), str(folder), {"run.sh": b"\x00\xff", "requests/a.json": b"{}"})
-    assert (folder / "run.sh").read_bytes() == b"\x00\xff"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    for node, content in (("n 1", b"\x00answer\n"), ("n2", b"")):
-        (folder / node).mkdir()
-        (folder / node / "probe.json").write_bytes(content)
-        (folder / node / "smoke.new").write_bytes(b"half")
-    assert collect(Here(), str(folder), ".json") == {
-        "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
-    }  # fmt: skip
-    assert collect(Here(), str(tmp_path / "nowhere"), ".json") == {}
-
-
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvbuildError) as caught:
         place(Here(), str(tmp_path / "file" / "folder"), {"a": b""})
     assert caught.value.code == "job-folder-unwritable"
-
-
-def test_only_an_answer_of_the_node_program_is_one() -> None:
-    assert read_json(b'{"ok": true, "result": {}}') == {"ok": True, "result": {}}
-    for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
-        assert read_json(data) is None
-
-
-def run_script(folder: Path, *verbs: str, node: str = "n1") -> int:
-    """job_run.sh with a node program that repeats its request, and fails for the verb `bad`."""
-    program = folder / "program"
-    program.write_text('cat; [ "$1" != bad ] || exit 4\n')
-    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
-    argv = ["/bin/sh", str(RUN), str(folder), "/bin/sh", str(program), *verbs]
-    return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
-
-
-def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
-    requests = tmp_path / "requests"
-    requests.mkdir()
-    for verb in ("good", "bad", "never"):
-        (requests / f"{verb}.json").write_text(f'{{"ok": true, "verb": "{verb}"}}')
-    assert run_script(tmp_path, "good", "bad", "never") == 4
-    answers = tmp_path / "answers-0" / "n1"
-    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "good.json", "stderr.log"]
-    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}'
-    # What this node has done in this attempt is not done twice.
-    (requests / "good.json").write_text("changed")
-    assert run_script(tmp_path, "good") == 0
-    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}'
-    assert run_script(tmp_path, "never", node="n2") == 0
-    assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
 
 
 @pytest.mark.parametrize("repair", [True, False])

@@ -1,0 +1,158 @@
+"""What the nodes of a job left in its folder: answers, logs, and how a step ended that has no answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import posixpath
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.redact import redact_text
+from envbuild.schedule.job import Failure, hint_for
+from envbuild.schedule.run import Runner
+
+Answers = dict[str, dict[str, dict[str, Any]]]
+# Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/run.py`).
+FILE_LIMIT = 8 << 20
+EXCHANGE_LIMIT = 8 << 20
+# Bytes of a node's own last words.
+_LAST = 1500
+
+# Every file of two levels with its contents in base64, one a line; what is being written has another ending.
+_COLLECT = """
+skip=$3 left=$4 most=$5
+cd -- "$1" 2>/dev/null || exit 0
+wc -c -- */*"$2" 2>/dev/null | while read -r size file; do
+  [ -f "$file" ] || continue
+  skip=$((skip - 1))
+  [ "$skip" -lt 0 ] || continue
+  [ "$size" -le "$most" ] || size=0
+  left=$((left - size))
+  [ "$left" -ge 0 ] || { echo more; break; }
+  printf '%s ' "$file"
+  [ "$size" = 0 ] || base64 < "$file" | tr -d '\\n'
+  echo
+done
+"""
+
+
+def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:
+    """Files `<folder>/<node>/<name><ending>` as {node: {name: content}}; empty when there is no such folder.
+
+    However many there are; one of more than `FILE_LIMIT` bytes comes as if it were empty.
+
+    Raises EnvbuildError `answers-not-collected` (exit 3).
+    """
+    found: dict[str, dict[str, bytes]] = {}
+    count, more = 0, True
+    while more:
+        numbers = (str(number) for number in (count, EXCHANGE_LIMIT, FILE_LIMIT))
+        done = runner.run(["/bin/sh", "-c", _COLLECT, "sh", folder, ending, *numbers], timeout=120.0)
+        if not done.ok:
+            raise EnvbuildError(
+                "answers-not-collected",
+                f"what the nodes answered could not be brought from {runner.host}",
+                why="no answer in time" if done.timed_out else done.err.strip()[-300:],
+                hint=f"it lies in {folder} there",
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        lines = done.out.splitlines()
+        more = lines[-1:] == ["more"]
+        for line in lines[:-1] if more else lines:
+            path, _, text = line.rpartition(" ")
+            node, name = posixpath.split(path)
+            count += 1
+            try:
+                found.setdefault(node, {})[name.removesuffix(ending)] = base64.b64decode(text, validate=True)
+            except binascii.Error:
+                continue  # cut off: as if it were not there
+    return found
+
+
+def read_answers(runner: Runner, folder: str) -> Answers:
+    """The answers of the node program by node and verb; one that cannot be read is an error of its node alone."""
+    return {
+        node: {verb: read_json(data) or _unreadable(node, verb) for verb, data in verbs.items()}
+        for node, verbs in collect(runner, folder, ".json").items()
+    }
+
+
+def read_json(data: bytes) -> dict[str, Any] | None:
+    """A response of the node program; None for anything else."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("ok"), bool) else None
+
+
+def _unreadable(node: str, verb: str) -> dict[str, Any]:
+    error = EnvbuildError(
+        "answer-unreadable",
+        f"{node}: the answer to `{verb}` cannot be read",
+        why=f"it is empty, no JSON, or larger than {FILE_LIMIT >> 20} MiB",
+        hint="look at it in the job's folder; the log there may say more",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+    return {"ok": False, "changed": False, "error": error.as_dict()}
+
+
+def tell_phases(errors: dict[str, EnvbuildError], failed: EnvbuildError, runner: Runner, folder: str) -> None:
+    """Say in `errors` of the nodes that did not finish, for the job `failed`, in which verb they were and how it ended.
+
+    What a node has begun and not ended has no final name yet; see job_run.sh, which also writes how it died.
+    """
+    began, died, logs = (collect(runner, folder, ending) for ending in (".new", ".died", ".log"))
+    for node in [node for node, error in errors.items() if error is failed]:
+        verb = next(iter(began.get(node, {})), "")
+        how, memory = _how_it_died(died.get(node, {}).get(verb, b""))
+        where = f"{node} was in `{verb}`" + (f", which {how}" if how else "") if verb else f"{node} was between two steps"
+        last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
+        errors[node] = EnvbuildError(
+            f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,
+            f"{where}: {failed.what}",
+            why="\n".join(filter(None, (last, failed.why))),
+            hint=hint_for(Failure.OUT_OF_MEMORY) if memory else failed.hint,
+            exit_code=failed.exit_code,
+            details={**failed.details, "node": node, "verb": verb},
+        )
+
+
+def first_death(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> EnvbuildError:
+    """Of a job that left no answer: the error of the first node that had begun something, else `failed`."""
+    errors = dict.fromkeys(nodes, failed)
+    tell_phases(errors, failed, runner, folder)
+    return next((error for error in errors.values() if error.details.get("verb")), failed)
+
+
+def _how_it_died(data: bytes) -> tuple[str, bool]:
+    """What a `.died` file says (exit code, how many processes the kernel killed for memory), and whether it was memory.
+
+    Empty where nothing was written.
+    """
+    code, kills = ([int(word) if word.isdigit() else 0 for word in data.split()] + [0, 0])[:2]
+    if kills > 0:
+        return "the kernel killed because memory ran out", True
+    return how_it_ended(code) if data else "", False
+
+
+def how_it_ended(code: int | None) -> str:
+    """What became of a step that has no answer; `code` as a shell or `subprocess` has it, None where nobody knows.
+
+    A SIGKILL may come from anybody: it is told with what it usually is.
+    """
+    number = -code if code is not None and code < 0 else (code or 0) - 128
+    if number == signal.SIGKILL:
+        return "was killed (signal 9; the kernel does this when memory runs out)"
+    if 0 < number < 65:
+        return f"was ended by signal {number}"
+    return "ended without an answer" + (f" (exit {code})" if code is not None else "")
+
+
+def unfinished(answers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """No node has stamped what was to be built."""
+    return not any(verbs.get("activate", {}).get("ok") for verbs in answers.values())

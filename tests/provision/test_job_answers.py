@@ -1,0 +1,167 @@
+"""What the nodes of a job leave in its folder: answers only when they are whole, and how a step died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.proc import Finished
+from envbuild.provision import job_answers
+from envbuild.provision.job_answers import collect, first_death, read_answers, read_json, tell_phases
+from envbuild.provision.job_site import place
+from envbuild.schedule.job import JobState, Phase, job_error
+from envbuild.schedule.run import Here
+
+RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
+MEMORY = Path("/sys/fs/cgroup/memory")
+FAILED = job_error("7", JobState(Phase.DONE, exit=137, word="FAILED"))
+
+
+def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a folder"
+    place(Here(), str(folder), {"run.sh": b"\x00\xff", "requests/a.json": b"{}"})
+    assert (folder / "run.sh").read_bytes() == b"\x00\xff"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for node, content in (("n 1", b"\x00answer\n"), ("n2", b"")):
+        (folder / node).mkdir()
+        (folder / node / "probe.json").write_bytes(content)
+        (folder / node / "smoke.new").write_bytes(b"half")
+    assert collect(Here(), str(folder), ".json") == {
+        "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
+    }  # fmt: skip
+    assert collect(Here(), str(tmp_path / "nowhere"), ".json") == {}
+
+
+def test_only_an_answer_of_the_node_program_is_one() -> None:
+    assert read_json(b'{"ok": true, "result": {}}') == {"ok": True, "result": {}}
+    for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
+        assert read_json(data) is None
+
+
+REPEATS = 'cat; echo; [ "$1" != bad ] || exit 4\n'
+
+
+def run_script(folder: Path, *verbs: str, node: str = "n1", code: str = REPEATS) -> int:
+    """job_run.sh with a node program in sh."""
+    program = folder / "program"
+    program.write_text(code)
+    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
+    argv = ["/bin/sh", str(RUN), str(folder), "/bin/sh", str(program), *verbs]
+    return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
+
+
+def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tmp_path: Path) -> None:
+    requests = tmp_path / "requests"
+    requests.mkdir()
+    for verb in ("good", "bad", "never"):
+        (requests / f"{verb}.json").write_text(f'{{"ok": true, "verb": "{verb}"}}')
+    assert run_script(tmp_path, "good", "bad", "never") == 4
+    answers = tmp_path / "answers-0" / "n1"
+    assert sorted(path.name for path in answers.iterdir()) == ["bad.json", "good.json", "stderr.log"]
+    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}\n'
+    # What this node has done in this attempt is not done twice.
+    (requests / "good.json").write_text("changed")
+    assert run_script(tmp_path, "good") == 0
+    assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}\n'
+    assert run_script(tmp_path, "never", node="n2") == 0
+    assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "rc", "told"),
+    [
+        ('printf \'{"ok": true, "res\'; kill -9 $$', 137, "which was killed (signal 9; the kernel does this when"),
+        ("kill -15 $$", 143, "which was ended by signal 15"),
+        ("printf '{\"ok\": tr'", 70, "which ended without an answer (exit 0)"),
+        ("cat > /dev/full", 1, "which ended without an answer (exit 1)"),
+    ],
+)
+def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_ended(
+    tmp_path: Path, code: str, rc: int, told: str
+) -> None:
+    (tmp_path / "requests").mkdir()
+    for verb in ("probe", "smoke"):
+        (tmp_path / "requests" / f"{verb}.json").write_text('{"ok": true, "result": {}}')
+    text = f'if [ "$1" = smoke ]; then {code}; else {REPEATS}fi\n'
+    assert run_script(tmp_path, "probe", "smoke", code=text) == rc
+    folder = str(tmp_path / "answers-0")
+    assert {node: list(verbs) for node, verbs in read_answers(Here(), folder).items()} == {"n1": ["probe"]}
+    errors = {"n1": FAILED, "n2": EnvbuildError("other", "of another kind")}
+    tell_phases(errors, FAILED, Here(), folder)
+    assert errors["n2"].code == "other"
+    assert f"n1 was in `smoke`, {told}" in errors["n1"].what
+    assert (errors["n1"].code, errors["n1"].exit_code, errors["n1"].details["verb"]) == ("job-failed", 9, "smoke")
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A memory cgroup of 60 MB."""
+    group = MEMORY / f"envbuild-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("60000000")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"a memory cgroup (version 1) cannot be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, limited: Path) -> None:
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "requests" / "install.json").write_text("{}")
+    (tmp_path / "program").write_text('exec python3 -c "x = bytearray(300 << 20)"\n')
+    argv = ["/bin/sh", str(RUN), str(tmp_path), "/bin/sh", str(tmp_path / "program"), "install"]
+    inside = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(limited / "cgroup.procs"), *argv]
+    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
+    assert subprocess.run(inside, env=env, capture_output=True).returncode == 137
+    error = first_death(FAILED, ("n0", "n1"), Here(), str(tmp_path / "answers-0"))
+    assert (error.code, error.exit_code, error.details["node"]) == ("job-out-of-memory", 9, "n1")
+    assert "n1 was in `install`, which the kernel killed because memory ran out" in error.what
+    assert "fewer jobs" in error.hint
+
+
+class _Counted(Here):
+    """The same, and how much each exchange brought."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def run(self, argv: Any, **more: Any) -> Finished:
+        done = super().run(argv, **more)
+        self.sizes.append(len(done.out))
+        return done
+
+
+def test_d46_answers_of_a_large_fleet_come_whole_in_several_exchanges(tmp_path: Path) -> None:
+    answer = json.dumps({"ok": True, "result": {"text": "x" * 800_000}}).encode() + b"\n"
+    for number in range(30):  # 24 MB in all
+        (tmp_path / f"n{number}").mkdir()
+        (tmp_path / f"n{number}" / "probe.json").write_bytes(answer)
+    runner = _Counted()
+    assert collect(runner, str(tmp_path), ".json") == {f"n{number}": {"probe": answer} for number in range(30)}
+    assert len(runner.sizes) == 3
+    assert max(runner.sizes) < 12 << 20
+
+
+def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_answers, "FILE_LIMIT", 100_000)
+    for node, size in (("n1", 10), ("n2", 100_001), ("n3", 10)):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "smoke.json").write_text(json.dumps({"ok": True, "result": {"text": "x" * size}}))
+    found = read_answers(Here(), str(tmp_path))
+    assert [found[node]["smoke"]["ok"] for node in ("n1", "n2", "n3")] == [True, False, True]
+    error = found["n2"]["smoke"]["error"]
+    assert (error["code"], error["exit"]) == ("answer-unreadable", ExitCode.UNREACHABLE)
+    assert "n2" in error["what"] and "MiB" in error["why"]
