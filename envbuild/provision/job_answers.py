@@ -110,7 +110,9 @@ def tell_phases(errors: dict[str, EnvbuildError], failed: EnvbuildError, runner:
     for node in [node for node, error in errors.items() if error is failed]:
         verb = next(iter(began.get(node, {})), "")
         how, memory = _how_it_died(died.get(node, {}).get(verb, b""))
-        where = f"{node} was in `{verb}`" + (f", which {how}" if how else "") if verb else f"{node} was between two steps"
+        where = (
+            f"{node} was in `{verb}`" + (f", which {how}" if how else "") if verb else f"{node} was between two steps"
+        )
         last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
         errors[node] = EnvbuildError(
             f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from dataclasses import replace
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import HostSource, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import files, script, slurm_answers, slurm_script
-from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
+from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
 from envbuild.schedule.run import Runner
 
 # slurmctld that is busy answers late; its own programs give up after MessageTimeout (10 s by default) and try again.
@@ -59,7 +60,7 @@ class Slurm:
         done = self.runner.run(["scontrol", "show", "job", "--oneliner", number], timeout=_TIMEOUT)
         state = slurm_answers.parse_job(done.out) if done.ok else None
         if state is not None:
-            return state
+            return self._by_steps(number, state) if state.phase is Phase.DONE and not state.good else state
         if not slurm_answers.unknown_job(done.err + done.out):
             raise SchedulerUnavailableError(said(done))
         accounted = self._accounted(number)
@@ -69,6 +70,13 @@ class Slurm:
         if code is not None:
             return JobState(Phase.DONE, exit=code, word="forgotten by Slurm")
         return JobState(Phase.LOST, reason="Slurm has forgotten it, and it left no status file", word="unknown")
+
+    def _by_steps(self, number: str, state: JobState) -> JobState:
+        """A job that failed, with what accounting knows of its steps: one may have been killed for memory."""
+        done = self.runner.run(["sacct", "-n", "-P", "-j", number, "-o", "State"], timeout=_TIMEOUT)
+        if "OUT_OF_MEMORY" not in done.out.split():
+            return state
+        return replace(state, phase=Phase.FAILED, failure=Failure.OUT_OF_MEMORY)
 
     def _accounted(self, number: str) -> JobState | None:
         """What slurmdbd has; None where there is none."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from envbuild.schedule.job import Failure, Gres, JobState, Phase
+from envbuild.schedule.run import Here
+from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import (
     parse_bad_nodes,
     parse_gres,
@@ -13,6 +18,7 @@ from envbuild.schedule.slurm_answers import (
     parse_sacct,
     unknown_job,
 )
+from tests.schedule.jobs import job
 
 # Recorded (22.05.8), shortened after the fields that are read.
 RECORDED = (
@@ -146,3 +152,18 @@ def test_a_partition_that_is_not_there_is_none() -> None:
 def test_nodes_that_take_no_jobs_are_named_with_the_reason() -> None:
     text = "n1|idle|none\nn2|drained|fan | broken\nn3|down*|none\nn4|mixed|none\nn5|draining@|epilog\nn6|idle~|none\n"
     assert parse_bad_nodes(text) == {"n2": "drained: fan | broken", "n3": "down*", "n5": "draining@: epilog"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "failure"), [("FAILED\nOUT_OF_MEMORY", Failure.OUT_OF_MEMORY), ("FAILED\nFAILED", None), ("", None)]
+)
+def test_d40_accounting_knows_of_a_step_that_was_killed_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, failure: Failure | None
+) -> None:
+    said = {"scontrol": "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0 NodeList=n1", "sacct": steps}
+    for name, text in said.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    state = Slurm(Here()).poll(job(), "7")
+    assert (state.failure, state.exit, state.ended, state.good) == (failure, 137, True, False)
