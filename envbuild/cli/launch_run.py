@@ -69,8 +69,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.hosts import Narrowing, reach
     from envbuild.provision.job_wait import submit as submit_job
-    from envbuild.provision.job_wait import waiting
     from envbuild.provision.launch_job import make_job, run_job
+    from envbuild.provision.life import one_run
 
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}
@@ -83,7 +83,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         return 0
     settings = replace(settings_of(config, command=("envbuild", *sys.argv[1:])), cancel_job=flags["cancel_job"])
     told = {"stack": stack.name, "profile": profile, "target": target.name}
-    with RunProgress(ui) as progress, waiting("launch", settings, progress, **told) as run:
+    with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run.id)
         for default in made.defaults:
             progress.stage(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))

@@ -55,10 +55,10 @@ def _probe_in_job(
     """One short job that asks its nodes; an interrupt leaves it alone."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.inspect_together import probe_in_job
-    from envbuild.provision.job_wait import waiting
+    from envbuild.provision.life import one_run
 
     settings = settings_of(configured(flags), command=("envbuild", *sys.argv[1:]))
-    with RunProgress(ui) as progress, waiting("probe", settings, progress, target=target.name) as run:
+    with RunProgress(ui) as progress, one_run("probe", settings, progress, target=target.name) as run:
         facts, errors = probe_in_job(run, target)
         run.exit = gravest(int(error.exit_code) for error in errors.values())
     return facts, errors

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from envbuild import __version__
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.batches import in_waves
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, Progress
 from envbuild.provision.journal import EventKind, utc_now
+from envbuild.provision.life import about, one_run
 from envbuild.provision.look import look_and_plan, plan_of
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.rundir import RunDir
@@ -34,29 +34,16 @@ def provision(
 
     Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
     """
-    run = RunDir.create(settings.runs_root)
-    with run.open_journal() as journal:
-        work = Work(prepared, settings, run, journal, progress)
-        journal.append(
-            EventKind.RUN_STARTED, **identity.here(), verb="provision", stack=prepared.stack.name,
-            profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
-        )  # fmt: skip
-        try:
-            if prepared.target.engine == "container":
-                evidence = _images(work, show_plan)
-            else:
-                plan = look_and_plan(work, bring_python=True)
-                show_plan(plan, work.survey)
-                evidence = _carry_out(work, plan)
-        except EnvbuildError as error:
-            kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
-            journal.append(kind, error=error.as_dict())
-            raise
-        except KeyboardInterrupt:
-            journal.append(EventKind.INTERRUPTED)
-            raise
-        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
-    return evidence, run
+    with one_run("provision", settings, progress, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal, progress)
+        if prepared.target.engine == "container":
+            evidence = _images(work, show_plan)
+        else:
+            plan = look_and_plan(work, bring_python=True)
+            show_plan(plan, work.survey)
+            evidence = _carry_out(work, plan)
+        run.exit = evidence.exit
+    return evidence, run.run
 
 
 def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
@@ -103,21 +90,11 @@ def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tu
             why=f"its connection is {prepared.target.connection.kind}: there is no login host that stages for others",
             hint="leave `--fetch-only` away",
         )
-    run = RunDir.create(settings.runs_root)
-    with run.open_journal() as journal:
-        work = Work(prepared, settings, run, journal, progress)
-        journal.append(
-            EventKind.RUN_STARTED, **identity.here(), verb="fetch", stack=prepared.stack.name,
-            profile=prepared.profile, target=prepared.target.name, command=list(settings.command),
-        )  # fmt: skip
-        try:
-            plan = look_and_plan(work, bring_python=True)
-            if not plan.nothing_to_do:
-                plan = _stage_for_jobs(work, plan)
-        except EnvbuildError as error:
-            journal.append(EventKind.FAILED, error=error.as_dict())
-            raise
-        journal.append(EventKind.RUN_FINISHED, exit=0)
+    with one_run("fetch", settings, progress, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal, progress)
+        plan = look_and_plan(work, bring_python=True)
+        if not plan.nothing_to_do:
+            plan = _stage_for_jobs(work, plan)
     return plan, work.survey
 
 

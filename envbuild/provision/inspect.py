@@ -10,13 +10,12 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
-from envbuild.node import identity
 from envbuild.provision import collect
 from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.execute import Outcome, Progress
 from envbuild.provision.flow import write_evidence
 from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.journal import EventKind
+from envbuild.provision.life import about, one_run
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.rundir import RunDir
 from envbuild.provision.work import Settings, Work
@@ -86,13 +85,8 @@ def _inspect(
     args_for: Callable[[Variant, Mapping[str, Any]], dict[str, Any]],
     deadline: float,
 ) -> tuple[Evidence, RunDir]:
-    run = RunDir.create(settings.runs_root)
-    with run.open_journal() as journal:
-        work = Work(prepared, settings, run, journal, progress)
-        journal.append(
-            EventKind.RUN_STARTED, **identity.here(), verb=verb, stack=prepared.stack.name, profile=prepared.profile,
-            target=prepared.target.name, command=list(settings.command),
-        )  # fmt: skip
+    with one_run(verb, settings, progress, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal, progress)
         if prepared.target.engine == "container":
             nodes = _ask_images(work, verb)
         elif prepared.target.connection.kind == "job":
@@ -100,8 +94,8 @@ def _inspect(
         else:
             nodes = _ask(work, verb, args_for, deadline)
         evidence = write_evidence(work, verb, nodes, warnings=tuple(work.notes))
-        journal.append(EventKind.RUN_FINISHED, exit=evidence.exit)
-    return evidence, run
+        run.exit = evidence.exit
+    return evidence, run.run
 
 
 def _smoke_in_job(work: Work) -> list[NodeEvidence]:

@@ -25,7 +25,7 @@ from envbuild.provision.together import (
     Member,
     wants_to_meet,
 )
-from envbuild.provision.work import Waiting, Work
+from envbuild.provision.work import Run, Work
 from envbuild.resolve.versions import split_local
 from envbuild.schedule.job import seconds_of
 
@@ -114,7 +114,7 @@ def _requests(work: Work, site: JobSite, found: Current) -> dict[str, dict[str, 
     return requests
 
 
-def probe_in_job(work: Waiting, target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of the nodes that one short job got, and the errors of those that gave none.
 
     Raises EnvbuildError of asking the login host and of the job.

@@ -110,13 +110,11 @@ def tell_phases(errors: dict[str, EnvbuildError], failed: EnvbuildError, runner:
     for node in [node for node, error in errors.items() if error is failed]:
         verb = next(iter(began.get(node, {})), "")
         how, memory = _how_it_died(died.get(node, {}).get(verb, b""))
-        where = (
-            f"{node} was in `{verb}`" + (f", which {how}" if how else "") if verb else f"{node} was between two steps"
-        )
+        where = f"in `{verb}`{how and f', which {how}'}" if verb else "between two steps"
         last = redact_text(logs.get(node, {}).get("stderr", b"")[-_LAST:].decode("utf-8", "replace")).strip()
         errors[node] = EnvbuildError(
             f"job-{Failure.OUT_OF_MEMORY}" if memory else failed.code,
-            f"{where}: {failed.what}",
+            f"{node} was {where}: {failed.what}",
             why="\n".join(filter(None, (last, failed.why))),
             hint=hint_for(Failure.OUT_OF_MEMORY) if memory else failed.hint,
             exit_code=failed.exit_code,

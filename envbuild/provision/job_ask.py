@@ -13,7 +13,7 @@ from envbuild.provision.contact import ContactResult, build_script, parse_output
 from envbuild.provision.job_answers import collect
 from envbuild.provision.job_site import JobSite, place
 from envbuild.provision.job_wait import finish, run_to_end
-from envbuild.provision.work import Waiting, Work
+from envbuild.provision.work import Run, Work
 from envbuild.schedule.job import JobStep, job_error
 
 Answer = ContactResult | EnvbuildError
@@ -30,7 +30,7 @@ _WELL = (
 
 
 def ask_in_job(
-    work: Work | Waiting,
+    work: Work | Run,
     site: JobSite,
     name: str,
     requests: Mapping[str, dict[str, Any]],

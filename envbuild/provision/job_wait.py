@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.node import identity
-from envbuild.provision.execute import Progress
 from envbuild.provision.job_site import JobSite
 from envbuild.provision.journal import EventKind
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.work import Settings, Waiting, Work
+from envbuild.provision.work import Run, Work
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Job, JobState
 from envbuild.schedule.run import Here
@@ -22,28 +17,7 @@ from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.wait import Limits, wait_for
 
 
-@contextmanager
-def waiting(verb: str, settings: Settings, progress: Progress, **what: Any) -> Iterator[Waiting]:
-    """A run that only waits for a job, in its own run directory; the journal says how it ended.
-
-    What the block raises is written down and goes on.
-    """
-    run = RunDir.create(settings.runs_root)
-    with run.open_journal() as journal:
-        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
-        made = Waiting(settings, run, journal, progress)
-        try:
-            yield made
-        except EnvbuildError as error:
-            journal.append(EventKind.FAILED, error=error.as_dict())
-            raise
-        except KeyboardInterrupt:
-            journal.append(EventKind.INTERRUPTED)
-            raise
-        journal.append(EventKind.RUN_FINISHED, exit=made.exit)
-
-
-def submit(work: Work | Waiting, site: JobSite, job: Job) -> str:
+def submit(work: Work | Run, site: JobSite, job: Job) -> str:
     """Tell what a job costs and submit it; its number. The script stays in the run directory."""
     script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
     script.write_text(site.scheduler.render(job))
@@ -56,7 +30,7 @@ def submit(work: Work | Waiting, site: JobSite, job: Job) -> str:
 
 
 def run_to_end(
-    work: Work | Waiting, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None
+    work: Work | Run, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None
 ) -> tuple[str, JobState]:
     """Submit a job and wait until it has ended; its number and last state. `watch` gets the number once a second.
 
@@ -102,7 +76,7 @@ def _peek(site: JobSite, job: Job, number: str) -> Callable[[], bool] | None:
     return Path(job.output, status_name(number)).exists
 
 
-def finish(work: Work | Waiting, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
+def finish(work: Work | Run, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
     """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed."""
     text = site.scheduler.logs(job, number, 1 << 20)
     (work.run.path / log_name(job, number)).write_text(redact_text(text))

@@ -20,7 +20,7 @@ from envbuild.provision.job_local import is_local
 from envbuild.provision.job_look import login_facts
 from envbuild.provision.job_site import JobSite
 from envbuild.provision.job_wait import finish, run_to_end
-from envbuild.provision.work import Waiting
+from envbuild.provision.work import Run
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
 from envbuild.schedule.run import Here
 from envbuild.schedule.script import log_name
@@ -121,7 +121,7 @@ def _environment(facts: NodeFacts, stack: str, target: Target) -> str:
     )
 
 
-def run_job(work: Waiting, site: JobSite, job: Job, say: Callable[[str], None]) -> int:
+def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> int:
     """Submit, follow its log where it can be read here, and wait; the exit code of what the job ran.
 
     The log is kept in the run directory. Raises EnvbuildError `job-…` where the job was ended by somebody or something.

@@ -44,8 +44,8 @@ class Settings:
 
 
 @dataclass
-class Waiting:
-    """What waiting for a job takes of a run that builds nothing; a `Work` has it too. `exit`: how the run ends."""
+class Run:
+    """What every run has, and all that one has which builds nothing (a `Work` has it too). `exit`: how it ends."""
 
     settings: Settings
     run: RunDir

@@ -1,0 +1,50 @@
+"""The life of a run, in one place: its directory, and a journal that says how it began and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import identity
+from envbuild.provision.execute import Progress
+from envbuild.provision.journal import EventKind, Journal
+from envbuild.provision.prepare import Prepared
+from envbuild.provision.rundir import RunDir
+from envbuild.provision.work import Run, Settings
+
+
+@contextmanager
+def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> Iterator[Run]:
+    """A run in a directory of its own; `what` it is about is kept with its beginning.
+
+    It ends with the `exit` that the block gives it; what the block raises is written down as well, and goes on.
+    """
+    run = RunDir.create(settings.runs_root)
+    with run.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
+        made = Run(settings, run, journal, progress)
+        try:
+            yield made
+        except BaseException as error:
+            # On a full disk the reason of the failure is worth more than the failure to write it down.
+            with suppress(EnvbuildError):
+                _failed(journal, error)
+            raise
+        journal.append(EventKind.RUN_FINISHED, exit=made.exit)
+
+
+def _failed(journal: Journal, error: BaseException) -> None:
+    if isinstance(error, EnvbuildError):
+        kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
+        journal.append(kind, error=error.as_dict())
+    elif isinstance(error, KeyboardInterrupt):
+        journal.append(EventKind.INTERRUPTED)
+    else:
+        journal.append(EventKind.FAILED, error={"code": "internal", "what": f"{type(error).__name__}: {error}"})
+
+
+def about(prepared: Prepared) -> dict[str, str]:
+    """What the run of a stack on a target is about."""
+    return {"stack": prepared.stack.name, "profile": prepared.profile, "target": prepared.target.name}

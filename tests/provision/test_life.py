@@ -1,0 +1,84 @@
+"""The journal of every verb says how its run ended, whatever ended it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.provision import inspect
+from envbuild.provision.flow import fetch_only, provision
+from envbuild.provision.life import one_run
+from envbuild.provision.rundir import RunDir, list_runs
+from envbuild.provision.work import Settings
+from tests.provision.test_execute import _Silent
+from tests.provision.test_keep import prepared
+
+CLUSTER = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
+VERBS: dict[str, Callable[..., Any]] = {
+    "smoke": inspect.smoke,
+    "verify": lambda *args: inspect.verify(*args, deep=False),
+    "provision": lambda *args: provision(*args, show_plan=lambda *_: None),
+    "fetch": fetch_only,
+}
+
+
+def the_run(tmp_path: Path) -> RunDir:
+    return next(run for run in list_runs(tmp_path / "runs") if run.path.name != "filler")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_d39_a_run_that_fails_is_listed_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch
+    ready = prepared(prefix=str(tmp_path / "p"), placement="shared", **CLUSTER)
+    with pytest.raises(EnvbuildError) as caught:
+        VERBS[verb](ready, Settings(tmp_path / "runs", command=("envbuild", verb)), _Silent())
+    assert caught.value.code == "scheduler-missing"
+    run = the_run(tmp_path)
+    assert run.status == "failed"
+    first, last = run.journal.events[0], run.journal.events[-1]
+    assert first.data["verb"] == verb
+    assert first.data | {"stack": "demo", "profile": "exact", "target": "here"} == first.data
+    assert last.data["error"]["code"] == "scheduler-missing"
+
+
+@pytest.mark.parametrize("verb", ["smoke", "verify", "provision"])
+def test_d39_a_run_that_is_interrupted_is_listed_as_interrupted(tmp_path: Path, verb: str) -> None:
+    ready = prepared(prefix=str(tmp_path / "p"))
+    with pytest.raises(KeyboardInterrupt):
+        VERBS[verb](ready, Settings(tmp_path / "runs", cancel=lambda: True), _Silent())
+    assert the_run(tmp_path).status == "interrupted"
+
+
+def test_d39_a_mistake_in_envbuild_is_a_failed_run_and_no_died_one(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), one_run("probe", Settings(tmp_path / "runs"), _Silent()):
+        1 / 0  # noqa: B018 - any error that nobody expects
+    run = the_run(tmp_path)
+    assert (run.status, run.journal.events[-1].data["error"]["code"]) == ("failed", "internal")
+
+
+@pytest.mark.parametrize(("exit_", "status"), [(0, "finished"), (8, "failed")])
+def test_d39_a_run_ends_with_the_exit_that_it_was_given(tmp_path: Path, exit_: int, status: str) -> None:
+    with one_run("probe", Settings(tmp_path / "runs"), _Silent()) as run:
+        run.exit = exit_
+    assert the_run(tmp_path).status == status
+
+
+def test_d39_on_a_full_disk_the_reason_of_the_failure_is_what_is_raised(tmp_path: Path) -> None:
+    small = tmp_path / "runs"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr}")
+    try:
+        with pytest.raises(EnvbuildError, match="of the run itself"), one_run("probe", Settings(small), _Silent()):
+            with pytest.raises(OSError, match="No space left"):
+                (small / "filler").write_bytes(b"x" * 100_000)
+            raise EnvbuildError("some-failure", "of the run itself", why="x" * 8192)
+        assert [event.kind for event in the_run(tmp_path).journal.events] == ["run-started"]
+    finally:
+        subprocess.run(["umount", small], check=True)
