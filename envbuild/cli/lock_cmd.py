@@ -296,7 +296,7 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
-    from envbuild.report.view import plural
+    from envbuild.report.verdict import plural
 
     lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
     count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}

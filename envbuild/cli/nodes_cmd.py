@@ -109,17 +109,20 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 
 @click.command("verify")
 @place_options
-@click.option("--deep", is_flag=True, help="Hash every file and check every .pyc against its source.")
+@click.option("--quick", is_flag=True, help="Read no contents: stamp, names and versions of packages, link.")
+@click.option("--deep", is_flag=True, hidden=True, help="What is done without --quick anyway.")
 @DEADLINE_OPTION
 @common_options
-def verify(ui: Ui, /, deep: bool, deadline: float | None, **flags: Any) -> int:
-    """Compare the environment in use with its lock and its stamp; exit 1 on drift."""
+def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: Any) -> int:
+    """Compare every file of the environment in use with its stamp, and the stamp with the lock; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
     from envbuild.container.engine import runs_in_jobs_alone
     from envbuild.provision import inspect
     from envbuild.provision.prepare import prepare
     from envbuild.schedule.run import as_login
 
+    if quick and deep:
+        raise click.UsageError("--deep reads every file and --quick none: give one of them")
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=deadline is None)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
@@ -129,7 +132,7 @@ def verify(ui: Ui, /, deep: bool, deadline: float | None, **flags: Any) -> int:
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
-        return _show(ui, *inspect.verify(prepared, settings, progress, deep=deep, deadline=deadline))
+        return _show(ui, *inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline))
 
 
 @click.command("smoke")

@@ -198,7 +198,7 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
         ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
     if not evidence.ansible_tasks and any(check.status == "failed" for node in evidence.nodes for check in node.checks):
-        ui.note("hint: `--repair` builds it again; `envbuild verify --deep` names every file")
+        ui.note("hint: `--repair` builds it again; `envbuild verify` names every file")
     return evidence.exit
 
 
@@ -217,7 +217,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
         node = by_name[names[0]]
         lines.append(f"  {_names(names)}: {node.resolution.variant_id} in {node.environment}")
         if not steps:
-            lines.append("    nothing to do: the environment is there, finished and current")
+            lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue
         lines += [f"    {kind:<10} {what}\n{'':15}because {why}" for kind, what, why in steps]
         total = [

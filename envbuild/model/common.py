@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
@@ -76,6 +76,8 @@ def _https_url(value: str) -> str:
     return value
 
 
+Level = Literal["measured", "stamped", "trusted", "not-checked"]
+"""How sure a statement is: read in this run, taken from the stamp, taken on first use, or not looked at."""
 Text = Annotated[str, AfterValidator(_no_control)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]

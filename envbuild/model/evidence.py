@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from envbuild.model.common import StrictModel
+from envbuild.model.common import Level, StrictModel
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
@@ -27,13 +27,17 @@ class Metric(StrictModel):
 
 
 class Check(StrictModel):
-    """One thing that was checked. A skipped check says why and is counted."""
+    """One thing that was checked. A skipped check says why and is counted; `level` is how sure it is, where it matters.
+
+    `not-checked` is for what a reader would take for granted: the headline names it.
+    """
 
     name: str
     status: CheckStatus
     says: str
     seconds: float | None = None
     metrics: tuple[Metric, ...] = ()
+    level: Level | None = None
     details: dict[str, Any] = {}
 
 
@@ -41,7 +45,7 @@ class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
     `first_use` are files of its environment that nobody but a first user vouches for. `image`: what it runs instead
-    of an environment of its own.
+    of an environment of its own. `root_level`: `root` was measured in this run, or is what the stamp says.
     """
 
     node: str
@@ -52,6 +56,7 @@ class NodeEvidence(StrictModel):
     environment: str | None = None
     variant_digest: str | None = None
     root: str | None = None
+    root_level: Level | None = None
     packages: dict[str, str] = {}
     base_packages: dict[str, str] = {}
     sources: tuple[dict[str, Any], ...] = ()

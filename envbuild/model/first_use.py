@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text
+from envbuild.model.common import Level, Name, PackageName, Sha256, StrictModel, Text
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 WITNESS = "first use on "
@@ -43,6 +43,7 @@ class TrustedFile(StrictModel):
     index: str
     witness: str
     size: int | None = None
+    level: Level = "trusted"
 
 
 def is_trusted(file: ArtifactFile) -> bool:

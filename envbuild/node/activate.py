@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
-    An environment that is stamped already is only switched to. Raises NodeError: `lease-lost`, `prefix-busy` (75),
+    An environment that is stamped already is only switched to: `level` is `stamped`, not `measured`.
+    Raises NodeError: `lease-lost`, `prefix-busy` (75),
     `environment-not-installed` (2), `record-mismatch` (5), `environment-drifted` (1).
     """
     args = request["args"]
@@ -24,6 +25,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     variables = shell.checked_variables(args.get("variables") or {})
     paths.set_umask(prefix)
     found = stamp.read(environment)
+    level = "measured" if found is None else "stamped"
     # A build's stamp needs the lease it was built under; a switch alone may take a fresh one.
     if found is None:
         held = lease.resume(prefix, request["run"], args.get("controller"))
@@ -45,7 +47,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     finally:
         aside.give_up(environment, held)
     result = {key: found[key] for key in ("root", "files", "bytes")}
-    return changed, dict(result, environment=environment, current=paths.current_link(prefix, stack))
+    return changed, dict(result, level=level, environment=environment, current=paths.current_link(prefix, stack))
 
 
 def _update(environment: "str", found: "dict[str, Any]", args: "dict[str, Any]", variables: "dict[str, Any]") -> "bool":

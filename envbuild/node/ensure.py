@@ -33,7 +33,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     near = args["pack"].get("near")
     try:
         if in_place(prefix, environment, stack, args):
-            return False, _result(prefix, environment, stack, args, "it was in place")
+            return False, _result(prefix, environment, stack, args, "it was in place by its stamp; contents not read")
         # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
         mine = dict(request, run="ensure-%s" % uuid.uuid4().hex[:16])
         mine["args"] = dict(args, wait=args.get("wait", WAIT))
@@ -41,7 +41,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         if in_place(prefix, environment, stack, args):
             held.release()
             return False, _result(prefix, environment, stack, args, "another process put it in place meanwhile")
-        says = _bring(mine, environment, near)
+        says, level = _bring(mine, environment, near)
     except NodeError as error:
         # Jobs of people show what was said, and not the answer.
         log("%s (%s)" % (error, error.why))
@@ -49,7 +49,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     finally:
         if near and os.path.lexists(near):
             paths.remove_tree(near)
-    return True, _result(prefix, environment, stack, args, says)
+    return True, _result(prefix, environment, stack, args, says, level)
 
 
 def in_place(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "bool":
@@ -68,8 +68,11 @@ def lease_of(request: "dict[str, Any]") -> "lease.Lease":
     return lease.acquire(prefix, request["run"], request["args"].get("controller"), float(request["args"]["wait"]))
 
 
-def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "str":
-    """Unpack what is missing or not as it should be, stamp it and make it the one in use; says what was done."""
+def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "tuple[str, str]":
+    """Unpack what is missing or not as it should be, stamp it and make it the one in use.
+
+    What was done, and the level of the root.
+    """
     # Read only where there is work: every task of every job comes by here.
     from envbuild.node import activate, env_unpack
 
@@ -84,9 +87,9 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
         says = "unpacked from %s" % told["file"]
         log("%s: %s" % (os.path.basename(environment), says))
         env_unpack.run(dict(request, verb="unpack", args=told))
-    activate.run(dict(request, verb="activate"))
+    level = activate.run(dict(request, verb="activate"))[1]["level"]
     _sweep(near)
-    return says
+    return says, level
 
 
 def _sweep(near: "str | None") -> "None":
@@ -112,11 +115,14 @@ def _whole(near: "str", sha256: "str") -> "bool":
     return good
 
 
-def _result(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]", says: "str") -> "dict[str, Any]":
+def _result(
+    prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]", says: "str", level: "str" = "stamped"
+) -> "dict[str, Any]":
     return {
-        "checks": [{"name": "ensure", "status": "passed", "says": says}],
+        "checks": [{"name": "ensure", "status": "passed", "says": says, "level": level}],
         "environment": environment,
         "root": args["root"],
+        "level": level,
         "current": paths.current_link(prefix, stack),
         "activate": paths.meta(environment, "activate.sh"),
     }

@@ -23,7 +23,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise NodeError(
             "environment-unstamped",
             "%s has no stamp with a list of its files" % environment,
-            hint="`envbuild verify --deep` says what is there",
+            hint="`envbuild verify` says what is there",
             exit_code=Exit.CHECK_FAILED,
         )
     files = {path: "%s%s%s" % (each[0], "x" if each[3] else "-", each[1][:DIGITS]) for path, each in stamped.items()}

@@ -28,7 +28,7 @@ ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz", "tar": 
 MANIFEST_LIMIT = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 # What `activate` writes anew, and what belongs to a build that is not finished.
-_OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, "activate.sh", "variables.json")
+_OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "activate.sh", "variables.json")
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":

@@ -125,7 +125,7 @@ def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, A
             "environment-drifted",
             "%s is not what its stamp says any more" % environment,
             why="; ".join(problems[:5]),
-            hint="look at it with `envbuild verify --deep`; `envbuild provision --repair` builds it again",
+            hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
             exit_code=Exit.CHECK_FAILED,
         )
     log("%s is there and unchanged" % environment)

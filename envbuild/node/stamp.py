@@ -18,6 +18,7 @@ STAMP = "stamp.json"
 FILES = "files.json"
 INSTALLED = "installed.json"
 SCAN = "scan.json"
+READ = "read.json"  # when the contents were last read; not part of the root
 
 
 def read(environment: "str") -> "dict[str, Any] | None":

@@ -1,4 +1,7 @@
-"""The verb `verify`: is an environment still what its stamp says? It writes nothing at all and takes no lease."""
+"""The verb `verify`: is an environment still what its stamp says? It takes no lease.
+
+It changes nothing that the root covers; where it may, it notes beside the stamp when the contents were last read.
+"""
 
 import os
 import re
@@ -15,8 +18,9 @@ if TYPE_CHECKING:
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Check the environment in use for `args.stack`, or `args.environment`; returns (False, result of the contract).
 
-    Fast: stamp, variant digest, package set and versions, link. `deep` adds every file against the Merkle root and
-    every `.pyc` against its source. `result.ok` is False on drift. Raises NodeError `environment-unknown` (2).
+    `deep`: every file against the Merkle root and every `.pyc` against its source, and `root` is the one measured now
+    (`level` says so). Else stamp, variant digest, package set and versions, link; the check `files` is `not-run` and
+    says when the contents were last read. `result.ok` is False on drift. Raises NodeError `environment-unknown` (2).
     """
     args = request["args"]
     prefix = request["prefix"]
@@ -31,17 +35,20 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     checks = []  # type: list[dict[str, Any]]
     found = stamp.read(environment)
     _check_stamp(checks, environment, found, args.get("variant"))
-    drift = []  # type: list[dict[str, str]]
+    drift, root = [], None  # type: list[dict[str, str]], str | None
     if found is not None:
         _check_packages(checks, environment, found, args.get("variant"))
         _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
         if args.get("deep"):
-            drift = _check_files(checks, prefix, environment, found) + _check_pyc(checks, environment, found)
+            drift, root = _check_contents(checks, prefix, environment, found)
+        else:
+            checks.append(_unread(environment, found))
     drift.sort(key=lambda each: each["path"])
     limit = int(args.get("limit", 20))
     return False, {
         "environment": environment,
-        "root": found["root"] if found else None,
+        "root": root or (found["root"] if found else None),
+        "level": "measured" if root else "stamped",
         "ok": all(check["status"] != "failed" for check in checks),
         "checks": checks,
         "drift": drift[:limit],
@@ -69,10 +76,17 @@ def _environment(prefix: "str", stack: "str", given: "Any") -> "str":
     return environment
 
 
-def _add(checks: "list[dict[str, Any]]", name: "str", problems: "list[str]", good: "str", begun: "float") -> "None":
+def _add(
+    checks: "list[dict[str, Any]]",
+    name: "str",
+    problems: "list[str]",
+    good: "str",
+    begun: "float",
+    level: "str" = "measured",
+) -> "None":
     says = "; ".join(problems[:10]) if problems else good
-    seconds = round(time.monotonic() - begun, 3)
-    checks.append({"name": name, "status": "failed" if problems else "passed", "says": says, "seconds": seconds})
+    check = {"name": name, "status": "failed" if problems else "passed", "says": says, "level": level}
+    checks.append(dict(check, seconds=round(time.monotonic() - begun, 3)))
 
 
 def _check_stamp(
@@ -91,7 +105,8 @@ def _check_stamp(
         )
     elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
         problems.append("its interpreter is gone")
-    _add(checks, "stamp", problems, "stamp is there, variant %.12s" % (found or {}).get("variant_digest", ""), begun)
+    good = "stamp is there, variant %.12s" % (found or {}).get("variant_digest", "")
+    _add(checks, "stamp", problems, good, begun, "stamped")
     version = python_version(environment)
     if version:
         checks[-1]["details"] = {"python": version}
@@ -114,7 +129,8 @@ def _check_packages(
 ) -> "None":
     begun = time.monotonic()
     problems = stamp.package_problems(environment, found, variant)
-    _add(checks, "packages", problems, "%s as stamped" % plural(len(found["packages"]), "package"), begun)
+    good = "%s as stamped, by name and version" % plural(len(found["packages"]), "package")
+    _add(checks, "packages", problems, good, begun, "stamped")
 
 
 def _check_link(
@@ -130,9 +146,41 @@ def _check_link(
         _add(checks, "link", ["current/%s does not point at it" % stack], "", begun)
 
 
+def _unread(environment: "str", found: "dict[str, Any]") -> "dict[str, Any]":
+    """The check `files` where no contents were read: when that was done last, and what was wrong then.
+
+    An environment that nobody has read since was read when it was stamped.
+    """
+    noted = paths.read_json(paths.meta(environment, stamp.READ))
+    if not isinstance(noted, dict) or noted.get("run") != found.get("run"):
+        noted = {"at": found.get("stamped_at"), "differed": 0}
+    at, differed = noted.get("at"), int(noted.get("differed") or 0)
+    then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
+    says = "contents not read; last read on %s%s" % (at or "a day that nobody noted", then)
+    details = {"read_at": at, "differed": differed}
+    return {"name": "files", "status": "not-run", "says": says, "level": "not-checked", "details": details}
+
+
+def _check_contents(
+    checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
+) -> "tuple[list[dict[str, str]], str | None]":
+    """The checks `files` and `bytecode`: drift, and the root measured now (None where it cannot be); notes the time."""
+    drift, root = _check_files(checks, prefix, environment, found)
+    drift += _check_pyc(checks, environment, found)
+    if root is not None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        paths.set_umask(prefix)
+        try:
+            noted = {"at": now, "run": found.get("run"), "root": root, "differed": len(drift)}
+            paths.write_json(paths.meta(environment, stamp.READ), noted)
+        except (OSError, NodeError):
+            pass  # who may only read cannot leave a note, and nothing depends on it
+    return drift, root
+
+
 def _check_files(
     checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
-) -> "list[dict[str, str]]":
+) -> "tuple[list[dict[str, str]], str | None]":
     # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
     from envbuild.node import activate, merkle
 
@@ -142,23 +190,24 @@ def _check_files(
         entries = activate.hashed(prefix, environment, found, None)
     except OSError as error:
         _add(checks, "files", ["cannot be read: %s" % error], "", begun)
-        return [{"path": os.path.relpath(str(error.filename or environment), environment), "kind": "unreadable"}]
+        unread = os.path.relpath(str(error.filename or environment), environment)
+        return [{"path": unread, "kind": "unreadable"}], None
     now = {path: entry.as_list() for path, entry in entries.items()}
     root = merkle.root_of(now)
-    good = "%s, root %.12s" % (plural(len(now), "file"), root)
+    good = "%s read, root %.12s measured" % (plural(len(now), "file"), root)
     if not isinstance(stamped, dict) or merkle.root_of(stamped) != found["root"]:
         problems = ["the list of files does not give the stamped root"]
-        drift = [{"path": ".envbuild/files.json", "kind": "changed"}]
         if root == found["root"]:
             problems[0] += "; the files themselves do"
         _add(checks, "files", problems, good, begun)
-        return drift
+        return [{"path": ".envbuild/files.json", "kind": "changed"}], root
     drift = differences(stamped, now)
-    problems = ["%d of %d files differ from the stamp" % (len(drift), len(stamped))] if drift else []
+    roots = "root %.12s, stamped was %.12s" % (root, found["root"])
+    problems = ["%d of %d files differ from the stamp; %s" % (len(drift), len(stamped), roots)] if drift else []
     if not drift and root != found["root"]:
-        problems = ["root %.12s, stamped was %.12s" % (root, found["root"])]
+        problems = [roots]
     _add(checks, "files", problems, good, begun)
-    return drift
+    return drift, root
 
 
 def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[str, str]]":

@@ -278,7 +278,11 @@ def _parts(
 
 
 def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ok": True, "root": record.get("root"), "checks": [], "sources": record.get("sources") or []}
+    at = record.get("installed_at")
+    says = f"contents of the image not read; last read on {at}, when it was brought"
+    unread = {"name": "files", "status": "not-run", "level": "not-checked", "says": says, "details": {"read_at": at}}
+    told = {"root": record.get("root"), "level": "stamped", "sources": record.get("sources") or []}
+    return {"ok": True, "checks": [unread], **told}
 
 
 def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float = ASK_DEADLINE) -> list[NodeEvidence]:
@@ -333,7 +337,8 @@ def _asked(
     return evidence.model_copy(
         update={
             "environment": result.get("environment"),
-            "root": result.get("root") or record.get("root"),
+            "root": evidence.root or record.get("root"),
+            "root_level": evidence.root_level or "stamped",
             "sources": tuple(record.get("sources") or ()),
             "image": container_plan.image_evidence(record),
         }

@@ -246,7 +246,7 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
             ok = all(check.get("status") != "failed" for check in stamp.checks)
             written = stamp.stamp or {}
             told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
-            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, **told}
+            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
             return {"ok": True, "changed": False, "result": result}
     return None
 

@@ -196,7 +196,8 @@ def _node(
         update={
             "environment": environment,
             "variant_digest": variant.digest,
-            "root": stamp.get("root"),
+            "root": evidence.root or stamp.get("root"),
+            "root_level": evidence.root_level or "stamped",
             "packages": dict(stamp.get("packages") or {}),
             "base_packages": dict(stamp.get("base_packages") or {}),
             "sources": tuple(stamp.get("sources") or ()),

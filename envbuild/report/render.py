@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
 from envbuild.redact import redact_data
-from envbuild.report import equality, view
+from envbuild.report import equality, verdict, view
 from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible_data
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _templates() -> jinja2.Environment:
         view.number,
         view.seconds,
         view.gibibytes,
-        view.plural,
+        verdict.plural,
         view.below_floor,
         view.failures,
         view.output,

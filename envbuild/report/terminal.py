@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality, images, sources, view
 from envbuild.report.render import harmless
+from envbuild.report.verdict import make_verdict, plural, reason
 
 WIDTH = 80
 HEIGHT = 23  # the last line is the shell's
@@ -19,6 +21,7 @@ _MAX_BUILT = 3
 _MAX_WHY = 4
 _MAX_HINT = 2
 _WIDEST_NAME = 38
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 Line = tuple[str, str]
 """text and style: words of bold, dim and a colour"""
@@ -35,7 +38,7 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
 
     Only the path of the report may be longer than a line: it is there to be copied.
     """
-    verdict = view.make_verdict(evidence)
+    verdict = make_verdict(evidence)
     lines: list[Line] = []
     for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3, width)):
         lines.append((part if index == 0 else f"  {part}", _TONE_STYLES[verdict.tone]))
@@ -67,7 +70,7 @@ def drift_lines(evidence: Evidence) -> list[Line]:
     for node in evidence.nodes:
         if not node.drift_count:
             continue
-        lines += [("", ""), (f"  {view.plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
+        lines += [("", ""), (f"  {plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
         lines += [(f"    {item.get('kind', ''):<10} {item.get('path', '')}", "") for item in node.drift]
         if node.drift_count > len(node.drift):
             lines.append((f"    and {node.drift_count - len(node.drift)} more", "dim"))
@@ -88,7 +91,7 @@ def _wrap(text: str, most: int, width: int) -> list[str]:
 
 def _what(evidence: Evidence) -> list[Line]:
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
-    values = {name: value[:12] if len(value) == 64 else value for name, value in view.make_view(evidence).summary}
+    values = {name: _DIGEST.sub(r"\1", value) for name, value in view.make_view(evidence).summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     if said := equality.sentence(evidence):
         rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
@@ -97,7 +100,7 @@ def _what(evidence: Evidence) -> list[Line]:
     built = sources.summary(evidence)
     rows += built[:_MAX_BUILT]
     if len(built) > _MAX_BUILT:
-        rows.append(("", f"and {view.plural(len(built) - _MAX_BUILT, 'more source')}"))
+        rows.append(("", f"and {plural(len(built) - _MAX_BUILT, 'more source')}"))
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
         (f"  {'run':<15} {evidence.run}{took}", "dim")
     ]
@@ -108,7 +111,7 @@ def _trusted(evidence: Evidence) -> list[Line]:
     files = view.trusted_files(evidence)
     if not files:
         return []
-    lines: list[Line] = [("", ""), (f"  ! {view.plural(len(files), 'file')} trusted on first use", "bold yellow")]
+    lines: list[Line] = [("", ""), (f"  ! {plural(len(files), 'file')} trusted on first use", "bold yellow")]
     for file in files[:_MAX_TRUSTED]:
         lines += [(f"    {file.file}", "yellow"), (f"      sha256 {file.sha256}", "yellow")]
     if len(files) > _MAX_TRUSTED:
@@ -134,7 +137,7 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
     lines: list[Line] = [("", "")]
     for index, node in enumerate(nodes[:_MAX_NODES]):
         good = _good(node)
-        what = (node.environment or "") if good else view.reason(node)
+        what = (node.environment or "") if good else reason(node)
         style = "" if good else "red"
         lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
         # Those that failed stand first, most often all of them for one reason.
@@ -143,7 +146,7 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
     if rest:
         bad = sum(not _good(node) for node in rest)
         note = f", {bad} of them failed" if bad else ""
-        lines.append((f"    and {view.plural(len(rest), 'more node')}{note}", "red" if bad else "dim"))
+        lines.append((f"    and {plural(len(rest), 'more node')}{note}", "red" if bad else "dim"))
     return lines
 
 
@@ -160,7 +163,7 @@ def _checks(evidence: Evidence) -> list[Line]:
         lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
     rest = sum(count for _, _, count in rows[_MAX_CHECKS:])
     if rest:
-        lines.append((f"    and {view.plural(rest, 'more check')}", "dim"))
+        lines.append((f"    and {plural(rest, 'more check')}", "dim"))
     return lines
 
 
@@ -188,7 +191,7 @@ def _said(group: list[tuple[str, Check]]) -> str:
     if len(group) == 1:
         return first.says
     equal = all(check.says == first.says and check.metrics == first.metrics for _, check in group)
-    return f"{view.plural(len(group), 'node')}{'' if equal else f', on {who}'}: {first.says}"
+    return f"{plural(len(group), 'node')}{'' if equal else f', on {who}'}: {first.says}"
 
 
 def _notes(evidence: Evidence, room: int) -> list[Line]:
@@ -201,5 +204,5 @@ def _notes(evidence: Evidence, room: int) -> list[Line]:
     lines: list[Line] = [("", "")]
     lines += [(f"  {kind}: {text}".replace("\n", " "), style) for kind, text, style in notes[:fits]]
     if len(notes) > fits:
-        lines.append((f"  {view.plural(len(notes) - fits, 'more note')} in the report", "dim"))
+        lines.append((f"  {plural(len(notes) - fits, 'more note')} in the report", "dim"))
     return lines

@@ -7,9 +7,8 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
@@ -17,20 +16,10 @@ from envbuild.model.resolution import Decision
 from envbuild.report import images
 from envbuild.report.equality import sentence
 from envbuild.report.sources import SourceView, comparable, source_views
+from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
 
-Tone = Literal["good", "partial", "bad"]
-_GOOD = frozenset({"ok", "unchanged"})
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One sentence, its tone, and a second one with counts."""
-
-    sentence: str
-    detail: str
-    tone: Tone
 
 
 @dataclass(frozen=True)
@@ -95,91 +84,7 @@ def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:
 
 def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:
     failed = any(check.status == "failed" for check in node.checks)
-    return node.status in _GOOD, node.status == "not-begun", not failed
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def all_checks(evidence: Evidence) -> list[Check]:
-    """The checks of all nodes."""
-    return [check for node in evidence.nodes for check in node.checks]
-
-
-def make_verdict(evidence: Evidence) -> Verdict:
-    """Whether it worked, and if not what is wrong first, in one sentence."""
-    name = f"{evidence.stack} ({evidence.profile})"
-    # Nodes that were not begun are so because others failed.
-    bad = sorted((node for node in evidence.nodes if node.status not in _GOOD), key=lambda n: n.status == "not-begun")
-    failed = [check for check in all_checks(evidence) if check.status == "failed"]
-    count = len(evidence.nodes)
-    if evidence.exit == ExitCode.OK and not bad and not failed:
-        return Verdict(_good_sentence(evidence, name, plural(count, "node")), _counts(evidence), "good")
-    tone: Tone = "partial" if len(bad) < count and evidence.exit == ExitCode.PARTIAL else "bad"
-    if bad:
-        where = f"{len(bad)} of {plural(count, 'node')}" if count > 1 else bad[0].node
-        sentence = f"{name} is not ready on {where}: {_reason(bad[0], count)}."
-    elif failed:
-        sentence = f"{name} fails {plural(len(failed), 'check')}: {failed[0].name}: {failed[0].says.rstrip('.')}."
-    else:
-        sentence = f"{name} ended with exit code {evidence.exit}, {exit_meaning(evidence.exit)}."
-    return Verdict(sentence, _counts(evidence), tone)
-
-
-def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
-    if evidence.verb == "verify":
-        return f"{name} on {where} is what the lock says; no drift was found."
-    if evidence.verb == "smoke":
-        return f"{name} passes its smoke test on {where}."
-    if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
-        return f"{name} was already in place on {where}; nothing had to change."
-    passed = sum(check.status == "passed" for check in all_checks(evidence))
-    checked = "provisioned and passes every check that ran" if passed else "provisioned; no check ran"
-    return f"{name} is {checked}, on {where}."
-
-
-def _reason(node: NodeEvidence, count: int) -> str:
-    said = str((node.error or {}).get("what") or "")
-    # Most errors of a node begin with its name.
-    if said.startswith(f"{node.node} ") and count > 1:
-        return said.rstrip(".")
-    return f"{node.node}: {reason(node)}" if count > 1 else reason(node)
-
-
-def reason(node: NodeEvidence) -> str:
-    """Why a node is not good, without its name."""
-    if node.error:
-        said = str(node.error.get("what") or node.error.get("code") or node.status)
-        return said.removeprefix(f"{node.node}: ").rstrip(".")
-    failed = [check for check in node.checks if check.status == "failed"]
-    if failed:
-        return f"{failed[0].name}: {failed[0].says}".rstrip(".")
-    return f"{node.status}, {exit_meaning(node.exit)}"
-
-
-def exit_meaning(code: int) -> str:
-    """An exit code in words."""
-    try:
-        return ExitCode(code).name.lower().replace("_", " ")
-    except ValueError:
-        return "an unknown code"
-
-
-def _counts(evidence: Evidence) -> str:
-    checks = all_checks(evidence)
-    words = []
-    for status in ("passed", "failed", "skipped", "not-run"):
-        number = sum(check.status == status for check in checks)
-        if number or status == "passed":
-            words.append(f"{number:,} {status.replace('-', ' ')}")
-    parts = ["Checks: " + ", ".join(words)]
-    if evidence.deviations:
-        parts.append(plural(len(evidence.deviations), "deviation"))
-    if evidence.warnings:
-        parts.append(plural(len(evidence.warnings), "warning"))
-    return "; ".join(parts) + "."
+    return node.status in GOOD, node.status == "not-begun", not failed
 
 
 def _first_value(values: list[str]) -> str:
@@ -218,11 +123,16 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Run", evidence.run),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
-        ("Merkle root", _first_value([node.root or "" for node in nodes])),
+        ("Merkle root", _first_value([root_text(node) for node in nodes])),
         *((("Equality", said),) if (said := sentence(evidence)) else ()),
         *images.rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
+
+
+def root_text(node: NodeEvidence) -> str:
+    """The root and how sure it is: `1061… (measured)`; empty without one."""
+    return f"{node.root} ({node.root_level or 'stamped'})" if node.root else ""
 
 
 def _whole_seconds(moment: str) -> str:
@@ -299,7 +209,7 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
         ("Interpreter", resolution.interpreter if resolution else None),
         ("Files", f"{first.files:,}, {gibibytes(first.bytes)}" if first.files is not None else None),
         ("Variant digest", first.variant_digest),
-        ("Merkle root", first.root),
+        ("Merkle root", root_text(first)),
     )
     refused = tuple(
         (candidate.variant_id, candidate.decisions)
@@ -317,9 +227,9 @@ _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
 
 
 def _commands(evidence: Evidence) -> tuple[str, ...]:
-    """The command that was given, and a deep verify of the same stack and place."""
+    """The command that was given, and the verify of the same stack and place."""
     named = ["--stack", evidence.stack, "--profile", evidence.profile, "--target", evidence.target]
-    verify = ["envbuild", "verify", "--deep"]
+    verify = ["envbuild", "verify"]
     if not evidence.command:
         return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
     return shlex.join(evidence.command), shlex.join([*verify, *_place_words(evidence.command)])

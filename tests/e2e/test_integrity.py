@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 import subprocess
 from typing import Any
@@ -23,7 +24,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def test_an_untouched_environment_verifies(once: World) -> None:
     assert drift(once) == (0, {})
-    assert drift(once, "--deep") == (0, {})
+    assert drift(once, "--deep") == (0, {}), "older scripts name what is the default now"
+    assert drift(once, "--quick") == (0, {})
 
 
 def test_one_flipped_byte_is_named(once: World) -> None:
@@ -31,34 +33,60 @@ def test_one_flipped_byte_is_named(once: World) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw[:3] + bytes([raw[3] ^ 1]) + raw[4:])
     name = str(file.relative_to(once.current))
-    assert drift(once, "--deep") == (1, {name: "changed"})
-    said = once.run("verify", "--deep", "--stack", "./tiny.yaml")
+    assert drift(once) == (1, {name: "changed"})
+    said = once.run("verify", "--stack", "./tiny.yaml")
     assert (said.rc, name in said.out) == (1, True)
-    assert once.provision().rc == 0, "the fast check of a provision does not read every file"
     file.write_bytes(raw)
-    assert drift(once, "--deep") == (0, {})
+    assert drift(once) == (0, {})
+
+
+def test_d31_what_reads_no_contents_says_so_first_and_when_they_were_read(once: World) -> None:
+    def note(name: str) -> str:
+        return (once.current / ".envbuild" / name).read_text()
+
+    clean = once.run("verify", "--stack", "./tiny.yaml", "--json").node
+    assert (clean["root_level"], clean["root"]) == ("measured", json.loads(note("stamp.json"))["root"])
+    file = site(once.current) / "alpha" / "__init__.py"
+    raw = file.read_bytes()
+    file.write_bytes(raw + b"#\n")
+    quick = once.run("verify", "--quick", "--stack", "./tiny.yaml")
+    assert quick.rc == 0, quick.err
+    read = json.loads(note("read.json"))["at"]
+    assert f"contents not read; last read on {read}" in quick.out.splitlines()[0]
+    assert f"{clean['root'][:12]} (stamped)" in quick.out
+    done = once.good("provision", "--stack", "./tiny.yaml")
+    assert done.rc == 0, "a provision with nothing to do does not read every file"
+    kept = once.provision().node
+    assert (kept["status"], kept["root_level"]) == ("unchanged", "stamped")
+    assert f"contents not read; last read on {read}" in " ".join(done.out.split())
+    assert drift(once)[0] == 1
+    again = once.good("provision", "--stack", "./tiny.yaml")
+    assert "differed from the stamp then" in " ".join(again.out.split()), "a known drift is not kept quiet"
+    assert once.run("verify", "--quick", "--deep", "--stack", "./tiny.yaml").rc == 2
+    file.write_bytes(raw)
+    assert drift(once) == (0, {})
 
 
 def test_a_planted_pyc_is_named(once: World) -> None:
     done = subprocess.run([once.current / "bin" / "python", "-I", "-c", "import alpha"], cwd=once.top)
     assert done.returncode == 0
     (pyc,) = (site(once.current) / "alpha" / "__pycache__").glob("*.pyc")
-    assert drift(once, "--deep") == (0, {}), "bytecode of the source itself is no drift"
+    assert drift(once) == (0, {}), "bytecode of the source itself is no drift"
     good = pyc.read_bytes()
     evil = compile("import os\nVERSION = 'evil'\n", "alpha", "exec")
     pyc.write_bytes(good[:16] + marshal.dumps(evil))
     assert once.python("import alpha; print(alpha.VERSION)") == "evil", "the planted one would have run"
-    code, found = drift(once, "--deep")
+    code, found = drift(once)
     assert (code, list(found)) == (1, [str(pyc.relative_to(once.current))])
     pyc.unlink()
-    assert drift(once, "--deep") == (0, {})
+    assert drift(once) == (0, {})
 
 
 def test_more_than_twenty_changes_are_counted(once: World) -> None:
     planted = [once.current / f"planted-{number:02}" for number in range(25)]
     for path in planted:
         path.write_text("x")
-    node = once.run("verify", "--deep", "--stack", "./tiny.yaml", "--json").node
+    node = once.run("verify", "--stack", "./tiny.yaml", "--json").node
     assert (len(node["drift"]), node["drift_count"]) == (20, 25)
     for path in planted:
         path.unlink()
@@ -74,7 +102,7 @@ def test_a_removed_package_fails_the_fast_check_and_repair_brings_it_back(world:
     assert again.rc == 1, "a drifted environment is not passed off as fine"
     assert again.json["ansible_tasks"] == 0
     assert world.built("--repair")["root"] == root
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
 
 
 def test_a_damaged_copy_in_the_cache_is_noticed_before_anything_is_in_use(world: World) -> None:
@@ -89,7 +117,7 @@ def test_a_damaged_copy_in_the_cache_is_noticed_before_anything_is_in_use(world:
     assert "alpha" in done.node["error"]["what"]
     assert not (other / "current" / "tiny").exists()
     assert list((other / "envs").iterdir()) == []
-    assert drift(world, "--deep") == (0, {}), "the environment that is there does not share files with the cache"
+    assert drift(world) == (0, {}), "the environment that is there does not share files with the cache"
     assert world.built("--cache", str(cache), "--prefix", str(other))["status"] == "ok", "the damaged copy is gone"
 
 

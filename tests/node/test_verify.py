@@ -1,4 +1,4 @@
-"""`verify`: what has drifted is named file by file, and nothing is written."""
+"""`verify`: what has drifted is named file by file, and nothing is written but when contents were last read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import py_compile
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,16 +36,47 @@ def cached(environment: Path, module: str = "alpha") -> Path:
     return path
 
 
-def test_an_untouched_environment_passes_and_nothing_is_written(node: Node, built: Path) -> None:
+def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node, built: Path) -> None:
     cached(built)
     before = {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")}
     result = node.verify(deep=True)
     assert result["ok"]
+    assert result["level"] == "measured"
+    read = built / ".envbuild" / "read.json"
+    before[read], before[read.parent] = (os.lstat(path).st_mtime_ns for path in (read, read.parent))
     assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
     told = [str(built / "bin" / "python"), "-c", "import platform; print(platform.python_version())"]
     version = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
     assert result["checks"][0]["details"] == {"python": version}
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
+
+
+def unread(result: dict[str, Any]) -> dict[str, Any]:
+    assert result["level"] == "stamped"
+    (found,) = [check for check in result["checks"] if check["name"] == "files"]
+    assert (found["status"], found["level"]) == ("not-run", "not-checked")
+    return dict(found)
+
+
+def test_d31_a_quick_check_says_that_contents_were_not_read_and_when_they_were(node: Node, built: Path) -> None:
+    stamp = json.loads((built / ".envbuild" / "stamp.json").read_text())
+    assert unread(node.verify())["says"] == f"contents not read; last read on {stamp['stamped_at']}"
+    node.verify(deep=True)
+    read = json.loads((built / ".envbuild" / "read.json").read_text())
+    assert read["root"] == stamp["root"]
+    assert unread(node.verify())["says"] == f"contents not read; last read on {read['at']}"
+    (site(built) / "alpha" / "__init__.py").write_text("VALUE = 2\n")
+    measured = node.verify(deep=True)
+    assert measured["level"] == "measured"
+    assert measured["root"] != stamp["root"], "what was measured is told, not what the stamp says"
+    assert unread(node.verify())["says"].endswith(", when 1 file differed from the stamp")
+
+
+def test_d31_a_note_about_another_build_at_this_place_is_not_believed(node: Node, built: Path) -> None:
+    node.verify(deep=True)
+    note = built / ".envbuild" / "read.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "run": "another", "at": "2040-01-01T00:00:00Z"}))
+    assert "2040" not in unread(node.verify())["says"]
 
 
 def test_one_flipped_byte_is_named(node: Node, built: Path) -> None:

@@ -126,6 +126,7 @@ def node(name: str = "localhost", gpus: int = 0, **changes: Any) -> dict[str, An
         "environment": "/shared/envbuild/envs/torch-smoke-exact-3f1c9a0b72d4",
         "variant_digest": DIGEST,
         "root": ROOT,
+        "root_level": "measured",
         "packages": {
             "torch": "2.13.0+cpu",
             "sympy": "1.14.0",

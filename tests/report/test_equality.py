@@ -16,7 +16,7 @@ def _text(lines: list[tuple[str, str]]) -> str:
 
 def test_eight_equal_nodes_are_one_line() -> None:
     made = evidence(*FLEET, equality={"root": ROOT, "nodes": [each["node"] for each in FLEET]})
-    said = f"8 nodes, one root {ROOT[:12]}"
+    said = f"8 nodes, one root {ROOT[:12]} (measured)"
     assert said in _text(summary_lines(made))
     for page in (render_markdown(made), render_html(made)):
         assert said in page
@@ -24,11 +24,20 @@ def test_eight_equal_nodes_are_one_line() -> None:
     assert '"equality"' in render_json(made)
 
 
+def test_d31_one_root_says_on_how_many_nodes_it_was_measured() -> None:
+    equality = {"root": ROOT, "nodes": [each["node"] for each in FLEET]}
+    stamped = [{**each, "root_level": "stamped"} for each in FLEET]
+    made = evidence(*stamped, equality=equality)
+    assert f"8 nodes, one root {ROOT[:12]} (stamped)" in _text(summary_lines(made))
+    made = evidence(FLEET[0], *stamped[1:], equality=equality)
+    assert f"8 nodes, one root {ROOT[:12]} (measured on 1)" in _text(summary_lines(made))
+
+
 def test_a_node_that_deviates_is_named_with_what_differs() -> None:
     usual = [each["node"] for each in FLEET if each["node"] != "gpu07"]
     made = evidence(*FLEET, equality={"root": ROOT, "nodes": usual, "deviating": [ODD]})
     shown = _text(summary_lines(made))
-    assert f"7 of 8 nodes have the root {ROOT[:12]}; 1 deviates" in shown
+    assert f"7 of 8 nodes have the root {ROOT[:12]}; 1 deviates (measured)" in shown
     assert f"! gpu07 deviates: root {'cc' * 6}\n    Python 3.11.2, not 3.11.7\n    1 of 9 files differs" in shown
     for page in (render_markdown(made), render_html(made)):
         assert "Deviating nodes" in page

@@ -15,7 +15,8 @@ from markdown_it import MarkdownIt
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import load_evidence, render_html, render_json, render_markdown, write_report
-from envbuild.report.view import make_verdict, make_view
+from envbuild.report.verdict import make_verdict
+from envbuild.report.view import make_view
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node, resolution
 
 ERROR = {
@@ -98,7 +99,8 @@ def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
     text = render(evidence())  # type: ignore[operator]
     words = Page(text).words if render is render_html else text.replace("\\", "")
     for fact in (
-        "torch-smoke (exact) is provisioned and passes every check that ran, on 1 node.",
+        "torch-smoke (exact) is provisioned on 1 node; 3 checks passed.",
+        f"{ROOT} (measured)",
         DIGEST,
         ROOT,
         "2.13.0+cpu",
@@ -120,7 +122,7 @@ def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
         "a8b78674" * 5,
         "833b89ad" * 5,
         "envbuild provision --target local",
-        "envbuild verify --deep",
+        "envbuild verify --target local",
         "31.2 s",
         "ansible-core 2.21.5",
     ):
@@ -140,7 +142,7 @@ def test_a_report_says_everything_that_a_reviewer_asks(render: object) -> None:
 )
 def test_the_command_that_verifies_names_stack_and_place_as_they_were_given(command: list[str], says: str) -> None:
     run = evidence(command=("envbuild", "provision", *command))
-    assert f"\nenvbuild verify --deep {says}\n" in render_markdown(run)
+    assert f"\nenvbuild verify {says}\n" in render_markdown(run)
 
 
 def test_what_a_brief_probe_did_not_look_for_is_not_said_to_be_missing() -> None:
@@ -227,17 +229,45 @@ def test_nodes_that_differ_in_free_room_alone_are_one_section_and_who_has_nothin
     assert "63 GB" in render_html(run)
 
 
+UNREAD = {"name": "files", "status": "not-run", "says": "contents not read", "level": "not-checked"}
+UNREAD["details"] = {"read_at": "2026-03-01T10:00:00Z", "differed": 0}  # type: ignore[assignment]
+NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ran on CUDA", "level": "not-checked"}
+
+
 @pytest.mark.parametrize(
     ("run", "sentence", "tone"),
     [
-        (evidence(verb="verify"), "torch-smoke (exact) on 1 node is what the lock says; no drift was found.", "good"),
-        (evidence(verb="smoke"), "torch-smoke (exact) passes its smoke test on 1 node.", "good"),
         (
-            evidence(node(status="unchanged", checks=[])),
-            "torch-smoke (exact) was already in place on 1 node; nothing had to change.",
+            evidence(verb="verify"),
+            "torch-smoke (exact) on 1 node is as it was stamped for this lock: "
+            "every file that the root covers was read.",
             "good",
         ),
-        (evidence(node(checks=[])), "torch-smoke (exact) is provisioned; no check ran, on 1 node.", "good"),
+        (
+            evidence(node(checks=[UNREAD]), node("gpu02", checks=[{**UNREAD, "details": {}}]), verb="verify"),
+            "contents not read: torch-smoke (exact) on 2 nodes has the stamp of its lock, and packages of those names.",
+            "partial",
+        ),
+        (
+            evidence(node(checks=[UNREAD]), verb="verify"),
+            "contents not read; last read on 2026-03-01T10:00:00Z: torch-smoke (exact) on 1 node has the stamp of its "
+            "lock, and packages of those names.",
+            "partial",
+        ),
+        (evidence(verb="smoke"), "torch-smoke (exact) passes its smoke test on 1 node.", "good"),
+        (
+            evidence(node(status="unchanged", checks=[UNREAD])),
+            "torch-smoke (exact) was already in place on 1 node, by its stamp; "
+            "contents not read; last read on 2026-03-01T10:00:00Z.",
+            "good",
+        ),
+        (evidence(node(checks=[])), "torch-smoke (exact) is provisioned on 1 node; no check ran.", "good"),
+        (
+            evidence(node(checks=[NO_GPU]), node("gpu02", status="unchanged", checks=[UNREAD])),
+            "torch-smoke (exact) is provisioned on 2 nodes; no check ran; contents not read on 1 of 2 nodes. "
+            "Not checked: no GPU: nothing ran on CUDA.",
+            "good",
+        ),
         (
             evidence(node(status="failed", exit=5, error=ERROR), exit=5),
             "torch-smoke (exact) is not ready on localhost: numpy has another hash.",
@@ -258,7 +288,7 @@ def test_nodes_that_differ_in_free_room_alone_are_one_section_and_who_has_nothin
         ),
     ],
 )
-def test_the_verdict_is_one_sentence_with_what_is_wrong(run: Evidence, sentence: str, tone: str) -> None:
+def test_d31_the_verdict_is_as_sure_as_what_was_done(run: Evidence, sentence: str, tone: str) -> None:
     verdict = make_verdict(run)
     assert (verdict.sentence, verdict.tone) == (sentence, tone)
 

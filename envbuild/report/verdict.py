@@ -1,0 +1,140 @@
+"""The headline of a run: one sentence that is as sure as what was done, and one with counts. No markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from envbuild.errors import ExitCode
+from envbuild.model.evidence import Check, Evidence, NodeEvidence
+
+Tone = Literal["good", "partial", "bad"]
+GOOD = frozenset({"ok", "unchanged"})
+# Checks that read contents; which of the two there is depends on where the environment lies.
+_CONTENTS = ("files", "pack")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence, its tone, and a second one with counts."""
+
+    sentence: str
+    detail: str
+    tone: Tone
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def all_checks(evidence: Evidence) -> list[Check]:
+    """The checks of all nodes."""
+    return [check for node in evidence.nodes for check in node.checks]
+
+
+def make_verdict(evidence: Evidence) -> Verdict:
+    """Whether it worked, and if not what is wrong first, in one sentence."""
+    name = f"{evidence.stack} ({evidence.profile})"
+    # Nodes that were not begun are so because others failed.
+    bad = sorted((node for node in evidence.nodes if node.status not in GOOD), key=lambda n: n.status == "not-begun")
+    failed = [check for check in all_checks(evidence) if check.status == "failed"]
+    count = len(evidence.nodes)
+    if evidence.exit == ExitCode.OK and not bad and not failed:
+        # Asked whether it is what it was, "nobody looked" is no yes.
+        good: Tone = "partial" if evidence.verb == "verify" and _unread(evidence) else "good"
+        sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))
+        return Verdict(sentence, _counts(evidence), good)
+    tone: Tone = "partial" if len(bad) < count and evidence.exit == ExitCode.PARTIAL else "bad"
+    if bad:
+        where = f"{len(bad)} of {plural(count, 'node')}" if count > 1 else bad[0].node
+        sentence = f"{name} is not ready on {where}: {_reason(bad[0], count)}."
+    elif failed:
+        sentence = f"{name} fails {plural(len(failed), 'check')}: {failed[0].name}: {failed[0].says.rstrip('.')}."
+    else:
+        sentence = f"{name} ended with exit code {evidence.exit}, {exit_meaning(evidence.exit)}."
+    return Verdict(sentence, _counts(evidence), tone)
+
+
+def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
+    unread = _unread(evidence)
+    passed = sum(check.status == "passed" for check in all_checks(evidence))
+    if evidence.verb == "verify":
+        if unread:
+            return f"{_last_read(unread)}: {name} on {where} has the stamp of its lock, and packages of those names."
+        if any(node.root_level == "measured" for node in evidence.nodes):
+            return f"{name} on {where} is as it was stamped for this lock: every file that the root covers was read."
+        said = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
+        return f"{name} on {where}: {said or 'no check ran'}."
+    if evidence.verb == "smoke":
+        return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
+    if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
+        read = f"; {_last_read(unread)}" if unread else ""
+        return f"{name} was already in place on {where}, by its stamp{read}."
+    checked = f"{plural(passed, 'check')} passed" if passed else "no check ran"
+    some = f"; contents not read on {len(unread)} of {where}" if unread else ""
+    return f"{name} is provisioned on {where}; {checked}{some}."
+
+
+def _unread(evidence: Evidence) -> list[Check]:
+    """The checks of contents that were not made, one of each node at most."""
+    return [check for check in all_checks(evidence) if check.name in _CONTENTS and check.level == "not-checked"]
+
+
+def _last_read(unread: list[Check]) -> str:
+    """That contents were not read, and when they were: of several nodes the longest ago."""
+    oldest = min(unread, key=lambda check: str(check.details.get("read_at") or ""))
+    at, differed = oldest.details.get("read_at"), any(check.details.get("differed") for check in unread)
+    if not at:
+        return "contents not read"
+    later = " or later" if len({check.details.get("read_at") for check in unread}) > 1 else ""
+    return f"contents not read; last read on {at}{later}{', and differed from the stamp then' if differed else ''}"
+
+
+def _taken_for_granted(evidence: Evidence) -> list[str]:
+    """What a reader would think was checked and was not, as one more sentence; empty where there is nothing."""
+    said = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
+    rest = [text for text in dict.fromkeys(said) if text not in {check.says for check in _unread(evidence)}]
+    return [f"Not checked: {'; '.join(rest)}."] if rest else []
+
+
+def _reason(node: NodeEvidence, count: int) -> str:
+    said = str((node.error or {}).get("what") or "")
+    # Most errors of a node begin with its name.
+    if said.startswith(f"{node.node} ") and count > 1:
+        return said.rstrip(".")
+    return f"{node.node}: {reason(node)}" if count > 1 else reason(node)
+
+
+def reason(node: NodeEvidence) -> str:
+    """Why a node is not good, without its name."""
+    if node.error:
+        said = str(node.error.get("what") or node.error.get("code") or node.status)
+        return said.removeprefix(f"{node.node}: ").rstrip(".")
+    failed = [check for check in node.checks if check.status == "failed"]
+    if failed:
+        return f"{failed[0].name}: {failed[0].says}".rstrip(".")
+    return f"{node.status}, {exit_meaning(node.exit)}"
+
+
+def exit_meaning(code: int) -> str:
+    """An exit code in words."""
+    try:
+        return ExitCode(code).name.lower().replace("_", " ")
+    except ValueError:
+        return "an unknown code"
+
+
+def _counts(evidence: Evidence) -> str:
+    checks = all_checks(evidence)
+    words = []
+    for status in ("passed", "failed", "skipped", "not-run"):
+        number = sum(check.status == status for check in checks)
+        if number or status == "passed":
+            words.append(f"{number:,} {status.replace('-', ' ')}")
+    parts = ["Checks: " + ", ".join(words)]
+    if evidence.deviations:
+        parts.append(plural(len(evidence.deviations), "deviation"))
+    if evidence.warnings:
+        parts.append(plural(len(evidence.warnings), "warning"))
+    return "; ".join(parts) + "."
