@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from envbuild.explain.checks import CheckResult
     from envbuild.explain.decisions import Decided
     from envbuild.explain.recipes import RecipeRun
+    from envbuild.explain.source import DocumentText
     from envbuild.explain.view import Explanation
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
@@ -32,6 +33,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
 @click.option("--html", type=_FILE, help="Write the annotated document to this file.")
 @click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
+@click.option("--other-text", is_flag=True, help="Annotate --document though it is another text; the page says so.")
 @common_options
 def explain(
     ui: Ui,
@@ -42,15 +44,18 @@ def explain(
     run_checks: bool,
     html: Path | None,
     document: Path | None,
+    other_text: bool,
 ) -> int:
     """Explain STACK (a shipped name or a path): what its document gets wrong, and what envbuild does instead."""
     from envbuild.catalog.loader import load_stack, load_target
-    from envbuild.explain.text import render_text
+    from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.profile import choose_profile
 
     if document is not None and html is None:
         raise click.UsageError("--document needs --html")
+    if other_text and document is None:
+        raise click.UsageError("--other-text needs --document")
     loaded = load_stack(stack)
     where = load_target(target or "local", template=True).target
     chosen = choose_profile(loaded, profile, where if target else None)
@@ -70,10 +75,13 @@ def explain(
     )
     data = explanation.as_dict()
     if html is not None:
-        _write_page(explanation, html, document)
+        from envbuild.explain.source import read_document
+
+        _write_page(explanation, html, read_document(explanation.stack, document, other=other_text))
         data["html"] = str(html)
-        ui.note(f"annotated document: {html}")
-    ui.result(data, lambda: render_text(explanation))
+        ui.result(data, lambda: f"{render_summary(explanation)}annotated document: {html}\n")
+    else:
+        ui.result(data, lambda: render_text(explanation))
     return ExitCode.CHECK_FAILED if any(result.outcome == "broken" for result in results) else ExitCode.OK
 
 
@@ -110,11 +118,10 @@ def _checked(
         return run_checks(loaded.stack, Means(compat, git, index=True)), document_recipes(loaded.stack, profile, git)
 
 
-def _write_page(explanation: Explanation, html: Path, document: Path | None) -> None:
+def _write_page(explanation: Explanation, html: Path, document: DocumentText) -> None:
     from envbuild.explain.page import render_page
-    from envbuild.explain.source import read_document
 
-    page = render_page(explanation, read_document(explanation.stack, document))
+    page = render_page(explanation, document.text, document.doubt)
     try:
         html.write_text(page, encoding="utf-8")
     except OSError as error:

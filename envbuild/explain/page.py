@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,11 @@ class Group:
         return tuple(card for row in self.rows for card in row.cards)
 
 
-def render_page(explanation: Explanation, text: str) -> str:
-    """The page for the document's `text`. What the text holds is escaped; nothing is loaded from anywhere."""
+def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
+    """The page for the document's `text`. What the text holds is escaped; nothing is loaded from anywhere.
+
+    `doubt`: why the text may not be the pinned document, said before anything else.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -86,7 +90,9 @@ def render_page(explanation: Explanation, text: str) -> str:
         tones=[row.tone for row in rows if row.tone != "plain"],
         left_out=_cards(annotated.left_out, explained),
         unplaced=_cards(annotated.unplaced, explained),
-        counts={tone: annotated.count(tone) for tone in ("red", "amber", "green")},
+        doubt=doubt,
+        findings=Counter(TONES[item.finding.severity] for item in explanation.findings),
+        nothing_found=annotated.count("green"),
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
         results=_result_counts(explanation),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),

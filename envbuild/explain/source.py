@@ -1,48 +1,132 @@
-"""Where a document's text comes from: a file of the user's, or its pinned place in git."""
+"""Where a document's text comes from: a file of the user's, an earlier look at it, or its pinned place in git."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.explain.gitread import git_reader
-from envbuild.model.stack import Stack
+from envbuild.model.stack import Document, Stack
 
 _LARGEST = 2_000_000
 
 
-def read_document(stack: Stack, file: Path | None) -> str:
-    """The text of `file`, or of the stack's document at its commit.
+@dataclass(frozen=True, slots=True)
+class DocumentText:
+    """A text and why it may not be the pinned one; `doubt` is empty where it is."""
 
-    Raises EnvbuildError `document-unknown`, `document-unreadable` (exit 2), `document-missing` (exit 5) and what
-    reading from git raises (`source-unreachable`, exit 75).
+    text: str
+    doubt: str = ""
+
+
+def read_document(stack: Stack, file: Path | None, *, other: bool = False) -> DocumentText:
+    """The text of `file`, or of the stack's document at its commit, compared with the hash that the stack records.
+
+    `other`: take a file that is another text. What git gave is kept in the user's cache where its hash is known.
+    Raises EnvbuildError `document-unknown`, `document-unreadable`, `document-differs` (exit 2), `document-missing`,
+    `document-changed` (exit 5) and what reading from git raises (`source-unreachable`, exit 75).
     """
-    if file is not None:
-        return _from_file(file)
     document = stack.document
+    if file is not None:
+        return _given(file, document, other=other)
     if document is None or document.commit is None or document.path is None:
         raise EnvbuildError(
             "document-unknown",
             f"the stack {stack.name} does not say where its document is",
             hint="name the document's file with --document",
         )
-    with git_reader() as git:
-        text = git.read(document.url, document.commit, document.path)
+    kept = _kept(document)
+    text = kept if kept is not None else _from_git(document, document.commit, document.path)
+    if document.sha256 is not None and _digest(text) != document.sha256:
+        raise EnvbuildError(
+            "document-changed",
+            f"{document.path} of {document.url} is not the text that the findings are about",
+            why=f"its sha256 is {_digest(text)[:12]}, the stack records {document.sha256[:12]}",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    if kept is None:
+        _keep(document, text)
+    return DocumentText(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _from_git(document: Document, commit: str, path: str) -> str:
+    try:
+        with git_reader() as git:
+            text = git.read(document.url, commit, path)
+    except EnvbuildError as error:
+        have = f"if you have {path} of commit {commit[:12]}: --document FILE needs no network"
+        error.hint = f"{error.hint}; {have}" if error.hint else have
+        raise
     if text is None:
         raise EnvbuildError(
             "document-missing",
-            f"{document.url} has no {document.path} at {document.commit[:12]}",
+            f"{document.url} has no {path} at {commit[:12]}",
             hint="name the document's file with --document",
             exit_code=ExitCode.INTEGRITY,
         )
     return text
 
 
+def _place(document: Document) -> Path | None:
+    import platformdirs
+
+    return platformdirs.user_cache_path("envbuild") / "documents" / document.sha256 if document.sha256 else None
+
+
+def _kept(document: Document) -> str | None:
+    """The text as an earlier run kept it; None where it did not, or it is not that text any more."""
+    place = _place(document)
+    try:
+        text = place.read_text(encoding="utf-8") if place is not None else None
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if text is not None and _digest(text) == document.sha256 else None
+
+
+def _keep(document: Document, text: str) -> None:
+    place = _place(document)
+    if place is None:
+        return
+    with suppress(OSError):  # a cache that cannot be written costs the next run a fetch
+        place.parent.mkdir(parents=True, exist_ok=True)
+        half = place.with_name(f".{place.name}.{os.getpid()}")
+        half.write_text(text, encoding="utf-8")
+        half.replace(place)
+
+
+def _given(file: Path, document: Document | None, *, other: bool) -> DocumentText:
+    text = _from_file(file)
+    pinned = document.sha256 if document is not None else None
+    if pinned is None:
+        return DocumentText(
+            text, f"Not compared: the stack records no sha256 of its document, and {file.name} was given"
+        )
+    if _digest(text) == pinned:
+        return DocumentText(text)
+    differs = f"its sha256 is {_digest(text)[:12]}, that of the document is {pinned[:12]}"
+    if not other:
+        raise EnvbuildError(
+            "document-differs",
+            f"{file} is not the document that the findings are about",
+            why=differs,
+            hint="leave --document away to fetch it; --other-text annotates this text all the same, and says so",
+        )
+    return DocumentText(text, f"This is not the document that the findings are about: {file.name}, {differs}")
+
+
 def _from_file(file: Path) -> str:
     try:
         if file.stat().st_size > _LARGEST:
             raise EnvbuildError("document-unreadable", f"{file} is larger than {_LARGEST} bytes")
-        return file.read_text(encoding="utf-8")
+        return file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnvbuildError(
             "document-unreadable", f"cannot read {file}", why=str(error), hint="name a UTF-8 text file"

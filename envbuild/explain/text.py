@@ -24,6 +24,16 @@ def render_text(explanation: Explanation, width: int = 100) -> str:
     return "\n".join(_lines(explanation, width)).rstrip() + "\n"
 
 
+def render_summary(explanation: Explanation) -> str:
+    """The counts of findings, and of checks where they were run: what is printed beside a page."""
+    return "\n".join(line for line in (_counts(explanation), *_results(explanation)) if line) + "\n"
+
+
+def _counts(explanation: Explanation) -> str:
+    counts = ", ".join(f"{len(explanation.of(s))} {s}" for s in SEVERITIES if explanation.of(s))
+    return f"{len(explanation.findings)} findings: {counts}" if explanation.findings else "no findings"
+
+
 def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     stack, document = explanation.stack, explanation.stack.document
     yield f"{stack.name} ({explanation.profile}): {stack.summary}"
@@ -32,8 +42,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     if document:
         where = "/".join(part for part in (document.url, document.path) if part)
         yield f"document: {document.title}, {where}" + (f" at {document.commit[:8]}" if document.commit else "")
-    counts = ", ".join(f"{len(explanation.of(s))} {s}" for s in SEVERITIES if explanation.of(s))
-    yield f"{len(explanation.findings)} findings: {counts}" if explanation.findings else "no findings"
+    yield _counts(explanation)
     for severity in SEVERITIES:
         found = explanation.of(severity)
         if found:

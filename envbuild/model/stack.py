@@ -16,6 +16,7 @@ from envbuild.model.common import (
     Name,
     PythonVersion,
     RelPath,
+    Sha256,
     StrictModel,
     Text,
     TreeHash,
@@ -51,12 +52,16 @@ BaseKind = Literal["none", "system", "prefix", "module", "image"]
 
 
 class Document(StrictModel):
-    """The setup document a stack comes from: `url` is its repository, `path` the file in it at `commit`."""
+    """The setup document a stack comes from: `url` is its repository, `path` the file in it at `commit`.
+
+    `sha256` is that of its text, by which any copy of it is known.
+    """
 
     title: Text
     url: WebUrl
     commit: Commit | None = None
     path: RelPath | None = None
+    sha256: Sha256 | None = None
 
 
 class TorchSpec(StrictModel):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.cli.explain_cmd import explain
 from envbuild.errors import EnvbuildError
+from envbuild.explain.page import render_page
+from envbuild.explain.text import render_text
+from envbuild.explain.view import explain as join
 from tests.lock.conftest import Repos
 from tests.resolve.builders import node_facts
 
@@ -33,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 @pytest.fixture
 def mine(tmp_path: Path, repos: Repos) -> Path:
     repos.create("guide")
-    commit = repos.commit("guide", "guide.md", "# Guide\n\n```\n$ git clone x\n```\n")
+    commit = repos.commit("guide", "guide.md", GUIDE)
     path = tmp_path / "mine.yaml"
     path.write_text(STACK.replace("COMMIT", commit).replace("TIMES", "1"))
     return path
@@ -65,14 +72,88 @@ def test_the_document_is_read_from_its_pinned_place(
     assert "checked, still so" in html
 
 
-def test_a_file_of_the_users_replaces_the_pinned_document(
+GUIDE = "# Guide\n\n```\n$ git clone x\n```\n"
+
+
+@pytest.fixture
+def pinned(mine: Path) -> Path:
+    digest = hashlib.sha256(GUIDE.encode()).hexdigest()
+    mine.write_text(mine.read_text().replace("path: guide.md}\n", f"path: guide.md, sha256: {digest}}}\n", 1))
+    return mine
+
+
+def test_d32_a_text_that_is_not_the_pinned_document_is_refused(
+    pinned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, page = tmp_path / "own.md", tmp_path / "page.html"
+    own.write_text("Only words of mine.\n")
+    with pytest.raises(EnvbuildError) as caught:
+        explain.main(args=[str(pinned), "--html", str(page), "--document", str(own)], standalone_mode=False)
+    assert (caught.value.code, caught.value.exit_code) == ("document-differs", 2)
+    assert not page.exists()
+    assert run(capsys, str(pinned), "--html", str(page), "--document", str(own), "--other-text")[0] == 0
+    html = page.read_text()
+    assert html.index("This is not the document that the findings are about: own.md") < html.index("<h1>")
+    own.write_text(GUIDE)
+    assert run(capsys, str(pinned), "--html", str(page), "--document", str(own))[0] == 0
+    assert 'role="alert"' not in page.read_text()
+
+
+def test_d32_where_no_hash_is_recorded_the_page_says_that_nothing_was_compared(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "own.md"
+    own, page = tmp_path / "own.md", tmp_path / "page.html"
     own.write_text("Only words of mine.\n")
-    page = tmp_path / "page.html"
     run(capsys, str(mine), "--html", str(page), "--document", str(own))
     assert "Only words of mine." in page.read_text()
+    assert "Not compared: the stack records no sha256" in page.read_text()
+
+
+def test_d32_a_pinned_place_with_another_text_is_an_integrity_error(pinned: Path, tmp_path: Path) -> None:
+    raw = pinned.read_text()
+    pinned.write_text(raw.replace(hashlib.sha256(GUIDE.encode()).hexdigest(), "0" * 64))
+    with pytest.raises(EnvbuildError) as caught:
+        explain.main(args=[str(pinned), "--html", str(tmp_path / "x.html")], standalone_mode=False)
+    assert (caught.value.code, caught.value.exit_code) == ("document-changed", 5)
+
+
+def test_a_page_is_a_line_and_not_the_whole_text(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    out = run(capsys, str(mine), "--html", str(page))[1]
+    assert out == f"1 findings: 1 wrong\nannotated document: {page}\n"
+
+
+def test_a_document_is_fetched_once(
+    pinned: Path, repos: Repos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    page = tmp_path / "page.html"
+    assert run(capsys, str(pinned), "--html", str(page))[0] == 0
+    (kept,) = (tmp_path / "cache" / "envbuild" / "documents").iterdir()
+    first = page.read_text()
+    shutil.rmtree(repos.folder / "guide")
+    assert run(capsys, str(pinned), "--html", str(page))[0] == 0
+    assert page.read_text() == first
+    kept.write_text("planted")
+    with pytest.raises(EnvbuildError) as caught:
+        explain.main(args=[str(pinned), "--html", str(page)], standalone_mode=False)
+    assert caught.value.code == "source-unreachable"
+    assert "--document FILE needs no network" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", [name for name in list_stacks() if load_stack(name).stack.findings])
+def test_d36_the_page_counts_what_the_terminal_counts(name: str) -> None:
+    made = join(load_stack(name).stack, "exact")
+    html = render_page(made, "words\n")
+    counted = [
+        int(number)
+        for number in re.findall(r"<b>([0-9]+)</b>", html.partition('class="tally"')[2].partition('class="strip"')[0])
+    ]
+    wrong, notes = len(made.of("wrong")), len(made.of("note"))
+    assert (counted[0], counted[1], counted[3]) == (wrong, len(made.findings) - wrong - notes, len(made.findings))
+    assert f"{wrong} wrong" in render_text(made)
 
 
 def test_a_broken_check_exits_1(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
