@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.job_wait import waiting
 from envbuild.provision.launch_job import _Follow
+from envbuild.provision.life import one_run
 from envbuild.provision.rundir import list_runs
 from envbuild.provision.work import Settings
 from envbuild.schedule.job import Job, JobStep
@@ -33,7 +33,7 @@ def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
 def test_the_journal_says_how_what_was_waited_for_ended(tmp_path: Path, code: int, status: str) -> None:
-    with waiting("launch", Settings(tmp_path), _Silent(), target="cluster") as run:
+    with one_run("launch", Settings(tmp_path), _Silent(), target="cluster") as run:
         run.exit = code
     (found,) = list_runs(tmp_path)
     assert (found.journal.events[-1].data["exit"], found.status) == (code, status)
