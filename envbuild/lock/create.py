@@ -28,7 +28,6 @@ from envbuild.lock.torch_wheels import (
     choose_torch,
     load_records,
     named,
-    with_misrecorded,
 )
 from envbuild.lock.uvtool import uv_version
 from envbuild.model.first_use import FirstUse, fill_package
@@ -259,8 +258,7 @@ class _Maker:
         origin = choice.origin if choice else PYPI
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
         kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
-        known = [with_misrecorded(item, self.supply.records) for item in kept]
-        return tuple(fill_package(item, self.first_uses) for item in known)
+        return tuple(fill_package(item, self.first_uses) for item in kept)
 
 
 def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.parser import Parser
 from functools import cache
 from pathlib import Path
@@ -39,14 +39,10 @@ _CUDA_INSIDE_BEFORE = Version("2.2")
 
 @dataclass(frozen=True)
 class TorchRecords:
-    """Recorded wheels by file name, and what each version requires (from the metadata of a wheel that was read).
-
-    `misrecorded`: file name to the members that its RECORD is wrong about, each with its true sha256.
-    """
+    """Recorded wheels by file name, and what each version requires (from the metadata of a wheel that was read)."""
 
     files: Mapping[str, ArtifactFile]
     requires: Mapping[str, tuple[str, ...]]
-    misrecorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def load_records() -> TorchRecords:
             files[file] = ArtifactFile(
                 file=file, sha256=record["sha256"], size=record.get("size"), witness=record["witness"]
             )
-    return TorchRecords(files, requires, data.get("misrecorded", {}))
+    return TorchRecords(files, requires)
 
 
 def can_reach(index: Index) -> bool:
@@ -233,16 +229,6 @@ def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRec
                     hint="do not use this file before you know why; fetch it again from another mirror",
                     exit_code=ExitCode.INTEGRITY,
                 )
-
-
-def with_misrecorded(package: LockedPackage, records: TorchRecords) -> LockedPackage:
-    """The package with what is known of files whose RECORD is wrong."""
-    if not any(item.file in records.misrecorded for item in package.files):
-        return package
-    files = [
-        item.model_copy(update={"misrecorded": dict(records.misrecorded.get(item.file, {}))}) for item in package.files
-    ]
-    return package.model_copy(update={"files": tuple(files)})
 
 
 def named(package: LockedPackage, index: str) -> LockedPackage:

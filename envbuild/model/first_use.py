@@ -63,8 +63,7 @@ def trusted_files(variant: Variant | None) -> tuple[TrustedFile, ...]:
 
 def fetch_row(package: LockedPackage, file: ArtifactFile) -> dict[str, Any]:
     """The file as the verb `fetch` is asked for it."""
-    row = {"package": package.name, "version": package.version, "index": package.index, "file": file.file}
-    return {**row, "misrecorded": dict(file.misrecorded)}
+    return {"package": package.name, "version": package.version, "index": package.index, "file": file.file}
 
 
 def fill_package(package: LockedPackage, uses: dict[str, FirstUse]) -> LockedPackage:

@@ -39,8 +39,7 @@ class ArtifactFile(StrictModel):
     """One acceptable file of a package. `size` in bytes where the index said it.
 
     `sha256` is `unrecorded` when nobody has recorded it; then `reason` says why. `witness` names whose record it is
-    when it is not this tool's own download. `misrecorded`: members that the wheel's own RECORD describes wrongly, with
-    their true sha256; everything else must be as RECORD says.
+    when it is not this tool's own download.
     """
 
     file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
@@ -48,7 +47,12 @@ class ArtifactFile(StrictModel):
     size: Annotated[int, Field(ge=0)] | None = None
     witness: Text | None = None
     reason: Text | None = None
-    misrecorded: dict[RelPath, Sha256] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_old_locks_say(cls, data: Any) -> Any:
+        """Locks once named files that a wheel's RECORD is wrong about; today the archive itself is asked."""
+        return {k: v for k, v in data.items() if k != "misrecorded"} if isinstance(data, dict) else data
 
 
 class LockedPackage(StrictModel):

@@ -3,7 +3,7 @@
 import os
 import time
 
-from envbuild.node import aside, lease, merkle, packages, paths, record, shell, stamp
+from envbuild.node import aside, lease, merkle, paths, record, shell, stamp
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -79,7 +79,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
             hint="run the whole of `envbuild provision`",
         )
     entries = hashed(prefix, environment, built, known_entries(environment))
-    _check_record(environment, entries, args["variant"])
+    _check_record(environment, entries, built.get("archived"))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = {
         "stack": args["stack"],
@@ -111,9 +111,9 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
     return data
 
 
-def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", variant: "dict[str, Any]") -> "None":
+def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> "None":
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
-    _checked, wrong = record.check(environment, entries, packages.misrecorded(variant))
+    _checked, wrong = record.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]

@@ -23,7 +23,7 @@ _PART = ".part-"
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Fetch `args.files` ({"package", "version", "index", "file", "misrecorded"}); returns (changed, result).
+    """Fetch `args.files` ({"package", "version", "index", "file"}); returns (changed, result).
 
     Raises NodeError: `hash-mismatch`, `record-mismatch`, `artifact-damaged` (exit 5), `index-refused`,
     `package-not-found`, `index-unknown` (4), `network-unreachable`, `disk-full`, `prefix-busy` (75).

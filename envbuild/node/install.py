@@ -212,7 +212,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     _check_set(locked, installed)
-    entries, checked = _check_record(job, tool, interpreter, made.pins)
+    entries, told_of_files = _check_record(job, tool, interpreter, made.pins)
     job.phase("record")
     told = made.told()
     result = {
@@ -221,11 +221,13 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         "base_packages": interpreter.packages,
         "files": len(entries),
         "bytes": sum(entry.size for entry in entries.values()),
-        "record_checked": checked,
+        "record_checked": told_of_files["checked"],
+        "record_wrong": told_of_files["wrong"],
         "sources": told,
         "seconds": job.seconds,
     }
     notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
+    notes["archived"] = told_of_files["archived"]
     notes["sources"] = patching.for_stamp(told)
     if told:
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
@@ -274,10 +276,15 @@ def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "
 
 def _check_record(
     job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter", pins: "list[dict[str, Any]]"
-) -> "tuple[dict[str, merkle.Entry], int]":
+) -> "tuple[dict[str, merkle.Entry], dict[str, Any]]":
+    """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
     places = merkle.Places(job.environment, job.prefix, interpreter.path)
     entries = merkle.scan(job.environment, places, merkle.generated_globs(pins))
-    checked, wrong = record.check(job.environment, entries, packages.misrecorded(job.variant))
+    checked, doubtful = record.check(job.environment, entries)
+    locked, known, wrong = job.variant.get("packages", []), {}, doubtful
+    if doubtful:
+        known = packages.archived(tool, job.environment, locked, job.artifacts, doubtful)
+        checked, wrong = record.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
         cleaned = packages.forget_cached(tool, names)
@@ -298,4 +305,4 @@ def _check_record(
         for path, entry in entries.items()
     }
     paths.write_json(paths.meta(job.environment, stamp.SCAN), rows)
-    return entries, checked
+    return entries, {"checked": checked, "wrong": doubtful, "archived": known}

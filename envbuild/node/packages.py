@@ -2,9 +2,10 @@
 
 import http.client
 import os
+import tempfile
 import urllib.request
 
-from envbuild.node import pipconf, record, uv
+from envbuild.node import pipconf, record, uv, wheel_entry
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -46,12 +47,6 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
                 hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256",
                 exit_code=Exit.INTEGRITY,
             )
-
-
-def misrecorded(variant: "dict[str, Any]") -> "dict[str, str]":
-    """What the lock knows better than the RECORD of a wheel: path below site-packages to sha256 (hex)."""
-    files = [each for package in variant.get("packages", []) for each in package["files"]]
-    return {path: raw for each in files for path, raw in (each.get("misrecorded") or {}).items()}
 
 
 def is_sdist(package: "dict[str, Any]") -> "bool":
@@ -146,13 +141,7 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
     `disk-full`, `inodes-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed` (4).
     """
     check_recorded(packages)
-    wheels = [package for package in packages if not is_sdist(package)]
-    for group in groups(wheels, artifacts, tool.config):
-        log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
-        try:
-            _install_group(tool, environment, group, ["--no-build"])
-        except NodeError as error:
-            _try_mirror(tool, environment, group, artifacts, error)
+    _install_wheels(tool, environment, [package for package in packages if not is_sdist(package)], artifacts, [])
     # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
     for package in packages:
         if is_sdist(package):
@@ -161,8 +150,60 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
                 _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
 
 
+def _install_wheels(
+    tool: "uv.Uv",
+    environment: "str",
+    packages: "list[dict[str, Any]]",
+    artifacts: "dict[str, Any]",
+    options: "list[str]",
+) -> "None":
+    options = ["--no-build"] + options
+    for group in groups(packages, artifacts, tool.config):
+        log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
+        try:
+            _install_group(tool, environment, group, options)
+        except NodeError as error:
+            _try_mirror(tool, environment, group, artifacts, options, error)
+
+
+def archived(
+    tool: "uv.Uv",
+    environment: "str",
+    packages: "list[dict[str, Any]]",
+    artifacts: "dict[str, Any]",
+    doubtful: "list[dict[str, Any]]",
+) -> "dict[str, str]":
+    """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
+
+    A RECORD may be wrong (torch's wheels were renamed after theirs was written), an archive with the lock's sha256
+    cannot: it is unpacked once more, past uv's cache. `doubtful`: mismatches of `record.check`. Raises as `install`.
+    """
+    known = {}
+    for package in packages:
+        name = record.normal_name(package["name"])
+        rows = [each for each in doubtful if record.normal_name(each["package"]) == name and each["kind"] == "changed"]
+        names = [each["path"] for each in rows if "/site-packages/" in each["path"]]
+        if not names or is_sdist(package):
+            continue
+        with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
+            # Linked to a cache of this one call, which nobody else sees: no second copy.
+            _install_wheels(
+                tool, environment, [package], artifacts, ["--no-cache", "--link-mode", "hardlink", "--target", folder]
+            )
+            for path in names:
+                file = os.path.join(folder, path.partition("/site-packages/")[2])
+                if os.path.isfile(file):
+                    known[path] = wheel_entry.sha256(file)
+    return known
+
+
 def _try_mirror(
-    tool: "uv.Uv", environment: "str", group: "Group", artifacts: "dict[str, Any]", error: "NodeError"
+    tool: "uv.Uv",
+    environment: "str",
+    group: "Group",
+    artifacts: "dict[str, Any]",
+    options: "list[str]",
+    error: "NodeError",
 ) -> "None":
     """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
 
@@ -176,7 +217,7 @@ def _try_mirror(
     log("the index `%s` cannot be used (%s); trying the configured ones" % (group.name, error.code))
     try:
         for other in groups(group.packages, dict(artifacts, indexes={}), tool.config):
-            _install_group(tool, environment, other, ["--no-build"])
+            _install_group(tool, environment, other, options)
     except NodeError as second:
         raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
@@ -186,7 +227,7 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     with open(listing, "w", encoding="utf-8") as stream:
         stream.write(requirements(group.packages))
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
-    args += ["--link-mode", "copy", "--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
+    args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
     done = tool.run(args + options + group.args + ["-r", listing], group.extra)
     if done.ok:
         return

@@ -78,7 +78,7 @@ def check(
 ) -> "tuple[int, list[dict[str, Any]]]":
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
 
-    `known`: path below site-packages to the sha256 (hex) that stands in the place of RECORD's.
+    `known`: path to the sha256 (hex) that stands in the place of RECORD's.
 
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
     "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
@@ -88,7 +88,7 @@ def check(
 
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
-    truth = _truth(environment, known or {})
+    known = known or {}
     records = merkle.record_paths(entries)
     for folder in _dist_infos(environment):
         if folder + "/RECORD" not in entries:
@@ -96,18 +96,12 @@ def check(
     for record in records:
         folder = os.path.dirname(record)
         for path, digest, _size in merkle.read_record(environment, record):
-            kind = _compare(environment, path, truth.get(path, digest), entries)
+            truth = merkle.record_digest(known[path]) if path in known else digest
+            kind = _compare(environment, path, truth, entries)
             checked += 1 if digest and kind is None else 0
             if kind is not None:
                 wrong.append(_mismatch(environment, folder, path, kind))
     return checked, wrong
-
-
-def _truth(environment: "str", known: "dict[str, str]") -> "dict[str, str]":
-    from envbuild.node import merkle
-
-    sites = site_packages(environment)
-    return {"%s/%s" % (site, path): merkle.record_digest(raw) for site in sites for path, raw in known.items()}
 
 
 def _dist_infos(environment: "str") -> "list[str]":

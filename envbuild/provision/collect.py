@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, gravest
@@ -123,8 +123,12 @@ def _rooted(responses: Responses) -> Mapping[str, Any]:
     return next((result for result in told if result.get("level") == "measured"), told[0] if told else {})
 
 
-def _agreement(count: int) -> str:
-    return f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
+def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
+    says = f"{count} {'file agrees' if count == 1 else 'files agree'} with the RECORD of their wheel"
+    names = sorted({f"{each['package']} {each['version']}" for each in wrong})
+    return (
+        f"{says}; that of {', '.join(names)} is wrong about {len(wrong)}, compared with the archive" if names else says
+    )
 
 
 def _checks(responses: Responses) -> Iterable[Check]:
@@ -133,8 +137,9 @@ def _checks(responses: Responses) -> Iterable[Check]:
         yield Check(
             name="record",
             status="passed",
-            says=_agreement(int(install["record_checked"])),
+            says=_agreement(int(install["record_checked"]), install.get("record_wrong") or ()),
             level="measured",
+            details={"record_wrong": list(install["record_wrong"])} if install.get("record_wrong") else {},
             seconds=(install.get("seconds") or {}).get("record"),
         )
     stamped = _rooted({verb: response for verb, response in responses.items() if verb != "verify"})

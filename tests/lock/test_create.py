@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import date
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -210,18 +210,16 @@ def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
     assert notes == (["image-unrecorded"] if digest == "unrecorded" else [])
 
 
-def test_what_is_known_of_a_wheel_with_a_wrong_record_is_locked_and_no_part_of_the_digest(
+def test_d02_an_old_lock_that_names_wrong_records_is_read_and_says_no_more_of_them(
     tmp_path: Path, supply: MakeSupply
 ) -> None:
-    wheel = make_wheel(tmp_path / "house", "alpha", "1.0")
-    plain = supply(tmp_path / "house")
-    known = {wheel.name: {"alpha-1.0.dist-info/METADATA": "a" * 64}}
-    knowing = replace(plain, records=replace(plain.records, misrecorded=known))
-    before, after = (make(stack(packages=["alpha"]), each) for each in (plain, knowing))
-    assert after.variants[0].packages[0].files[0].misrecorded == known[wheel.name]
-    assert after.variants[0].digest == before.variants[0].digest
-    assert parse_lock(render_lock(after), "again") == after
-    assert make(stack(packages=["alpha"]), knowing, previous=before) == after
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    lock = make(stack(packages=["alpha"]), supply(tmp_path / "house"))
+    said = 'size = 1, misrecorded = {"alpha-1.0.dist-info/METADATA" = "%s"}}' % ("a" * 64)
+    old, count = re.subn(r"size = \d+}", said, render_lock(lock))
+    assert count == 1
+    (file,) = parse_lock(old, "old").variants[0].packages[0].files
+    assert (file.sha256, file.size) == (lock.variants[0].packages[0].files[0].sha256, 1)
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -22,13 +22,13 @@ __all__ = ["node"]
 Pages = dict[str, tuple[int, dict[str, str], bytes]]
 
 
-def tampered(wheel: Path) -> None:
-    """Change a module of a wheel and leave its RECORD as it was."""
+def tampered(wheel: Path, member: str = "__init__.py", new: bytes = b"import os\n") -> None:
+    """Change a member of a wheel, a module say, and leave its RECORD as it was."""
     with zipfile.ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in members.items():
-            archive.writestr(name, b"import os\n" if name.endswith("__init__.py") else data)
+            archive.writestr(name, new if name.endswith(member) else data)
 
 
 @pytest.fixture
@@ -198,8 +198,16 @@ def test_a_wheel_is_what_its_record_says(node: Node) -> None:
     tampered(path)
     assert "alpha/__init__.py" in fails("record-mismatch", 5, node, path.name, artifacts=links).what
     assert left(node) == []
-    truth = {"alpha/__init__.py": hashlib.sha256(b"import os\n").hexdigest()}
-    fetched(node, path.name, artifacts=links, misrecorded=truth)
+
+
+def test_d02_a_record_that_is_wrong_about_the_wheels_own_metadata_is_noted(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = node.wheels / str(make_wheel(node.wheels)["files"][0]["file"])
+    tampered(path, "METADATA", b"Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\nSummary: renamed\n")
+    told = fetched(node, path.name, artifacts={"find_links": [str(node.wheels)]})
+    assert told["record_checked"] >= 2
+    assert f"{path.name}: its own RECORD is wrong about alpha-1.0.dist-info/METADATA" in capsys.readouterr().err
 
 
 def test_a_wheel_is_the_package_it_is_named_after(node: Node) -> None:

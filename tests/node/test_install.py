@@ -17,7 +17,8 @@ import pytest
 
 from envbuild.node import base, envs, lease, packages, pipconf, remove, use
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site, uv_path
+from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
+from tests.node.test_fetch import tampered
 
 __all__ = ["node"]
 
@@ -124,6 +125,42 @@ def test_a_damaged_file_in_uvs_cache_is_noticed_and_removed(node: Node) -> None:
     assert not node.environment(variant).exists()
     node.build(variant)
     assert node.verify(deep=True)["ok"]
+
+
+@pytest.mark.parametrize("member", ["alpha-1.0.dist-info/METADATA", "alpha/__init__.py"])
+def test_d02_a_wheel_with_a_wrong_record_is_compared_with_its_archive(node: Node, member: str) -> None:
+    """As torch 1.8.1, 1.10.0 and 1.11.0 of PyPI: the archive is the lock's, and its RECORD is wrong."""
+    wheel = node.wheels / str(make_wheel(node.wheels)["files"][0]["file"])
+    tampered(
+        wheel,
+        member,
+        b"Metadata-Version: 2.1\nName: alpha\nVersion: 1.0\nSummary: renamed\n" * member.endswith("METADATA"),
+    )
+    variant = make_variant([locked(wheel, "alpha", "1.0")])
+    _, result = node.install(variant)
+    (wrong,) = result["record_wrong"]
+    assert (wrong["package"], wrong["version"], wrong["kind"]) == ("alpha", "1.0", "changed")
+    assert wrong["path"].endswith(f"/site-packages/{member}")
+    node.activate(variant)
+    assert node.verify(deep=True)["ok"]
+    damaged = list(node.cache.rglob("alpha/__init__.py"))
+    remove.run(node.request("remove", environment=str(node.environment(variant)), force=True))
+    for path in damaged:
+        path.write_bytes(b"VERSION = 'damaged'\n")
+    assert "alpha/__init__.py" in fail(node, variant, "record-mismatch", 5).what, (
+        "the cache's copy is not the archive's"
+    )
+
+
+def test_d02_a_file_that_changes_between_install_and_stamp_is_noticed_under_a_wrong_record(node: Node) -> None:
+    wheel = node.wheels / str(make_wheel(node.wheels)["files"][0]["file"])
+    tampered(wheel)
+    variant = make_variant([locked(wheel, "alpha", "1.0")])
+    node.install(variant)
+    (site(node.environment(variant)) / "alpha" / "__init__.py").write_text("planted = 1\n")
+    with pytest.raises(NodeError) as found:
+        node.activate(variant)
+    assert found.value.code == "record-mismatch" and "alpha/__init__.py" in found.value.what
 
 
 def test_a_missing_package_offline_says_so(node: Node) -> None:

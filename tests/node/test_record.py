@@ -45,12 +45,10 @@ def test_every_row_is_compared(tmp_path: Path, rows: str, kind: str | None) -> N
 
 
 @pytest.mark.parametrize(("truth", "kinds"), [(EMPTY, []), ("0" * 64, ["changed"]), (None, ["changed"])])
-def test_a_wrong_row_that_the_lock_knows_of_is_compared_with_the_lock(
-    tmp_path: Path, truth: str | None, kinds: list[str]
-) -> None:
+def test_d02_a_doubtful_row_is_compared_with_the_archive(tmp_path: Path, truth: str | None, kinds: list[str]) -> None:
     mismatches(tmp_path / "e", "q,sha256=AAAA,0\n", q=b"")
     entries = merkle.scan(str(tmp_path / "e"), merkle.Places(str(tmp_path / "e"), "/p", "/x"))
-    known = {"q": hashlib.sha256(b"").hexdigest() if truth == EMPTY else truth} if truth else {}
+    known = {f"{SITE}/q": hashlib.sha256(b"").hexdigest() if truth == EMPTY else truth} if truth else {}
     assert [each["kind"] for each in record.check(str(tmp_path / "e"), entries, known)[1]] == kinds
 
 
