@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 
-from envbuild.node import proc, sources
+from envbuild.node import paths, proc, sources
+from envbuild.node.protocol import log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
 _PLACE = "/envbuild"
 
@@ -101,7 +101,7 @@ def variables(
     extra.update(
         PATH=":".join(folders + [os.environ.get("PATH", "/usr/bin:/bin")]),
         VIRTUAL_ENV=environment,
-        SOURCE_DATE_EPOCH=str(EPOCH),
+        SOURCE_DATE_EPOCH=str(paths.EPOCH),
         PYTHONHASHSEED="0",
         # Set by a job or a user, these would let other modules or a debugger into the build.
         PYTHONSAFEPATH=None,
@@ -128,6 +128,25 @@ def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, st
     if tools.nvcc is not None and words:
         out["NVCC_APPEND_FLAGS"] = " ".join([env.get("NVCC_APPEND_FLAGS", "")] + words).strip()
     return out
+
+
+def shared_runtime(env: "dict[str, str]", folder: "str") -> "dict[str, str]":
+    """Variables that link C++ code with the shared libstdc++ where the compiler's own folders have only a static one.
+
+    A copy of libstdc++ inside an extension shares some of its symbols with the one of the process and not others, and
+    writing a number to std::cout is then a SIGSEGV. `folder`: an empty folder that lives as long as the build.
+    """
+    compiler = env.get("CXX", "").split() or ["c++"]
+    places = [
+        proc.run(compiler + ["-print-file-name=" + name], timeout=20.0, env=env).out.strip()
+        for name in ("libstdc++.so", "libstdc++.so.6")
+    ]
+    # A compiler answers with a bare name where it has no such file.
+    if os.path.isabs(places[0]) or not os.path.isabs(places[1]):
+        return {}
+    os.symlink(places[1], os.path.join(folder, "libstdc++.so"))
+    log("%s has no shared libstdc++ of its own: linking with %s" % (compiler[0], places[1]))
+    return {"LDFLAGS": (env.get("LDFLAGS", "") + " -L" + folder).strip()}
 
 
 def cached(env: "dict[str, str]", tools: "Toolchain", folder: "str") -> "dict[str, str]":

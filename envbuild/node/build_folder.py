@@ -1,12 +1,13 @@
 """The canonical build path: a source is built under one name on every node, for compilers write paths into files."""
 
+import glob
 import os
 import shutil
 import stat
 import tempfile
 import time
 
-from envbuild.node import identity, paths
+from envbuild.node import identity, paths, record
 from envbuild.node.protocol import log
 
 CANONICAL = "/tmp/envbuild-build"  # noqa: S108 - used only when it is a private folder of ours
@@ -128,11 +129,32 @@ def _left_behind(path: "str") -> "bool":
 
 
 def copy(tree: "str", to: "str") -> "None":
-    """A clean copy of a tree, links as links; raises OSError."""
+    """A clean copy of a tree, links as links, every file dated 1980; raises OSError."""
     try:
         shutil.copytree(tree, to, symlinks=True)
     except shutil.Error as error:
         raise OSError("cannot copy %s: %s" % (tree, str(error)[:500])) from error
+    set_dates(to)
+
+
+def give_name(environment: "str", link: "str") -> "None":
+    """Make `link` a second name of the environment, the same on every node, and date its headers 1980.
+
+    An interpreter that is started by that name hands it to compilers as the folder of headers, and nvcc writes both the
+    folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
+    """
+    os.symlink(environment, link)
+    for site in record.site_packages(environment):
+        for pattern in ("*/include", "*/*/include"):
+            for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
+                set_dates(folder)
+
+
+def set_dates(tree: "str") -> "None":
+    """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            os.utime(os.path.join(folder, name), (paths.EPOCH, paths.EPOCH), follow_symlinks=False)
 
 
 def size(tree: "str") -> "int":

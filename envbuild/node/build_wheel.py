@@ -195,6 +195,7 @@ class _Build:
         with build_folder.Folder(name, build_folder.size(self.tree), self.options.tmp) as folder:
             work = _Work(folder.path)
             build_folder.copy(self.tree, work.tree)
+            build_folder.give_name(self.environment, work.environment)
             env = self._environ(work, again)
             done = self._run(work, env)
             if not done.ok and self._killed(done, work):
@@ -218,8 +219,9 @@ class _Build:
         extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
         env = options.tool.environ(dict(extra, TMPDIR=work.tmp, **build_environ.no_repository(work.path)))
         self.tools = build_environ.look(env, options.cuda_home)
-        places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env"}
+        places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env", work.environment: "env"}
         env.update(build_environ.equal_files(env, self.tools, places))
+        env.update(build_environ.shared_runtime(env, work.runtime))
         if again:
             env["CCACHE_DISABLE"] = "1"
         cached = build_environ.cached(env, self.tools, os.path.join(work.path, "ccache"))
@@ -230,10 +232,11 @@ class _Build:
     def _run(self, work: "_Work", env: "dict[str, str]") -> "proc.Finished":
         project = os.path.join(work.tree, self.inside)
         socket, jobs = self.budget.socket, self.budget.limit(self.memory)
+        python = os.path.join(work.environment, "bin", os.path.basename(self.python))
         guard = self.prefix + [self.python, "-I", "-S", work.program("build_gate"), "guard", socket, "--"]
         env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
         if self.route == "pep517":
-            words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", self.python]
+            words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", python]
             words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
             with _Held(socket, self.name, jobs, self.memory):
                 return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
@@ -250,7 +253,7 @@ class _Build:
         }
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)
-        words = [self.python, work.program("build_driver"), file]
+        words = [python, work.program("build_driver"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
 
     def _killed(self, done: "proc.Finished", work: "_Work") -> "bool":
@@ -326,11 +329,13 @@ class _Work:
     def __init__(self, path: "str") -> "None":
         self.path = path
         self.tree = os.path.join(path, "src")
+        self.environment = os.path.join(path, "env")
         self.tmp = os.path.join(path, "tmp")
+        self.runtime = os.path.join(path, "runtime")
         self.out = os.path.join(path, "out")
         self.logs = os.path.join(path, "logs")
         self.report = os.path.join(path, "report.json")
-        for folder in (self.tmp, self.out, self.logs):
+        for folder in (self.runtime, self.tmp, self.out, self.logs):
             os.mkdir(folder)
         for name in _PROGRAMS:
             data = pkgutil.get_data(__name__.rpartition(".")[0], name + ".py")

@@ -9,13 +9,13 @@ import re
 import time
 import zipfile
 
-from envbuild.node import build_environ, proc
+from envbuild.node import paths, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_TIME = time.gmtime(build_environ.EPOCH)[:6]
+_TIME = time.gmtime(paths.EPOCH)[:6]
 _DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")
 _STRIP_DEADLINE = 300.0
 

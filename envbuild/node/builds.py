@@ -329,6 +329,7 @@ class Builder:
         env = self._own_env(source)
         tools = build_environ.look(env, self.options.get("cuda_home"))
         env.update(build_environ.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
+        env.update(build_environ.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
         done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
             log(uv.tail(done.out + done.err, 400))

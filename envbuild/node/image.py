@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _VERBS = {"packages": ("install",), "build": ("install", "smoke", "activate")}
 # What a build says of itself that the next one need not repeat.
 _VOLATILE = ("seconds", "jobs", "ccache", "retried", "from", "store", "rebuild", "canonical", "memory")
-# 1980-01-01, the earliest time that a zip entry can have.
-EPOCH = 315532800
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -109,7 +107,7 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
             evidence = dict(step["args"].get("evidence") or {}, network=network)
             if kept:
                 evidence["kept_of_base"] = kept
-            step["args"].update(stamped_at=EPOCH, evidence=evidence)
+            step["args"].update(stamped_at=paths.EPOCH, evidence=evidence)
         result = results[verb] = _run("build", step, variant)
         if verb == "install":
             settle(environment)

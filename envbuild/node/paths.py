@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 META = ".envbuild"
+EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` brought, by sha256
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 

@@ -194,6 +194,90 @@ def test_two_environments_and_two_folders_give_one_file(tmp_path: Path, python: 
     assert Path(here["wheel"]).read_bytes() == Path(there["wheel"]).read_bytes()
 
 
+DATED = """
+import glob, os, sys, sysconfig
+[header] = glob.glob(os.path.join(sysconfig.get_paths()["purelib"], "*", "include", "part.h"))
+dates = [int(os.stat(name).st_mtime) for name in ("csrc/value.h", "csrc/shape_C.c", header)]
+open("shape/data.txt", "w").write(repr((dates, header)))
+"""
+DEVICE_CODE = """
+import os, subprocess, sysconfig
+[header] = glob.glob(os.path.join(sysconfig.get_paths()["purelib"], "*", "include"))
+words = ["nvcc", "-c", "-O3", "-lineinfo", "-I" + header, "-gencode=arch=compute_90,code=sm_90", "csrc/k.cu"]
+subprocess.run([*words, "-o", os.path.abspath("shape/data.txt")], check=True)
+"""
+KERNEL = """
+#include "part.h"
+__global__ void scale(float *out, float by) { out[threadIdx.x] = part(out[threadIdx.x], by); }
+"""
+PART = "__attribute__((always_inline)) __device__ inline float part(float x, float by) { return x * by + 1.0f; }\n"
+
+
+@pytest.mark.parametrize("how", ["what setup.py sees", "what nvcc writes"])
+def test_d33_neither_dates_nor_the_prefix_of_headers_are_in_what_is_compiled(
+    tmp_path: Path, python: str, how: str
+) -> None:
+    """nvcc -lineinfo (Apex's amp_C) writes the path and the date of every source and header into device code."""
+    if how == "what nvcc writes" and shutil.which("nvcc") is None:
+        pytest.skip("no nvcc on this machine")
+    script = DATED if how == "what setup.py sees" else "import glob" + DEVICE_CODE
+    other = build_projects.environment(tmp_path / "another-prefix" / "environment")
+    digests = set()
+    for index, interpreter in enumerate((python, other)):
+        project = shape_project(tmp_path / f"project{index}", script + SETUP, **{"csrc/k.cu": KERNEL})
+        site = next((Path(interpreter).parent.parent / "lib").glob("python*/site-packages"))
+        header = write(site, {"parts/include/part.h": PART}) / "parts/include/part.h"
+        for path in (*project.rglob("*"), header):
+            os.utime(path, (1.0e9 + index * 1000, 1.0e9 + index * 1000))
+        try:
+            result = build_wheel.build_wheel(
+                interpreter, source(), str(project), str(tmp_path / f"out{index}"), options(tmp_path)
+            )
+        finally:
+            shutil.rmtree(site / "parts")
+        digests.add(result["sha256"])
+    assert result["canonical"]
+    assert len(digests) == 1
+
+
+PRINTS = """
+#include <Python.h>
+#include <iostream>
+static PyObject *value(PyObject *, PyObject *) { std::cout << 7 << std::endl; return PyLong_FromLong(7); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, 0}, {0, 0, 0, 0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "shape_C", 0, -1, methods, 0, 0, 0, 0};
+PyMODINIT_FUNC PyInit_shape_C(void) { return PyModule_Create(&module); }
+"""
+
+
+def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one(tmp_path: Path, python: str) -> None:
+    """A second libstdc++ inside an extension shares half of its symbols with the first: SIGSEGV in std::cout."""
+    real = shutil.which("g++")
+    if real is None:
+        pytest.skip("no g++ on this machine")
+    found = subprocess.run([real, "-print-file-name=libstdc++.a"], capture_output=True, text=True).stdout.strip()
+    alone = tmp_path / "only-static"
+    alone.mkdir()
+    shutil.copy(found, alone)
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = -print-file-name=libstdc++.so ] && echo libstdc++.so && exit 0\n'
+        f'exec {real} "$@" -L{alone}\n'
+    )
+    compiler.chmod(0o755)
+    project = shape_project(tmp_path / "project", SETUP.replace('[2] + ".c"', '[2] + ".cpp"'))
+    write(project, {"csrc/shape_C.cpp": PRINTS})
+    asked = source(flags=["cpp_ext"], extensions=["shape_C"], environment={"CXX": str(compiler)})
+    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    with zipfile.ZipFile(result["wheel"]) as archive:
+        [name] = [each for each in archive.namelist() if each.startswith("shape_C")]
+        archive.extract(name, tmp_path)
+    needed = subprocess.run(["readelf", "-d", tmp_path / name], capture_output=True, text=True, check=True).stdout
+    assert "Shared library: [libstdc++.so.6]" in needed
+    assert unpack_run(result["wheel"], python, tmp_path / "unpacked", "import shape_C; shape_C.value()") == "7"
+
+
 FLAGS_OF_PYTHON = """
 #ifdef __OPTIMIZE__
 #define OPTIMIZED 1
