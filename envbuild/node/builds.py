@@ -127,7 +127,7 @@ class Builder:
     def prove(self) -> "None":
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
 
-        A wheel that was built here and does not work is not kept in the store.
+        A wheel that has worked nowhere yet is not kept in the store then, whoever built it: its builder may be dead.
         """
         for source in self.pins:
             facts = self.built.get(source["name"])
@@ -140,9 +140,11 @@ class Builder:
             try:
                 facts["imports"] = build_import.check(self.python, source["name"], names, self._own_env(source))
             except NodeError as error:
-                if facts["from"] == "built" and self.store is not None and self.store.use == "read-write":
+                if self.store is not None:
                     self.store.reject(facts["key"], error.why)
                 raise
+            if self.store is not None and not facts["imports"]["unchecked"]:
+                self.store.proved(facts["key"])
 
     def _prove_in_place(self, source: "dict[str, Any]") -> "None":
         """Import what a build in its own tree should have made; nothing but the stack says what that is."""

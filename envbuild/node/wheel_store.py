@@ -1,6 +1,7 @@
 """The wheel store: wheels built from source, by build key, so that what one node has built the others only install.
 
     <store>/<key>/{<wheel>.whl, build.json}     complete from the rename that makes it; never changed afterwards
+    <store>/<key>/proven.json                   who imported its extensions first; until then who cannot rejects it
     <store>/leases/<key>.json                   who builds it now (see lease.py); it only saves double work
     <store>/leases/<key>.failed.json            how its last build failed, for those who waited for it
     <store>/tmp/<key>.<random>/                 an entry that is being written
@@ -39,6 +40,7 @@ __all__ = [
     "read_toolchain",
 ]
 
+PROVEN = "proven.json"
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
@@ -167,15 +169,34 @@ class Store:
         else:
             self.note("entry %.12s is not used: %s" % (name, found.why))
 
-    def reject(self, key: "str", why: "str") -> "None":
-        """Move the entry of `key` that we would use away, because its wheel does not work."""
+    def _used(self, key: "str") -> "str | None":
+        """The folder name of the entry of `key` that we would use."""
         for name in (key, "%s-%d" % (key, os.geteuid())):
             try:
                 wheel_entry.read(self.place(name), self.trusted)
             except UnusableEntryError:
                 continue
-            self.quarantine(name, why)
+            return name
+        return None
+
+    def proved(self, key: "str") -> "None":
+        """The wheel of `key` works; said once, by who could write the entry. Best effort."""
+        name = self._used(key)
+        if name is None or self.use != "read-write" or os.path.lexists(self.place(name, PROVEN)):
             return
+        try:
+            paths.write_json(self.place(name, PROVEN), dict(identity.here()))
+        except (OSError, NodeError) as error:
+            log("that %.12s works is not told to others: %s" % (key, error))
+
+    def reject(self, key: "str", why: "str") -> "None":
+        """Move the entry of `key` that we would use away, because its wheel does not work.
+
+        One that has worked anywhere stays: then it is this environment that it does not work in.
+        """
+        name = self._used(key)
+        if name is not None and self.use == "read-write" and not os.path.lexists(self.place(name, PROVEN)):
+            self.quarantine(name, why)
 
     def quarantine(self, name: "str", why: "str") -> "str | None":
         """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""

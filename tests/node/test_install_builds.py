@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,27 @@ def test_an_extension_that_cannot_be_imported_is_a_failure_and_is_not_kept(node:
     assert forge.compiled() == 1
     fail(node, variant, "extension-broken", 4, **args())
     assert forge.compiled() == 1, "built again, for the store did not keep it"
+
+
+def test_d44_a_bad_wheel_whose_builder_was_killed_before_its_proof_is_rejected_by_who_takes_it(
+    node: Node, forge: Forge, tmp_path: Path
+) -> None:
+    variant = make_variant([], sources=[forge.patched(files={"fast.c": BROKEN})])
+    store = tmp_path / "wheels-of-all"
+    code = (
+        "import json, os, signal, sys\nfrom envbuild.node import build_import, install\n"
+        "build_import.check = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
+    )
+    request = json.dumps(node.install_request(variant, **args(store)))
+    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
+    assert done.returncode == -9, done.stderr
+    (key,) = (path.name for path in store.iterdir() if len(path.name) == 64)
+    other = other_node(tmp_path)
+    fail(other, variant, "extension-broken", 4, **args(store))
+    assert not (store / key).exists()
+    assert forge.compiled() == 1
+    fail(other, variant, "extension-broken", 4, **args(store))
+    assert forge.compiled() == 1, "built again, and not taken"
 
 
 def test_a_crash_while_importing_is_named(node: Node, forge: Forge) -> None:

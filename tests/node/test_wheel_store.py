@@ -169,6 +169,18 @@ def test_a_wheel_that_does_not_work_is_rejected_by_its_key(tmp_path: Path) -> No
     assert (store.find(key), len(names(Path(store.path, "quarantine")))) == (None, 2)
 
 
+def test_d44_a_wheel_that_has_worked_somewhere_is_not_rejected_by_who_cannot_use_it(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "store", tmp_path)
+    store.proved(key)
+    store.proved(key)
+    Store(store.path, create=True).reject(key, "it does not import here")
+    assert store.find(key) is not None
+    assert names(Path(store.path, "quarantine")) == []
+    Path(store.path, key, "proven.json").unlink()
+    Store(store.path).reject(key, "a store that is only read is left as it is")
+    assert store.find(key) is not None
+
+
 def test_a_use_is_recorded_on_the_entry(tmp_path: Path) -> None:
     store, key = filled(tmp_path / "store", tmp_path)
     record = Path(store.path, key, "build.json")
