@@ -5,7 +5,7 @@ import posixpath
 import tarfile
 import tempfile
 
-from envbuild.node import container_look, paths, proc
+from envbuild.node import container_file, container_look, paths, proc
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -21,34 +21,25 @@ _LAST = 2000  # characters of what the build printed, for the error
 
 
 def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
-    """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has.
+    """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has and it is whole.
 
     `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-archive-damaged`
     (exit 5), `image-build-failed` (4), `disk-full` (75).
     """
     path = os.path.join(prefix, "images", "%s-%s.sif" % (args["stack"], args["key"][:12]))
-    if args.get("force") or not os.path.exists(path):
-        top = args.get("tmp") or os.path.join(prefix, "tmp")
-        half = path + ".half"
-        _forget(half)  # of a run that was killed
-        folder = _folder(top)
+
+    def make(half: "str") -> "None":
+        folder = _folder(args.get("tmp") or os.path.join(prefix, "tmp"))
         try:
             _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
             _apptainer(args, folder, half)
             held.check()
-            os.replace(half, path)
         except OSError as error:
             raise paths.os_error(error, folder) or error from error
         finally:
-            _forget(half)
             paths.remove_tree(folder)
-    file = {"path": path, "bytes": os.stat(path).st_size, "sha256": container_look.digest_of(path)}
-    return {"ok": True, "file": file}
 
-
-def _forget(path: "str") -> "None":
-    if os.path.lexists(path):
-        os.unlink(path)
+    return {"ok": True, "file": container_file.made(path, make, force=bool(args.get("force")))}
 
 
 def _folder(top: "str") -> "str":

@@ -7,7 +7,7 @@ import os
 import shutil
 import tarfile
 
-from envbuild.node import container_look, container_serve, paths, proc
+from envbuild.node import container_file, container_look, container_serve, paths, proc
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -36,17 +36,13 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
         return wanted, None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
-    if args.get("force") or not os.path.exists(path):
-        half = path + ".half"
-        if os.path.lexists(half):
-            os.unlink(half)  # of a run that was killed
-        try:
-            _make_file(args, runtime, args.get("maker") or program, half)
-            os.replace(half, path)
-        finally:
-            if os.path.lexists(half):
-                os.unlink(half)
-    return path, {"path": path, "bytes": os.stat(path).st_size, "sha256": container_look.digest_of(path)}
+    kept = (container_look.read_record(prefix, args["stack"]) or {}).get("file") or {}
+    recorded = kept.get("sha256") if kept.get("path") == path else None
+
+    def make(half: "str") -> "None":
+        _make_file(args, runtime, args.get("maker") or program, half)
+
+    return path, container_file.made(path, make, recorded, bool(args.get("force")))
 
 
 def _forget(args: "dict[str, Any]", program: "str") -> "None":

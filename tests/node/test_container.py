@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import tarfile
 import urllib.error
 import urllib.request
@@ -117,6 +118,39 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     assert lease.read(str(node.prefix)) is None
 
 
+@pytest.mark.parametrize(("left", "noted"), [("truncated", True), ("of somebody else", False)])
+def test_d45_a_file_that_is_there_and_is_not_the_one_that_was_made_is_made_again(
+    node: Site, left: str, noted: bool
+) -> None:
+    node.program("apptainer")
+    path = node.prefix / "images" / f"tiny-{ID[:12]}.sif"
+    if noted:
+        node.install("apptainer", **node.archive())
+    else:
+        path.parent.mkdir(parents=True)
+    path.write_text(left)
+    node.log.unlink(missing_ok=True)
+    changed, result = node.install("apptainer", **node.archive())
+    assert (changed, result["ok"], path.read_text()) == (True, True, "sif\n")
+    assert node.log.read_text().startswith("build ")
+    record = node.record()
+    assert record is not None
+    assert record["file"]["sha256"] == hashlib.sha256(b"sif\n").hexdigest()
+    check = subprocess.run(["sha256sum", "-c", f"{path}.sha256"], capture_output=True, text=True)
+    assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_d45_a_file_that_is_whole_is_taken_as_it_is(node: Site, beside: bool) -> None:
+    node.program("apptainer")
+    node.install("apptainer", **node.archive())
+    if not beside:  # as versions before wrote it: the hash is in the record alone
+        (node.prefix / "images" / f"tiny-{ID[:12]}.sif.sha256").unlink()
+    node.log.unlink()
+    assert node.install("apptainer", **node.archive())[1]["ok"]
+    assert not [line for line in node.log.read_text().splitlines() if line.startswith("build")]
+
+
 def test_a_step_whose_connection_broke_can_be_begun_again(node: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     node.program("apptainer")
     sent = node.archive()
@@ -179,7 +213,8 @@ def test_enroot_imports_a_file_from_a_registry_that_ends_with_it(runtime: str, n
     assert [each["size"] for each in manifest["layers"]] == [len(layer) for layer in layers]
     assert [each.encode() for each in data] == [config, *layers]
     assert (variables["ENROOT_ALLOW_HTTP"], variables["no_proxy"]) == ("yes", "127.0.0.1")
-    assert sorted(each.name for each in (node.prefix / "images").iterdir()) == ["image.tar", Path(made).name]
+    there = sorted(each.name for each in (node.prefix / "images").iterdir())
+    assert there == ["image.tar", Path(made).name, f"{Path(made).name}.sha256"]
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url + "manifests/latest", timeout=5)
 

@@ -1,0 +1,52 @@
+"""The file of an image (.sif, .sqsh): made under another name, its hash beside it, used only while it has that."""
+
+import os
+
+from envbuild.node import container_look, paths
+from envbuild.node.probe_files import read
+from envbuild.node.protocol import log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def made(
+    path: "str", make: "Callable[[str], None]", recorded: "str | None" = None, force: "bool" = False
+) -> "dict[str, Any]":
+    """The file at `path` as `path`, `bytes` and `sha256`; `make(other path)` makes it where it is not there and whole.
+
+    `recorded`: its sha256 where it is known from elsewhere. The hash beside it is read by `sha256sum -c` too.
+    """
+    digest = None if force else _whole(path, recorded)
+    if digest is None:
+        half = path + ".half"
+        _forget(half)  # of a run that was killed
+        try:
+            make(half)
+            digest = container_look.digest_of(half)
+            # First: a kill in between leaves a file that is made again.
+            paths.write_atomic(path + ".sha256", ("%s  %s\n" % (digest, path)).encode("utf-8"))
+            os.replace(half, path)
+        finally:
+            _forget(half)
+    return {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
+
+
+def _whole(path: "str", recorded: "str | None") -> "str | None":
+    """The sha256 of a file that is there and is the one that was made; else None, and the log says why."""
+    if not os.path.exists(path):
+        return None
+    wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
+    found = container_look.digest_of(path)
+    if found is not None and found == wanted:
+        return found
+    told = ("made was %.12s" % wanted) if wanted else "nobody has written down what was made"
+    log("%s is made again: its sha256 is %.12s, %s" % (path, found or "unreadable", told))
+    return None
+
+
+def _forget(path: "str") -> "None":
+    if os.path.lexists(path):
+        os.unlink(path)
