@@ -77,6 +77,12 @@ class EnvbuildError(Exception):
         self.exit_code = exit_code
         self.details = details or {}
 
+    @classmethod
+    def unexpected(cls, what: str, error: Exception) -> EnvbuildError:
+        """An exception that nobody foresaw, where one part of a run must not end the others (exit 70)."""
+        why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
+        return cls("internal", what, why=why, exit_code=ExitCode.INTERNAL)
+
     def __str__(self) -> str:
         """One line: code and what happened."""
         return f"error[{self.code}]: {self.what}"

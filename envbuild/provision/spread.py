@@ -187,13 +187,14 @@ class _Run:
             if isinstance(journey, Journey):
                 ready += self._arrived(group, journey)
             else:
+                assert journey is not None  # noqa: S101 - without a deadline every call is waited for
                 ready += self._not_given(group, journey)
         return ready
 
-    def _not_given(self, group: _Group, error: EnvbuildError | None) -> list[str]:
+    def _not_given(self, group: _Group, error: EnvbuildError) -> list[str]:
         """A finished builder could not pack what it has: that is not its own failure, and another one builds."""
         builder = group.made.builder
-        why = ": ".join(filter(None, (error.what, error.why))) if error is not None else "nothing was there to pack"
+        why = ": ".join(filter(None, (error.what, error.why)))
         self.work.notes.append(f"the environment of {builder} could not be handed to {names_of(group.waiting)}: {why}")
         self.work.tried.add(builder)
         waiting, group.waiting = group.waiting, []
@@ -210,7 +211,7 @@ class _Run:
                 self.files[name] = replace(self.files[name], artifacts=journey.archive, store=store)
         self.outcome.errors.update(journey.errors)
         group.waiting = journey.left
-        return ready + (self._not_given(group, journey.why) if journey.left else [])
+        return ready + (self._not_given(group, journey.why) if journey.why is not None else [])
 
     def _carry(self, group: _Group) -> Journey | EnvbuildError:
         """Pack on the builder and bring the pack to all who wait."""
@@ -224,13 +225,15 @@ class _Run:
                 self._fetch_for_rest(journey, builder)
             finally:
                 self._remove(builder, pack)
+            self.work.journal.append(
+                EventKind.SPREAD, node=builder, to=journey.arrives(group.waiting),
+                sent=journey.sent, bytes=pack["bytes"], format=pack["format"], root=pack["root"],
+                seconds=round(time.monotonic() - began, 3),
+            )  # fmt: skip
         except EnvbuildError as error:
             return error
-        self.work.journal.append(
-            EventKind.SPREAD, node=builder, to=journey.arrives(group.waiting),
-            sent=journey.sent, bytes=pack["bytes"], format=pack["format"], root=pack["root"],
-            seconds=round(time.monotonic() - began, 3),
-        )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - in a thread; those who wait are given what another builds
+            return EnvbuildError.unexpected("it was not carried", error)
         return journey
 
     def _ask(self, node: str, verb: str, args: Mapping[str, Any]) -> dict[str, Any]:

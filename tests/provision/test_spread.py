@@ -47,6 +47,7 @@ class Stage:
         self.cut: set[str] = set()
         self.damaged: set[str] = set()
         self.pack_fails: set[str] = set()
+        self.pack: dict[str, Any] = PACK
         self.cannot_send: dict[str, Exception] = {}
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
@@ -106,7 +107,8 @@ class Stage:
         if request["verb"] == "pack":
             if node in self.pack_fails:
                 return error("pack-leads-out", 7)
-            told = {**PACK, "file": f"{args['folder']}/x.tar"}
+            told = {**self.pack, "file": f"{args['folder']}/x.tar"}
+            self.pack = PACK
             return ContactResult(node, {}, (), {"ok": True, "result": told}, 0)
         if node in self.damaged:
             return error("transfer-damaged", 5)
@@ -228,6 +230,17 @@ def test_who_cannot_pack_what_it_has_is_good_and_another_builds_for_the_rest(
     assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": TAKES}]
     assert outcome.errors == {}
     assert on.work.notes == ["the environment of a could not be handed to b and c: pack-leads-out"]
+
+
+def test_d47_an_answer_that_nobody_foresaw_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = Stage(tmp_path, monkeypatch, "a", "b", "c")
+    on.pack = {key: value for key, value in PACK.items() if key != "bytes"}
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": TAKES}]
+    assert outcome.errors == {}
+    (note,) = on.work.notes
+    assert "the environment of a could not be handed to b and c" in note
+    assert "a mistake in envbuild itself: KeyError: 'bytes'" in note
 
 
 @pytest.mark.parametrize("error", [EnvbuildError("disk-full", "no room here"), OSError("no room here")])
