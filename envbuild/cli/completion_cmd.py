@@ -19,4 +19,4 @@ def completion(ui: Ui, shell: str) -> None:
     if script_class is None:
         raise click.UsageError(f"no completion for {shell}")
     script = script_class(cli, {}, "envbuild", "_ENVBUILD_COMPLETE").source()
-    ui.result({"shell": shell, "script": script}, lambda: script)
+    ui.result({"shell": shell, "script": script}, lambda: script, verbatim=True)

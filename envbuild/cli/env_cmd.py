@@ -74,7 +74,7 @@ def activate(ui: Ui, /, **flags: Any) -> int:
 
     item = _current(ui, flags)
     code = f". {shlex.quote(item['path'] + '/.envbuild/activate.sh')}\n"
-    ui.result({"path": item["path"], "shell": code}, lambda: code)
+    ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
     return ExitCode.OK
 
 

@@ -221,7 +221,8 @@ def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> int:
     files = definition.files(recipe)
     changed = context.write(recipe, output, more=files) if output is not None else []
     data = {"ok": True, "folder": str(output) if output else None, "changed": changed, "text": files[definition.FILE]}
-    ui.result(data, lambda: files[definition.FILE] if output is None else f"wrote {output / definition.FILE}")
+    wrote = files[definition.FILE] if output is None else f"wrote {output / definition.FILE}"
+    ui.result(data, lambda: wrote, verbatim=True)
     return ExitCode.OK
 
 
@@ -254,7 +255,7 @@ def pods(
     argv = command or ("sleep", "infinity")
     documents = made.manifests(recipe, known.pods, image=reference, name=name or recipe.stack, command=argv, rdma=rdma)
     text = made.render(documents, recipe)
-    ui.result({"ok": True, "documents": documents, "text": text}, lambda: text)
+    ui.result({"ok": True, "documents": documents, "text": text}, lambda: text, verbatim=True)
     return ExitCode.OK
 
 
@@ -274,5 +275,5 @@ def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> int:
     for name, value in flags.items():
         words += [f"--{_FLAGS.get(name, name)}", value] if value is not None else []
     text = made(_recipe(stack, flags), words, install)
-    ui.result({"ok": True, "text": text}, lambda: text)
+    ui.result({"ok": True, "text": text}, lambda: text, verbatim=True)
     return ExitCode.OK

@@ -67,8 +67,8 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
         from envbuild.cli.launch_run import run_here
 
         return run_here(ui, made, place, activate)
-    data = {"launch": made.to_json_dict(), "activate": activate}
-    ui.result({key: value for key, value in data.items() if value is not None}, lambda: render(made, activate))
+    data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
+    ui.result(data, lambda: render(made, activate), verbatim=True)
     return 0
 
 

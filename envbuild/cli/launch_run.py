@@ -79,7 +79,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     if flags["print_script"]:
         site, job, _ = make_job(target, stack, profile, asked, time.strftime("%Y%m%d-%H%M%S"))
         text = site.scheduler.render(job)
-        ui.result({"script": text, "cost": job.cost()}, lambda: text)
+        ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(config, command=("envbuild", *sys.argv[1:])), cancel_job=flags["cancel_job"])
     told = {"stack": stack.name, "profile": profile, "target": target.name}

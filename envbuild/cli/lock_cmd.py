@@ -184,7 +184,7 @@ def export(
     if output:
         _write(output, text)
     data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
-    ui.result(data, lambda: f"wrote {output}" if output else text)
+    ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
     return ExitCode.OK
 
 

@@ -39,16 +39,24 @@ class Ui:
     debug: bool = False
     colour: bool | None = None
 
-    def result(self, data: dict[str, Any], human: Callable[[], RenderableType | str]) -> None:
-        """Print the result: `data` under `--json` (with its schema version), else what `human()` gives."""
+    def result(
+        self, data: dict[str, Any], human: Callable[[], RenderableType | str], *, verbatim: bool = False
+    ) -> None:
+        """Print the result: `data` under `--json` (with its schema version), else what `human()` gives.
+
+        `verbatim`: text for another program (a script, an export); all other is redacted.
+        """
         if self.json:
             write_json(data)
             return
         shown = human()
-        if isinstance(shown, str):
-            sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
-        else:
-            self.stdout_console().print(shown)
+        if not isinstance(shown, str):
+            console = self.stdout_console()
+            with console.capture() as captured:
+                console.print(shown)
+            shown = captured.get()
+        shown = shown if verbatim else _redacted(shown)
+        sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
 
     def lines(self, data: dict[str, Any], human: Callable[[int], list[tuple[str, str]]]) -> None:
         """Print the result as lines of (text, style); `human` gets the width of the terminal."""
@@ -59,7 +67,8 @@ class Ui:
         if colour is None:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         width = shutil.get_terminal_size((100, 24)).columns
-        for text, style in human(max(80, width)):
+        for line, style in human(max(80, width)):
+            text = _redacted(line)
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
     def note(self, text: str) -> None:

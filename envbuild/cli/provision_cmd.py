@@ -82,7 +82,7 @@ def _image_script(ui: Ui, prepared: Prepared) -> int:
     from envbuild.provision.container_script import image_script
 
     text = image_script(prepared)
-    ui.result({"script": text}, lambda: text)
+    ui.result({"script": text}, lambda: text, verbatim=True)
     return 0
 
 
@@ -95,7 +95,7 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     refuse_prolog(prepared.target)
     login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection, "prolog")
     text = prolog_text(prepared.target, prepared.stack.name, login)
-    ui.result({"prolog": text}, lambda: text)
+    ui.result({"prolog": text}, lambda: text, verbatim=True)
     return ExitCode.OK
 
 
@@ -161,7 +161,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
             from envbuild.provision.job_work import job_script
 
             text = job_script(made, prepared.target, text)
-        ui.result({**data, "script": text}, lambda: text)
+        ui.result({**data, "script": text}, lambda: text, verbatim=True)
     else:
         ui.result(data, lambda: plan_text(made, survey, prepared.selection))
     return gravest(int(error.exit_code) for error in survey.errors.values())

@@ -81,7 +81,7 @@ def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
 def _internal(verb: "str", error: "Exception") -> "tuple[dict[str, Any], int]":
     import traceback
 
-    traceback.print_exc()
+    protocol.log(traceback.format_exc())
     frames = traceback.extract_tb(error.__traceback__)
     where = (
         {"file": os.path.basename(frames[-1][0]), "line": frames[-1][1], "function": frames[-1][2]} if frames else {}

@@ -22,7 +22,6 @@ from envbuild.node import (
     build_proof,
     build_zip,
     paths,
-    pipconf,
     proc,
     protocol,
     record,
@@ -30,6 +29,7 @@ from envbuild.node import (
     uv,
 )
 from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class _Build:
         """The whole output, into the log file of the run only."""
         if protocol.log.path is None:
             return
-        message = "output of the build of %s:\n%s" % (self.name, pipconf.redact(done.out + done.err))
+        message = "output of the build of %s:\n%s" % (self.name, redact_text(done.out + done.err))
         try:
             with open(protocol.log.path, "ab") as stream:
                 line = json.dumps({"t": round(time.time(), 3), "message": message})
@@ -286,7 +286,7 @@ class _Build:
             return self._error("it was not done after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
         log(uv.tail(text, 400))
-        told = pipconf.redact(build_causes.told(text, uv.tail(text, 30).splitlines()))
+        told = redact_text(build_causes.told(text, uv.tail(text, 30).splitlines()))
         return self._error(what + told, build_causes.cause(text)[1])
 
     def _error(self, why: "str", hint: "str" = "") -> "NodeError":

@@ -22,7 +22,6 @@ from envbuild.node import (
     build_zip,
     patching,
     paths,
-    pipconf,
     proc,
     record,
     sources,
@@ -31,6 +30,7 @@ from envbuild.node import (
     wheel_store,
 )
 from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ class Builder:
             log(uv.tail(done.out + done.err, 400))
             if "No space left on device" in done.err:
                 raise paths.full_disk(project, uv.tail(done.err))
-            text = pipconf.redact(done.out + "\n" + done.err)
+            text = redact_text(done.out + "\n" + done.err)
             told = build_causes.told(text, uv.tail(text).splitlines())
             raise _failed(source, told, build_causes.cause(text)[1])
         if not had_build:

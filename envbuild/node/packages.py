@@ -5,7 +5,7 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import pipconf, record, uv, wheel_entry
+from envbuild.node import pipconf, record, uv, variables, wheel_entry
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -228,7 +228,8 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
         stream.write(requirements(group.packages))
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
-    done = tool.run(args + options + group.args + ["-r", listing], group.extra)
+    may_see = variables.for_fetch if "--no-build" in options else variables.for_fetch_and_build
+    done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see)
     if done.ok:
         return
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DEADLINE = 600.0
 _PACKAGE = "envbuild.node"
 # What the program needs beside the modules whose names begin with `patch`.
-_NEEDED = ("protocol",)
+_NEEDED = ("protocol", "redact")
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[1:] = []; "
     "runpy.run_module('envbuild.node.patch_run', run_name='__main__', alter_sys=True)"

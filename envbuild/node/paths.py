@@ -131,8 +131,11 @@ def set_umask(prefix: "str") -> "None":
     os.umask(0o002 if shared else 0o022)
 
 
-def write_atomic(path: "str", data: "bytes") -> "None":
-    """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file."""
+def write_atomic(path: "str", data: "bytes", mode: "int" = 0o666) -> "None":
+    """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file.
+
+    `mode`: its permissions, before the umask.
+    """
     import tempfile
 
     folder = os.path.dirname(path)
@@ -146,7 +149,7 @@ def write_atomic(path: "str", data: "bytes") -> "None":
                 os.fsync(stream.fileno())
             mask = os.umask(0o022)
             os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
+            os.chmod(temporary, mode & ~mask)
             os.rename(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -159,10 +162,10 @@ def write_atomic(path: "str", data: "bytes") -> "None":
         raise
 
 
-def write_json(path: "str", data: "Any") -> "None":
+def write_json(path: "str", data: "Any", mode: "int" = 0o666) -> "None":
     """`data` as JSON with sorted keys, written by `write_atomic`."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    write_atomic(path, text.encode("ascii") + b"\n")
+    write_atomic(path, text.encode("ascii") + b"\n", mode)
 
 
 def read_json(path: "str") -> "Any":

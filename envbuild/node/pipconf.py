@@ -1,7 +1,7 @@
 """What pip's own configuration says about where packages are; uv does not read it.
 
 Places and precedence as pip has them: a PIP_* variable; else the section of the command, of the strongest file that has
-it; else the section `global`. Addresses may carry credentials: `redact` takes them out of every text that is shown.
+it; else the section `global`. Addresses may carry credentials.
 """
 
 import configparser
@@ -32,11 +32,6 @@ class PipConfig:
         self.extra_index_urls = extra_index_urls
         self.find_links = find_links
         self.cert = cert
-
-
-def redact(text: "str") -> "str":
-    """`text` with the user and password of every URL replaced by `***`."""
-    return _CREDENTIALS.sub("***@", text)
 
 
 def without_credentials(url: "str") -> "str":

@@ -10,6 +10,8 @@ import os
 import sys
 import time
 
+from envbuild.node import redact
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, NoReturn
@@ -129,6 +131,7 @@ def parse_request(data: "bytes", verb: "str") -> "dict[str, Any]":
             hint="run the node program that belongs to this version of envbuild",
         )
     _check_fields(request, verb)
+    redact.learn(request["args"])
     request["prefix"] = expand_prefix(request["prefix"])
     for key in ("cache", "tmp"):
         if isinstance(request["args"].get(key), str) and request["args"][key]:
@@ -188,7 +191,8 @@ class Log:
         self.path = None  # type: str | None
 
     def __call__(self, message: "str") -> "None":
-        """Write one message; a log file that cannot be written never stops the work."""
+        """Write one message, redacted; a log file that cannot be written never stops the work."""
+        message = redact.redact_text(message)
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
         if self.path is None:
@@ -225,8 +229,9 @@ def success(verb: "str", changed: "bool", result: "dict[str, Any]") -> "dict[str
 
 
 def failure(verb: "str", error: "NodeError") -> "dict[str, Any]":
-    """The response of a verb that failed with the NodeError `error`."""
-    return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": error.as_dict()}
+    """The response of a verb that failed with the NodeError `error`, redacted."""
+    told = redact.redact_data(error.as_dict())
+    return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": told}
 
 
 def encode(response: "dict[str, Any]") -> "bytes":

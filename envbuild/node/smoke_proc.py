@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from envbuild.node import proc
+from envbuild.node import proc, redact
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
@@ -217,8 +217,8 @@ class _Process:
         if not self.ended():
             self.outcome.seconds = time.monotonic() - self._started
         self._drain.join(timeout=1)
-        self.outcome.stderr = self._tail.decode("utf-8", "replace")
-        self.outcome.events = read_events(self._events)
+        self.outcome.stderr = redact.redact_text(self._tail.decode("utf-8", "replace"))
+        self.outcome.events = redact.redact_data(read_events(self._events))
         return self.outcome
 
 

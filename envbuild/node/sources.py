@@ -7,8 +7,9 @@ submodule recursion are switched off, because what a repository says must never 
 import os
 import re
 
-from envbuild.node import paths, pipconf, proc
+from envbuild.node import paths, proc
 from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ def _must(done: "proc.Finished", doing: "str", folder: "str") -> "str":
         return done.out.strip()
     text = done.err + done.out
     if "No space left on device" in text or "Disk quota exceeded" in text:
-        raise paths.full_disk(folder, pipconf.redact(text.strip()[-500:]))
+        raise paths.full_disk(folder, redact_text(text).strip()[-500:])
     raise NodeError(
         "git-failed",
         "git failed while %s" % doing,
-        why=pipconf.redact(text.strip()[-1000:]),
+        why=redact_text(text).strip()[-1000:],
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
@@ -209,7 +210,7 @@ def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | No
 
 
 def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str") -> "None":
-    text = pipconf.redact(done.err.strip()[-1000:])
+    text = redact_text(done.err).strip()[-1000:]
     if "No space left on device" in text or "Disk quota exceeded" in text:
         raise paths.full_disk(folder, text)
     transport = done.timed_out or _TRANSPORT.search(text) is not None

@@ -7,12 +7,13 @@ process list; every message is redacted.
 import os
 import re
 
-from envbuild.node import paths, pipconf, proc
+from envbuild.node import paths, pipconf, proc, variables
 from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
 # would make an environment that is not the lock's.
@@ -51,11 +52,16 @@ class Uv:
         self.tmp = tmp
         self.config = config
 
-    def environ(self, extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
-        """The whole environment of a uv process."""
+    def environ(
+        self,
+        extra: "dict[str, str | None] | None" = None,
+        may_see: "Callable[[str, str], bool]" = variables.for_build,
+    ) -> "dict[str, str]":
+        """The whole environment of a build or, with another `may_see`, of a uv process that fetches."""
         env = proc.clean_env()
         for name in list(env):
-            if name in _DROPPED or (name.startswith("UV_") and not _KEPT.match(name)):
+            dropped = name in _DROPPED or (name.startswith("UV_") and not _KEPT.match(name))
+            if dropped or not may_see(name, env[name]):
                 del env[name]
         env.update(
             UV_CACHE_DIR=self.cache,
@@ -82,9 +88,11 @@ class Uv:
         extra: "dict[str, str | None] | None" = None,
         cwd: "str | None" = None,
         timeout: "float" = DEADLINE,
+        may_see: "Callable[[str, str], bool]" = variables.for_build,
     ) -> "proc.Finished":
         """Run `uv ARGS` (in `tmp`, where no project file lies); raises NodeError `uv-missing` (exit 4)."""
-        done = proc.run([self.program] + list(args), timeout=timeout, env=self.environ(extra), cwd=cwd or self.tmp)
+        env = self.environ(extra, may_see)
+        done = proc.run([self.program] + list(args), timeout=timeout, env=env, cwd=cwd or self.tmp)
         if done.missing:
             raise NodeError(
                 "uv-missing",
@@ -98,7 +106,7 @@ class Uv:
 
 def tail(text: "str", lines: "int" = _TAIL) -> "str":
     """The last lines of a program's output, redacted."""
-    return pipconf.redact("\n".join(text.strip().splitlines()[-lines:]))
+    return "\n".join(redact_text(text).strip().splitlines()[-lines:])
 
 
 def failure(done: "proc.Finished", doing: "str", where: "str") -> "NodeError":

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from envbuild.node import pipconf
 from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _refused(why: "str") -> "NodeError":
     return NodeError(
         "index-refused",
         "the package index cannot be used",
-        why=pipconf.redact(why),
+        why=redact_text(why),
         hint="check the credentials in ~/.netrc, or pip's and uv's configuration",
         exit_code=Exit.BUILD_FAILED,
     )
@@ -186,7 +187,7 @@ def _unreachable(url: "str", error: "object") -> "NodeError":
     return NodeError(
         "network-unreachable",
         "cannot reach %s" % (urlsplit(url).hostname or "the index"),
-        why=pipconf.redact(str(error))[:300],
+        why=redact_text(str(error))[:300],
         hint="check the network and the proxy, put the file into a find-links folder, or use `delivery: controller`",
         exit_code=Exit.TRY_AGAIN,
     )

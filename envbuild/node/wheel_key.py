@@ -11,7 +11,7 @@ import platform
 import re
 import shlex
 
-from envbuild.node import proc, record
+from envbuild.node import proc, record, variables
 from envbuild.node.protocol import NodeError
 
 TYPE_CHECKING = False
@@ -22,51 +22,6 @@ if TYPE_CHECKING:
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
 RECIPE = 2
 _DEADLINE = 30.0
-# What a compiler, linker or setup.py reads from the environment of the node, besides the variables of the stack.
-_READ = (
-    "CC",
-    "CXX",
-    "LDSHARED",
-    "CFLAGS",
-    "CXXFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "COMPILER_PATH",
-    "GCC_EXEC_PREFIX",
-    "LD_RUN_PATH",
-    "AR",
-    "ARFLAGS",
-    "CUDAHOSTCXX",
-    "CUDAARCHS",
-    "CUDACXX",
-    "PYTORCH_NVCC",
-    "TORCH_CUDA_ARCH_LIST",
-    "TORCH_NVCC_FLAGS",
-    "TORCH_CXX_FLAGS",
-    "FORCE_CUDA",
-    "BUILD_CUDA_EXTENSIONS",
-    "MPICC",
-    "MPICFG",
-)
-# Families of variables that choose what a setup.py compiles: a wheel with other parts must not have the same key.
-_READ_FAMILIES = (
-    "APEX_",
-    "CMAKE_",
-    "DS_BUILD_",
-    "DS_SKIP_",
-    "FLASH_ATTENTION_",
-    "FLASH_ATTN_",
-    "MPI4PY_",
-    "NVCC_",
-    "PKG_CONFIG",
-    "SETUPTOOLS_",
-)
-# Of these families, how many jobs there are: that changes no bit.
-_READ_NOT = ("APEX_PARALLEL_BUILD", "CMAKE_BUILD_PARALLEL_LEVEL", "NVCC_THREADS")
 _ASK = """
 import json, sysconfig
 print(json.dumps({k: sysconfig.get_config_var(k) or "" for k in ("SOABI", "CC", "CXX")}))
@@ -179,12 +134,8 @@ def read_toolchain(python: "str", cuda_home: "str | None", env: "dict[str, str] 
         "libc": _libc(env),
         "machine": platform.machine(),
         "python": told.get("SOABI") or "",
-        "environment": {name: env[name] for name in sorted(env) if env[name] and _is_read(name)},
+        "environment": {name: env[name] for name in sorted(env) if env[name] and variables.decides_bits(name)},
     }
-
-
-def _is_read(name: "str") -> "bool":
-    return name in _READ or (name.startswith(_READ_FAMILIES) and name not in _READ_NOT)
 
 
 def _says(argv: "list[str]", env: "dict[str, str]") -> "str":

@@ -6,7 +6,7 @@ import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths, protocol, wheel_entry
+from envbuild.node import identity, lease, paths, protocol, redact, wheel_entry
 from envbuild.node.protocol import Exit, NodeError, log
 from envbuild.node.wheel_entry import Entry
 from envbuild.node.wheel_key import build_key
@@ -79,7 +79,8 @@ def _failure(store: "Store", key: "str") -> "str":
 
 def _tell_failure(path: "str", error: "NodeError", mine: "dict[str, Any]") -> "None":
     try:
-        paths.write_json(path, dict(error.as_dict(), by=lease.describe(mine)))
+        told = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
+        paths.write_json(path, told, 0o600)  # the end of a build's output is for its owner, as the log is
         lease.touch(path)
     except (OSError, NodeError) as other:
         log("the failure is not told to others: %s" % other)

@@ -69,8 +69,8 @@ def render_markdown(evidence: Evidence) -> str:
 
 
 def harmless(evidence: Evidence) -> Evidence:
-    """The same evidence with control, BiDi and invisible characters written out."""
-    return Evidence.from_plain(visible_data(evidence.to_json_dict()))
+    """The same evidence redacted, with control, BiDi and invisible characters written out."""
+    return Evidence.from_plain(visible_data(redact_data(evidence.to_json_dict())))
 
 
 @functools.cache

@@ -1,19 +1,62 @@
-"""What a target's variables hold reaches the environment and nothing else."""
+"""What a target's variables hold reaches the environment and nothing else; what the caller's hold reaches no sink."""
 
 from __future__ import annotations
 
+import base64
+import stat
 from pathlib import Path
 
-from tests.e2e.world import World
+import pytest
+
+from tests.e2e.world import Done, World
+from tests.node.forge import FILES
 
 CANARY = "canary-4b1d0c9e77f2"
+# A token, the login of a proxy, and a variable whose name says nothing, which no build needs.
+CALLERS = {
+    "DEPLOY_TOKEN": CANARY,
+    "https_proxy": f"http://user:{CANARY}@127.0.0.1:9",
+    "no_proxy": "localhost,127.0.0.1",
+    "SITE_NOTE": "a note of the caller",
+}
+# A build that says what it sees, also of the process that started it, encoded too, and fails.
+TELLING = """
+import base64, os, sys
+for pid in ("self", str(os.getppid())):
+    try:
+        seen = open("/proc/%s/environ" % pid, "rb").read()
+    except OSError:
+        seen = b""
+    print(seen.replace(b"\\0", b"\\n").decode(), file=sys.stderr)
+    print(base64.b64encode(seen).decode(), file=sys.stderr)
+"""
+FAILING = TELLING + "\nsys.exit('the build ends here')\n"
+BACKEND = "def build_wheel(*_, **__):\n" + "\n".join("    " + line for line in FAILING.splitlines()) + "\n"
+
+
+def forms(secret: str) -> list[bytes]:
+    """The secret, and what stands in base64 for it at each of three alignments."""
+    encoded = [base64.b64encode(b"\0" * lead + secret.encode())[4:-4] for lead in range(3)]
+    return [secret.encode(), *encoded]
+
+
+def holding(text: bytes) -> bool:
+    return any(form in text for form in forms(CANARY))
+
+
+def assert_nowhere(world: World, done: Done) -> None:
+    assert not holding(done.out.encode())
+    assert not holding(done.err.encode())
+    files = [path for path in world.top.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 10
+    assert [str(path) for path in files if holding(path.read_bytes())] == []
 
 
 def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_directory(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.tiny()
     (world.work / "mine.yaml").write_text(
-        f"name: mine\nextends: local\nenvironment: {{SITE_API_TOKEN: {CANARY}, PLAIN: visible}}\n"
+        f"name: mine\nextends: local\nenvironment: {{SITE_API_TOKEN: {CANARY}, SITE_PLAIN: visible}}\n"
     )
     done = world.good("provision", "--target", "./mine.yaml", "--stack", "./tiny.yaml", "--json", "--debug")
     assert CANARY not in done.out + done.err
@@ -21,3 +64,58 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
     files = [path for path in world.runs.rglob("*") if path.is_file()]
     assert any(path.parent.parent.name == "requests" and b"visible" in path.read_bytes() for path in files)
     assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "summary"])
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ({"backend.py": BACKEND}, {"install": "wheel"}),
+        ({"setup.py": FAILING, "pyproject.toml": ""}, {"install": "wheel"}),
+        ({"setup.py": FAILING, "pyproject.toml": ""}, {"install": "path", "build": {"kind": "inplace"}}),
+    ],
+    ids=["backend", "setup.py", "in place"],
+)
+def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
+    tmp_path: Path, files: dict[str, str], source: dict[str, object], form: list[str]
+) -> None:
+    world = World(tmp_path)
+    pin = world.repository("quick", {**FILES, **files})
+    world.tiny(sources=[{**pin, **source}])
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", *form, env=CALLERS)
+    assert done.rc == 4
+    assert "could not be built" in done.out
+    assert_nowhere(world, done)
+    (log,) = (world.prefix / "logs").iterdir()
+    assert "PATH=" in log.read_text(), "the build was to print what it sees"
+    assert "the build ends here" in log.read_text()
+    told = list(world.prefix.rglob("*.failed.json"))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in [log, *told]] == [0o600] * (1 + len(told))
+    if source["install"] == "wheel":
+        assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    seen = tmp_path / "seen"
+    backend = f"import os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
+    pin = world.repository("quick", {**FILES, "backend.py": backend + FILES["backend.py"]})
+    world.tiny(sources=[{**pin, "build": {"environment": {"QUICK_PARTS": "all"}}}], environment={"SITE_MODE": "fast"})
+    world.built(env={**CALLERS, "CFLAGS": "-O1", "CUDA_CACHE_PATH": "/nowhere"})
+    lines = seen.read_text().splitlines()
+    assert {"QUICK_PARTS=all", "SITE_MODE=fast", "CUDA_CACHE_PATH=/nowhere", f"HOME={world.home}"} <= set(lines)
+    assert any(line.startswith("CFLAGS=-O1") for line in lines)
+    assert {line.partition("=")[0] for line in lines}.isdisjoint({*CALLERS, "PIP_FIND_LINKS"} - {"no_proxy"})
+
+
+@pytest.mark.slow
+def test_d22_a_module_that_prints_its_environment_when_it_is_imported_tells_no_secret(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    module = TELLING + "\nraise OSError(os.environ['DEPLOY_TOKEN'])\n"
+    world.wheel("alpha", "1.0", files={"alpha/__init__.py": module.encode()})
+    world.tiny(imports=["alpha"])
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", env=CALLERS)
+    assert done.rc == 1
+    assert_nowhere(world, done)

@@ -1,0 +1,62 @@
+"""Which variables of the caller's environment a build sees, and which of them decide what it makes."""
+
+import re
+
+from envbuild.node import redact
+
+# What a compiler, linker or setup.py reads from the environment of the node, besides the variables of the stack.
+_READ = frozenset(
+    "CC CXX LDSHARED CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH"
+    " COMPILER_PATH GCC_EXEC_PREFIX LD_RUN_PATH AR ARFLAGS CUDAHOSTCXX CUDAARCHS CUDACXX PYTORCH_NVCC"
+    " TORCH_CUDA_ARCH_LIST TORCH_NVCC_FLAGS TORCH_CXX_FLAGS FORCE_CUDA BUILD_CUDA_EXTENSIONS MPICC MPICFG".split()
+)
+# Families of variables that choose what a setup.py compiles: a wheel with other parts must not have the same key.
+_READ_FAMILIES = (
+    "APEX_",
+    "CMAKE_",
+    "DS_BUILD_",
+    "DS_SKIP_",
+    "FLASH_ATTENTION_",
+    "FLASH_ATTN_",
+    "MPI4PY_",
+    "NVCC_",
+    "PKG_CONFIG",
+    "SETUPTOOLS_",
+)
+# Of these families, how many jobs there are: that changes no bit.
+_READ_NOT = frozenset(("APEX_PARALLEL_BUILD", "CMAKE_BUILD_PARALLEL_LEVEL", "NVCC_THREADS"))
+# What a build needs beside them: who and where it is, its tools and where their parts lie, how many jobs.
+_NEEDED = re.compile(
+    r"(HOME|PATH|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TMP|TEMP|XDG_\w+|SOURCE_DATE_EPOCH"
+    r"|CPP|LD|AS|NM|RANLIB|STRIP|OBJCOPY|FC|F77|F90|FFLAGS|FCFLAGS|MAX_JOBS|MAKEFLAGS|LD_LIBRARY_PATH|MANPATH|INCLUDE"
+    r"|(CCACHE|CUDA|CUDNN|CUTLASS|NCCL|NVHPC|TORCH|PYTORCH|NINJA|OMP|MKL|OPENBLAS|GCC|LMOD|MODULES?|CRAY|CRAYPE|PE"
+    r"|OMPI|OPAL|PMIX|MPICH|I_MPI|HPCX|ROCM|HIP)_\w+|MPI(CXX|_HOME|HOME)|CRAY\w+|MODULE(PATH|SHOME)"
+    r"|LOADEDMODULES|_LMFILES_|(LM|NVHPC|INTEL)_LICENSE_FILE|(https?|all|no)_proxy|(HTTPS?|ALL|NO)_PROXY)\Z"
+)
+# What a program that fetches needs as well; it may carry credentials.
+_FETCHING = re.compile(
+    r"((https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY|UV_\w+|NETRC|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
+    r"|GIT_SSL_CAINFO|SSH_AUTH_SOCK)\Z"
+)
+
+
+def decides_bits(name: "str") -> "bool":
+    """Whether a tool reads the variable `name` and makes other files by it; it is part of the build key."""
+    return name in _READ or (name.startswith(_READ_FAMILIES) and name not in _READ_NOT)
+
+
+def for_build(name: "str", value: "str") -> "bool":
+    """Whether a build may see this variable of the caller's environment: one of tools, and without a secret."""
+    if redact.looks_secret(name) or redact.has_credentials(value):
+        return False
+    return decides_bits(name) or name in _READ_NOT or _NEEDED.match(name) is not None
+
+
+def for_fetch_and_build(name: "str", value: "str") -> "bool":
+    """The same for a program that does both: proxies and indexes too, credentials in them included."""
+    return _FETCHING.match(name) is not None or for_build(name, value)
+
+
+def for_fetch(_name: "str", _value: "str") -> "bool":
+    """The same for a program that only fetches and runs nothing of it: helpers for logins may need any."""
+    return True
