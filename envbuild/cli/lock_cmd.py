@@ -14,7 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
-    from envbuild.lock.check import LockFinding
+    from envbuild.lock.agreement import LockFinding
     from envbuild.lock.export import Places
     from envbuild.model.lock import Lock, Variant
 

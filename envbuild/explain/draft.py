@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from envbuild.catalog.loader import manifest_digest
-from envbuild.lock.create import Plan, standalone_interpreters, variant_plans
+from envbuild.lock.create import standalone_interpreters
+from envbuild.lock.variants import Plan, variant_plans
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Profile, Stack

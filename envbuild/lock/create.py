@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -30,23 +30,11 @@ from envbuild.lock.torch_wheels import (
     named,
 )
 from envbuild.lock.uvtool import uv_version
+from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
 from envbuild.model.first_use import FirstUse, fill_package
-from envbuild.model.lock import Lock, LockedImage, LockedInterpreter, LockedPackage, LockedSource, Variant
-from envbuild.model.stack import Base, Profile, Stack
+from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
+from envbuild.model.stack import Profile, Stack
 from envbuild.node import pipconf
-
-PLATFORM = "linux_x86_64"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One variant to lock: which Python, flavour (None without torch), base and interpreter."""
-
-    id: str
-    python: str
-    flavour: str | None
-    base: Base
-    interpreter: LockedInterpreter
 
 
 def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | None = None) -> Supply:
@@ -70,41 +58,6 @@ def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | 
         records=load_records(),
         reachable=can_reach,
     )
-
-
-def variant_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter] | None = None) -> Iterator[Plan]:
-    """Every variant of a profile, in the order of the stack file.
-
-    `standalone`: minor version to pinned interpreter. Raises EnvbuildError `interpreter-unknown` (exit 2).
-    """
-    kinds = [base.kind for base in profile.bases]
-    for number, base in enumerate(profile.bases):
-        repeated = kinds[:number].count(base.kind)
-        label = "" if base.kind == "none" else f"-{base.kind}" + (f"-{repeated + 1}" if repeated else "")
-        flavours = profile.torch.flavours if profile.torch and not _provides(base, "torch") else (None,)
-        for python in profile.python:
-            for flavour in flavours:
-                for kind in profile.interpreters:
-                    name = f"cp{python.replace('.', '')}-{PLATFORM}" + (f"-{flavour}" if flavour else "") + label
-                    interpreter = LockedInterpreter()
-                    if kind == "standalone":
-                        name += "-standalone"
-                        interpreter = _standalone(python, standalone or {})
-                    yield Plan(name, python, flavour, base, interpreter)
-
-
-def _standalone(python: str, known: Mapping[str, LockedInterpreter]) -> LockedInterpreter:
-    if python not in known:
-        raise EnvbuildError(
-            "interpreter-unknown",
-            f"no standalone CPython {python} is pinned in the catalog",
-            hint=f"use one of {', '.join(sorted(known)) or 'none'}, or `interpreters: [present]`",
-        )
-    return known[python]
-
-
-def _provides(base: Base, package: str) -> bool:
-    return any(canonicalize_name(Requirement(text).name) == package for text in base.provides)
 
 
 def create_lock(
@@ -259,19 +212,6 @@ class _Maker:
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
         kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
         return tuple(fill_package(item, self.first_uses) for item in kept)
-
-
-def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:
-    """The image of a base; pinned where its reference holds the digest, or the lock had one (`before`)."""
-    if base.image is None:
-        return None
-    _, _, digest = base.image.partition("@sha256:")
-    if digest:
-        return LockedImage(name=base.image, digest=digest)
-    if before is not None and before.name == base.image and before.digest != "unrecorded":
-        return before
-    reason = "its registry was not asked; whoever runs the image decides which contents the tag names"
-    return LockedImage(name=base.image, digest="unrecorded", reason=reason)
 
 
 def _names_torch(text: str) -> bool:

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
+from envbuild.node.variables import may_set
+
 
 class StrictModel(BaseModel):
     """Base of all models: no unknown key, no coercion, immutable."""
@@ -78,6 +80,17 @@ def _https_url(value: str) -> str:
 
 Level = Literal["measured", "stamped", "trusted", "not-checked"]
 """How sure a statement is: read in this run, taken from the stamp, taken on first use, or not looked at."""
+
+
+def _settable(value: str) -> str:
+    if not may_set(value):
+        raise ValueError(
+            "must not be set here: loaders, shells, interpreters and build tools choose by it what they run "
+            "(as by PATH, LD_PRELOAD and PYTHONPATH)"
+        )
+    return value
+
+
 Text = Annotated[str, AfterValidator(_no_control)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]
@@ -89,6 +102,7 @@ PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
 Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
 CudaArch = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+SettableName = Annotated[EnvName, AfterValidator(_settable)]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
 GitUrl = Annotated[str, AfterValidator(_git_url)]

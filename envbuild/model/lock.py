@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from envbuild.model.common import (
     Commit,
     CudaArch,
-    EnvName,
     Flavour,
     GitUrl,
     ModuleName,
@@ -20,6 +19,7 @@ from envbuild.model.common import (
     PackageName,
     PythonVersion,
     RelPath,
+    SettableName,
     Sha256,
     StrictModel,
     Text,
@@ -157,7 +157,7 @@ class Variant(StrictModel):
     packages: tuple[LockedPackage, ...] = ()
     sources: tuple[LockedSource, ...] = ()
     imports: tuple[ModuleName, ...] = ()
-    environment: dict[EnvName, EnvironmentValue] = {}
+    environment: dict[SettableName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = ()
 
     def contents(self) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from envbuild.model.common import (
     Commit,
-    EnvName,
     Flavour,
     GitUrl,
     ModuleName,
     Name,
     PythonVersion,
     RelPath,
+    SettableName,
     Sha256,
     StrictModel,
     Text,
@@ -135,7 +135,7 @@ class Build(StrictModel):
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
     flags: tuple[Text, ...] = ()
     extensions: Annotated[tuple[ModuleName, ...], Field(min_length=1)] | None = None
-    environment: dict[EnvName, Text] | None = None
+    environment: dict[SettableName, Text] | None = None
     memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
     modules: Annotated[tuple[KernelModule, ...], Field(min_length=1)] | None = None
 
@@ -210,7 +210,7 @@ class Profile(StrictModel):
     sources: tuple[Source, ...] = ()
     system_packages: tuple[SystemPackage, ...] = ()
     imports: tuple[ModuleName, ...] = ()
-    environment: dict[EnvName, EnvironmentValue] = {}
+    environment: dict[SettableName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = (SmokeItem(name="sound"),)
     deviations: tuple[Text, ...] = ()
 

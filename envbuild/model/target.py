@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
+from envbuild.model.common import AbsPath, Name, SettableName, StrictModel, Text
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
@@ -210,7 +210,7 @@ class Target(StrictModel):
     tmp: PathTemplate | None = None
     store: PathTemplate | None = None
     build_jobs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    environment: dict[EnvName, EnvironmentValue] = {}
+    environment: dict[SettableName, EnvironmentValue] = {}
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
     smoke_nodes: Annotated[int, Field(ge=0, le=20000)] | None = None

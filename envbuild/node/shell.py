@@ -9,6 +9,7 @@ import shlex
 
 from envbuild.node import paths
 from envbuild.node.protocol import NodeError
+from envbuild.node.variables import may_set
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
     for name, value in variables.items():
         text = value.get("path") if isinstance(value, dict) else value
         good = isinstance(text, str) and not any(ord(c) < 32 or ord(c) == 127 for c in text)
-        if not _VARIABLE.match(name) or not good:
+        if not (good and _VARIABLE.match(name) and may_set(name)):
             raise NodeError("request-invalid", "variable %r cannot be set" % name[:100])
     return variables
 

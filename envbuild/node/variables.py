@@ -1,4 +1,4 @@
-"""Which variables of the caller's environment a build sees, and which of them decide what it makes."""
+"""Which variables of the caller's environment a build sees, which decide what it makes, and which may be set."""
 
 import re
 
@@ -60,3 +60,18 @@ def for_fetch_and_build(name: "str", value: "str") -> "bool":
 def for_fetch(_name: "str", _value: "str") -> "bool":
     """The same for a program that only fetches and runs nothing of it: helpers for logins may need any."""
     return True
+
+
+# What a lock, stack or target may not set: names by which loaders, shells, interpreters and the tools of a build choose
+# what they load and run, or where they look for it.
+_CHOOSES_CODE = re.compile(
+    r"(PATH|[A-Z]+PATH|HOME|SHELL|ENV|IFS|USER|LOGNAME|PWD|OLDPWD|TMPDIR|TMP|TEMP|EDITOR|VISUAL|PAGER|BROWSER|SHELLOPTS"
+    r"|BASHOPTS|PS[0-4]|GLOBIGNORE|PROMPT_COMMAND|(LD|DYLD|GLIBC|GCONV|GCC|COMPILER|BASH|GIT|SSH|PIP|UV|CONDA|VIRTUAL|NODE"
+    r"|JAVA|JDK|LUA|ENVBUILD|ANSIBLE|XDG|SUDO)_\w+|(PYTHON|PERL|RUBY|__PYVENV)\w*)\Z"
+)
+_HARMLESS = re.compile(r"PYTHON(HASHSEED|NOUSERSITE|UNBUFFERED|FAULTHANDLER|DONTWRITEBYTECODE|UTF8|MALLOC)\Z")
+
+
+def may_set(name: "str") -> "bool":
+    """Whether a lock, stack or target may set the variable `name` (`NCCL_DEBUG`, not `LD_PRELOAD`)."""
+    return _HARMLESS.match(name) is not None or _CHOOSES_CODE.match(name.upper()) is None

@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
+from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
@@ -82,7 +83,8 @@ def prepare(
     target lists them, logging in begins here.
 
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
-    (exit 2), `lock-stale` (exit 2) when the stack file has changed since the lock was made and `locked` is true, and
+    (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made and
+    `lock-edited` (exit 5) when the lock holds something else than that file asks for; and
     `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`. `hash-mismatch`
     (exit 5): the lock has another hash than the file that this user first used.
     """
@@ -121,6 +123,8 @@ def prepare(
             why="the profile in the stack file and the digest in the lock disagree",
             hint=f"`envbuild lock check {reference}` says where; `envbuild lock create {reference}` makes a new lock",
         )
+    if locked:
+        refuse_edited(lock, loaded.stack, profile, path.name)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))

@@ -19,8 +19,8 @@ from envbuild.container.choose import Choice, recipe_for
 from envbuild.container.dockerfile import render
 from envbuild.container.images import pin_images, references_of
 from envbuild.errors import EnvbuildError
-from envbuild.lock.create import locked_image
 from envbuild.lock.files import read_lock, write_lock
+from envbuild.lock.variants import locked_image
 from envbuild.model.lock import Lock, LockedImage
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"

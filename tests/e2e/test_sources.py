@@ -58,7 +58,8 @@ def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: Worl
 def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: World) -> None:
     lock = world.tiny(sources=[source(world)]).with_name("tiny.lock.toml")
     edit_lock(lock, lambda plain: plain["sources"][0].update(tree="1" * 40))
-    done = world.provision()
+    assert world.provision().code == "lock-edited", "the stack names the tree as well"
+    done = world.provision("--no-locked")
     assert (done.rc, done.node["error"]["code"]) == (5, "tree-mismatch")
     assert nothing_was_built(world)
 

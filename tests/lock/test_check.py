@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envbuild.errors import ExitCode
-from envbuild.lock.check import LockFinding, check_lock
+from envbuild.lock.agreement import LockFinding
+from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.torch_wheels import Supply

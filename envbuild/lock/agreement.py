@@ -1,0 +1,155 @@
+"""What a lock says against what its stack says, whatever the digests say; pure, and asked before every plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
+from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
+from envbuild.model.stack import Profile, Source, Stack
+
+Kind = Literal["problem", "note", "unchecked"]
+_NO_SHA = "0" * 64
+# What a locked source takes from the stack as it is; `tree` and `submodules` are resolved.
+_SOURCE_FIELDS = ("git", "commit", "ref", "install", "path", "build", "patches", "generated")
+
+
+@dataclass(frozen=True)
+class LockFinding:
+    """One result of a check.
+
+    `kind`: `problem` (the check fails with `exit_code`), `note`, or `unchecked` (could not be looked at, counted).
+    `subject` is the field, variant or source that it is about.
+    """
+
+    code: str
+    kind: Kind
+    subject: str
+    says: str
+    exit_code: ExitCode = ExitCode.CHECK_FAILED
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "code": self.code,
+            "kind": self.kind,
+            "subject": self.subject,
+            "says": self.says,
+            "exit": int(self.exit_code) if self.kind == "problem" else 0,
+        }
+
+
+def differs(field: str, says: str) -> LockFinding:
+    """The finding that a field of the stack is not what the lock has."""
+    return LockFinding("manifest-differs", "problem", field, says)
+
+
+def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
+    """Raises EnvbuildError `lock-edited` (exit 5): the lock `name` says it was made from this profile, and was not."""
+    found = contents(lock, stack.profiles[profile])
+    if (lock.stack, lock.profile) != (stack.name, profile):
+        found = [differs("stack", f"the lock is of {lock.stack}, profile {lock.profile}"), *found]
+    if not found:
+        return
+    raise EnvbuildError(
+        "lock-edited",
+        f"{name} does not hold what the stack {stack.name} asks for",
+        why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in found[:5]),
+        hint="a lock is made by `envbuild lock create`, never by hand; `envbuild lock check` says all that differs",
+        exit_code=ExitCode.INTEGRITY,
+    )
+
+
+def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
+    """What the lock says against what the stack says, whatever the digests say."""
+    findings = []
+    day = profile.as_of.isoformat() if profile.as_of else None
+    if day and lock.as_of != day:
+        findings.append(differs("as_of", f"{day} in the stack, {lock.as_of or 'none'} in the lock"))
+    # Which builds are pinned does not matter here, only which variants there must be.
+    pinned = LockedInterpreter(kind="standalone", name="any", sha256=_NO_SHA)
+    plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned))}
+    locked = {variant.id: variant for variant in lock.variants}
+    findings += [differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys()]
+    findings += [differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys()]
+    for name in sorted(plans.keys() & locked.keys()):
+        plan, variant = plans[name], locked[name]
+        torch = profile.torch.version if profile.torch and plan.flavour else None
+        wanted = {
+            "python": plan.python,
+            "flavour": plan.flavour,
+            "torch": torch,
+            "base": plan.base,
+            "platform": PLATFORM,
+            "arch_list": None,
+            "imports": profile.imports,
+            "environment": profile.environment,
+            "smoke": profile.smoke,
+        }
+        findings += [
+            differs(field, f"{name}: {_shown(value)} in the stack, {_shown(getattr(variant, field))} in the lock")
+            for field, value in wanted.items()
+            if getattr(variant, field) != value
+        ]
+        if variant.interpreter.kind != plan.interpreter.kind:
+            findings.append(differs("interpreters", f"{name}: {plan.interpreter.kind} in the stack"))
+        image = locked_image(plan.base)
+        if (image and image.name) != (variant.image and variant.image.name):
+            findings.append(differs("bases", f"{name}: the base has the image {image and image.name} in the stack"))
+        elif image and variant.image and image.digest not in ("unrecorded", variant.image.digest):
+            findings.append(differs("bases", f"{name}: {image.name} is locked with another digest"))
+        findings += _packages(variant, profile) + _sources(variant, profile)
+    return findings
+
+
+def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
+    has = {package.name: package.version for package in variant.packages} | variant.provided
+    left_to_base = {canonicalize_name(Requirement(text).name) for text in variant.base.provides}
+    findings = []
+    for text in (*profile.packages, *profile.constraints):
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if requirement.marker and not requirement.marker.evaluate({"python_version": variant.python}):
+            continue
+        field = "packages" if text in profile.packages else "constraints"
+        if name not in has:
+            if field == "packages" and name not in left_to_base:
+                findings.append(differs(field, f"{variant.id}: {text} is not locked"))
+        elif not requirement.specifier.contains(has[name], prereleases=True):
+            findings.append(differs(field, f"{variant.id}: {text} in the stack, {name} {has[name]} in the lock"))
+    if variant.torch and has.get("torch", "").partition("+")[0] != variant.torch:
+        findings.append(differs("torch", f"{variant.id}: torch {variant.torch} is not locked"))
+    return findings
+
+
+def _sources(variant: Variant, profile: Profile) -> list[LockFinding]:
+    wanted = {source.name: source for source in profile.sources}
+    locked = {source.name: source for source in variant.sources}
+    findings = [differs("sources", f"{variant.id}: {n} is missing in the lock") for n in wanted.keys() - locked.keys()]
+    findings += [differs("sources", f"{variant.id}: {n} is not in the stack") for n in locked.keys() - wanted.keys()]
+    for name in sorted(wanted.keys() & locked.keys()):
+        findings += [
+            differs(
+                f"sources.{name}.{field}", f"{variant.id}: {_shown(there)} in the stack, {_shown(here)} in the lock"
+            )
+            for field, there, here in _source_differences(wanted[name], locked[name])
+        ]
+    return findings
+
+
+def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str, Any, Any]]:
+    pairs = [(field, getattr(source, field), getattr(locked, field)) for field in _SOURCE_FIELDS]
+    if source.tree is not None:
+        pairs.append(("tree", source.tree, locked.tree))
+    if not source.submodules:
+        pairs.append(("submodules", (), locked.submodules))
+    return [(field, there, here) for field, there, here in pairs if there != here]
+
+
+def _shown(value: Any) -> str:
+    return str(value.to_json_dict() if hasattr(value, "to_json_dict") else value)

@@ -1,0 +1,71 @@
+"""A lock that was edited so that its digests hold is compared with its stack before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World, edit_lock
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = World(tmp_path_factory.mktemp("edited"))
+    world.tiny(environment={"SITE_MODE": "fast"})
+    return world
+
+
+@pytest.fixture
+def lock(world: World) -> Any:
+    path = world.work / "tiny.lock.toml"
+    text = path.read_text()
+    yield path
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda plain: plain["packages"][0].update(version="2.0"), "alpha==1.0 in the stack, alpha 2.0 in the lock"),
+        (lambda plain: plain["environment"].update(SITE_MODE="slow"), "environment"),
+        (lambda plain: plain["environment"].update(SITE_MORE="1"), "environment"),
+        (lambda plain: plain.update(imports=["alpha", "os"]), "imports"),
+        (lambda plain: plain.update(smoke=[]), "smoke"),
+    ],
+    ids=["version", "value", "variable", "imports", "smoke"],
+)
+@pytest.mark.parametrize("verb", ["provision", "plan"])
+def test_d23_an_edited_lock_is_refused_though_its_digests_hold(
+    world: World, lock: Path, verb: str, change: Change, says: str
+) -> None:
+    edit_lock(lock, change)
+    done = world.run(verb, "--target", "local", "--stack", "./tiny.yaml")
+    assert (done.rc, done.code) == (5, "lock-edited")
+    assert says in done.err
+    assert not world.prefix.exists()
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "BASH_ENV", "GIT_SSH_COMMAND"])
+def test_d23_a_variable_that_chooses_code_is_refused_by_name_in_stack_and_target(world: World, name: str) -> None:
+    stack = world.stack("evil", environment={name: "/tmp/x"})
+    (world.work / "evil-target.yaml").write_text(f"name: evil\nextends: local\nenvironment: {{{name}: /tmp/x}}\n")
+    for words in (
+        ("lock", "create", f"./{stack.name}"),
+        ("plan", "-t", "./evil-target.yaml", "--stack", "./tiny.yaml"),
+    ):
+        done = world.run(*words)
+        assert (done.rc, done.code) == (2, "manifest-invalid")
+        assert name in done.err
+        assert "choose by it what they run" in done.err
+
+
+def test_d23_a_lock_with_a_variable_that_chooses_code_is_no_lock(world: World, lock: Path) -> None:
+    lock.write_text(lock.read_text().replace('SITE_MODE = "fast"', 'LD_PRELOAD = "/tmp/x.so"'))
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml")
+    assert done.rc in (2, 5)
+    assert "LD_PRELOAD" in done.err

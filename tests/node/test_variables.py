@@ -1,0 +1,56 @@
+"""What a build sees, and what a stack may set."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.node import variables
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_DEBUG", "CUDA_HOME", "UCX_TLS", "OMPI_MCA_btl", "TORCH_CUDA_ARCH_LIST", "http_proxy", "CC", "GREETING",
+     "PYTHONHASHSEED", "CUDA_PATH", "NCCL_TOPO_FILE", "HF_TOKEN", "PATHS", "ENVIRONMENT"],
+)  # fmt: skip
+def test_variables_of_programs_may_be_set(name: str) -> None:
+    assert variables.may_set(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "PATH", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "BASH_ENV",
+     "ENV", "IFS", "HOME", "GIT_SSH_COMMAND", "PIP_INDEX_URL", "UV_INDEX", "PERL5LIB", "GCONV_PATH", "GLIBC_TUNABLES",
+     "NODE_OPTIONS", "XDG_CONFIG_HOME", "ENVBUILD_PREFIX", "PROMPT_COMMAND", "DYLD_INSERT_LIBRARIES", "path"],
+)  # fmt: skip
+def test_d23_variables_that_choose_code_may_not_be_set(name: str) -> None:
+    assert not variables.may_set(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "CC", "CFLAGS", "CUDA_HOME", "CMAKE_ARGS", "OMPI_DIR", "LC_ALL", "no_proxy"]
+)
+def test_d22_a_build_sees_the_variables_of_tools(name: str) -> None:
+    assert variables.for_build(name, "/some/value")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "x"),
+        ("SITE_NOTE", "x"),
+        ("SSH_AUTH_SOCK", "/tmp/s"),
+        ("SLURM_JOB_ID", "1"),
+        ("https_proxy", "http://user:secret@host:1"),
+        ("CCACHE_REMOTE_STORAGE", "redis://user:secret@host"),
+        ("CMAKE_API_TOKEN", "x"),
+        ("UV_INDEX_HOUSE_PASSWORD", "x"),
+    ],
+)
+def test_d22_a_build_sees_nothing_else_and_no_secret(name: str, value: str) -> None:
+    assert not variables.for_build(name, value)
+
+
+def test_d22_what_fetches_and_builds_sees_proxies_with_their_logins_and_no_tokens() -> None:
+    assert variables.for_fetch_and_build("https_proxy", "http://user:secret@host:1")
+    assert variables.for_fetch_and_build("UV_INDEX_HOUSE_PASSWORD", "x")
+    assert not variables.for_fetch_and_build("HF_TOKEN", "x")
