@@ -29,6 +29,10 @@ def _path_template(value: str) -> str:
         raise ValueError("must be absolute, or begin with {home} or {data}")
     if ".." in value.split("/"):
         raise ValueError("must not hold '..'")
+    if ":" in value:
+        raise ValueError("must not hold ':', which parts the folders in PATH")
+    if not value.strip("/."):
+        raise ValueError("must be a folder below /")
     return value
 
 

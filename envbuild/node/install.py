@@ -114,6 +114,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         raise
     finally:
         shutil.rmtree(tool.tmp, ignore_errors=True)
+        uv.close_locks(tool.cache, job.environment)
     return True, result
 
 

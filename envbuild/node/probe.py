@@ -157,6 +157,9 @@ def _observations(facts: "dict[str, Any]") -> "list[str]":
     if facts["umask"][-1] in "0145":
         found.append("umask %s lets everybody change new files" % facts["umask"])
     seen = len(facts.get("gpus", ()))
+    foreign = probe_disk.foreign_owner(facts["prefix"]["path"])
+    if foreign:
+        found.append(foreign)
     # A job may have been given some of the GPUs; whether it should have all is for the controller to say.
     if seen and seen < facts["gpus_physical"] and not (facts.get("scheduler") or {}).get("job"):
         found.append("nvidia-smi shows %d of %d GPUs" % (seen, facts["gpus_physical"]))

@@ -3,7 +3,7 @@
 import os
 import stat
 
-from envbuild.node import parse_system, proc
+from envbuild.node import parse_system, proc, store_trust
 from envbuild.node.probe_files import read, which
 
 TYPE_CHECKING = False
@@ -63,15 +63,38 @@ def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> 
     return fact
 
 
+def _above(path: "str") -> "list[str]":
+    """`path` and all folders above it, as it is written and as links lead; the uppermost first."""
+    found = set()
+    for each in (path, os.path.realpath(path)):
+        while each not in found:
+            found.add(each)
+            each = os.path.dirname(each)
+    return sorted(found)
+
+
 def _open_to_all(path: "str") -> "str | None":
     """Where everybody can put and replace files, programs that were there before are not ours to run."""
-    for folder in (path, os.path.join(path, "tools"), os.path.join(path, "envs")):
+    for folder in _above(path) + [os.path.join(path, "tools"), os.path.join(path, "envs")]:
         try:
             mode = os.stat(folder).st_mode
         except OSError:
             continue
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             return "everybody can change what is in %s (mode %o)" % (folder, stat.S_IMODE(mode))
+    return None
+
+
+def foreign_owner(path: "str") -> "str | None":
+    """What to say of the first folder at or above `path` that belongs to neither us nor root; None without one."""
+    trusted = (0, os.geteuid(), store_trust.overflow_uid())
+    for folder in _above(path):
+        try:
+            owner = os.stat(folder).st_uid
+        except OSError:
+            continue
+        if owner not in trusted:
+            return "%s belongs to user id %d, who can replace what is run from %s" % (folder, owner, path)
     return None
 
 

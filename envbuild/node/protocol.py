@@ -155,20 +155,21 @@ def read_request(stream: "BinaryIO", verb: "str") -> "dict[str, Any]":
 def expand_prefix(text: "str") -> "str":
     """`text` with `{user}`, `{home}` and `{data}` (XDG data directory) filled in as this node knows them.
 
-    Raises NodeError `prefix-invalid` when the outcome is not an absolute path without `..`.
+    Raises NodeError `prefix-invalid` when the outcome is not an absolute path below `/` without `..` and without `:`,
+    which parts the folders in PATH.
     """
     home = os.path.expanduser("~")
     data = os.environ.get("XDG_DATA_HOME", "")
     if not data.startswith("/"):
         data = os.path.join(home, ".local", "share")
     path = text.replace("{user}", user_name()).replace("{home}", home).replace("{data}", data)
-    bad = not path.startswith("/") or ".." in path.split("/") or "{" in path or any(ord(c) < 32 for c in path)
-    if bad:
+    bad = not path.strip("/.") or not path.startswith("/") or ".." in path.split("/")
+    if bad or any(c in "{:" or ord(c) < 32 for c in path):
         raise NodeError(
             "prefix-invalid",
-            "the prefix %r is not an absolute path" % text[:200],
+            "%r cannot be a prefix" % text[:200],
             why="on this node it reads %r" % path[:200],
-            hint="give an absolute path; `{user}`, `{home}` and `{data}` may be used",
+            hint="give an absolute path below /, without `:`; `{user}`, `{home}` and `{data}` may be used",
         )
     return os.path.normpath(path)
 

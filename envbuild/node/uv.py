@@ -104,6 +104,21 @@ class Uv:
         return done
 
 
+def close_locks(cache: "str", environment: "str") -> "None":
+    """uv makes its lock files writable for every user; take from them what the umask takes from all other files."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    locks = [os.path.join(environment, ".lock")]
+    for folder, names, files in os.walk(cache):
+        names[:] = [name for name in names if not name.startswith("archive-")]  # what uv has unpacked
+        locks += [os.path.join(folder, name) for name in files if name.endswith(".lock")]
+    for path in locks:
+        try:
+            os.chmod(path, 0o666 & ~mask)
+        except OSError:
+            pass  # there is none, or it is another user's
+
+
 def tail(text: "str", lines: "int" = _TAIL) -> "str":
     """The last lines of a program's output, redacted."""
     return "\n".join(redact_text(text).strip().splitlines()[-lines:])

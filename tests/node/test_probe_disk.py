@@ -57,6 +57,20 @@ def test_a_prefix_that_everybody_can_change_is_not_used(tmp_path: Path, name: st
     assert good or f"everybody can change what is in {folder}" in facts["reason"].replace("/ ", " ")
 
 
+def test_d24_a_folder_above_that_belongs_to_somebody_else_is_named(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "prefix").mkdir(parents=True)
+    assert probe_disk.foreign_owner(str(theirs / "prefix")) is None
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(theirs, 12345, -1)
+    link = tmp_path / "link"
+    link.symlink_to(theirs / "prefix")
+    said = probe_disk.foreign_owner(str(link / "below"))
+    assert said is not None
+    assert said.startswith(f"{theirs} belongs to user id 12345")
+
+
 def tree(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,8 @@ def call(pyz: Path, data: bytes, *argv: str) -> tuple[int, dict[str, Any], str]:
         (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "relative"}', "prefix-invalid"),
         (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/x/../y"}', "prefix-invalid"),
         (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/{unknown}"}', "prefix-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "/x:y"}', "prefix-invalid"),
+        (b'{"protocol": 1, "verb": "probe", "run": "r", "prefix": "//"}', "prefix-invalid"),
     ],
 )
 def test_bad_request_is_a_coded_error(pyz: Path, data: bytes, code: str) -> None:

@@ -1,0 +1,71 @@
+"""Where an environment may lie, and that nobody else can write what lies there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.tiny()
+    return world
+
+
+@pytest.mark.parametrize(
+    ("prefix", "says"), [("/", "below /"), ("//", "below /"), ("/.", "below /"), ("/opt/a:b", "':'")]
+)
+def test_d24_the_root_and_a_colon_are_no_prefix(world: World, prefix: str, says: str) -> None:
+    before = set(os.listdir("/"))
+    done = world.run("provision", "--stack", "./tiny.yaml", "--prefix", prefix)
+    assert (done.rc, done.code) == (2, "manifest-invalid")
+    assert says in done.err
+    assert set(os.listdir("/")) == before
+
+
+@pytest.mark.parametrize(("home", "prefix"), [("/", "{home}"), ("{top}/a:b", "{home}/envs")])
+def test_d24_what_a_placeholder_stands_for_is_looked_at_on_the_node(world: World, home: str, prefix: str) -> None:
+    folder = home.format(top=world.top)
+    Path(folder).mkdir(exist_ok=True)
+    done = world.run("provision", "--stack", "./tiny.yaml", "--prefix", prefix, "--json", env={"HOME": folder})
+    assert done.rc == 2, done.err
+    assert "prefix-invalid" in done.out
+
+
+def test_d24_a_folder_above_the_prefix_that_everybody_can_write_is_refused(world: World) -> None:
+    above = world.top / "open"
+    (above / "mine").mkdir(parents=True)
+    above.chmod(0o777)
+    done = world.run("provision", "--stack", "./tiny.yaml", "--prefix", str(above / "mine" / "prefix"))
+    assert done.rc == 7
+    assert "error[prefix-usable]" in done.err
+    assert f"everybody can change what is in {above} (mode 777)" in done.err
+    assert os.listdir(above / "mine") == []
+    above.chmod(0o1777)
+    assert world.built("--prefix", str(above / "mine" / "prefix"))["status"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "mask"), [(0o755, 0o022), (0o2775, 0o002), (0o755, 0o000), (0o700, 0o077)])
+def test_d25_nobody_else_can_write_what_lies_below_a_prefix(world: World, mode: int, mask: int) -> None:
+    world.prefix.mkdir()
+    world.prefix.chmod(mode)
+    before = os.umask(mask)
+    try:
+        world.built()
+    finally:
+        os.umask(before)
+    modes = {path: path.lstat().st_mode for path in world.prefix.rglob("*") if not path.is_symlink()}
+    assert world.prefix / "cache" / "uv" in modes
+    writable = stat.S_IWOTH if mode & stat.S_ISGID else stat.S_IWOTH | stat.S_IWGRP
+    assert {str(path): oct(each) for path, each in modes.items() if each & writable} == {}
+    if mode & stat.S_ISGID:
+        locks = [each for path, each in modes.items() if path.name == ".lock"]
+        assert locks
+        assert all(each & stat.S_IWGRP for each in locks), "the group of a shared prefix takes the same locks"
