@@ -1,13 +1,15 @@
-"""The line of a failed build's output that says why, and what would help.
+"""What a failed build says: the line that says why first, and what would help where that is known.
 
-Build tools end in many lines of traceback; the compiler's own word stands far above them.
+Build tools end in many lines of traceback, the compiler's own word stands far above them, and uv adds its own advice.
 """
 
+import json
 import re
+import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from envbuild.node import protocol
+from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.redact import redact_text
 
 # Headers and libraries of the system that sources of the catalog need, by Debian's name of the package.
 _PACKAGES = {
@@ -25,19 +27,26 @@ _PACKAGES = {
 _CUDA = re.compile(r"\A(?:-l)?(?:cuda|cublas|cusparse|cusolver|curand|cufft|cudart|nvrtc|thrust/|cub/|nvtx|nvToolsExt)")
 _HEADER = re.compile(r"(?m)^.*?(?:fatal )?error: ([\w./+-]+): No such file or directory.*$")
 _LIBRARY = re.compile(r"(?m)^.*?cannot find (-l[\w.+-]+).*$")
-_COMMAND = re.compile(r"(?m)^.*?(?:command '?([\w.+/-]+)'? failed: No such file or directory|([\w.+-]+): not found).*$")
-_MODULE = re.compile(r"(?m)^(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'.*$")
+_COMMAND = re.compile(
+    r"(?m)^.*?(?:command '?([\w.+/-]+)'? failed: No such file or directory"
+    r"|\bsh: (?:line )?(?:\d+: )?([\w.+-]+): (?:command )?not found).*$"
+)
+# uv indents what a backend printed. The last exception is the one that ended it; others may have been caught.
+_EXCEPTION = re.compile(r"(?m)^\s*((?:[\w.]+\.)?\w*(?:Error|Exception|SystemExit)\b(?::.*)?)$")
+_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'")
+_LAST = 30
+# Blank, or uv's own: where the output of a backend begins, and what may be wrong in general.
+_NOISE = re.compile(r"\s*(?:\[std(?:err|out)\]|hint: .*|Using Python .* environment at: .*)?\s*\Z")
 _ERRORS = (
     re.compile(r"(?m)^nvcc fatal\s*:.*$"),
     re.compile(r"(?m)^.*undefined reference to .*$"),
     re.compile(r"(?m)^[^\s:][^:\n]*[:(]\d+(?:[:,]\d+)?\)?: (?:fatal )?error:? .*$"),
-    re.compile(r"(?m)^error: .*$"),
 )
 
 
 def cause(text: "str") -> "tuple[str, str]":
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
-    for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program), (_MODULE, _module)):
+    for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program)):
         found = pattern.search(text)
         if found is not None:
             return found.group(0).strip(), find(next(each for each in found.groups() if each))
@@ -45,13 +54,56 @@ def cause(text: "str") -> "tuple[str, str]":
         found = error.search(text)
         if found is not None:
             return found.group(0).strip(), ""
-    return "", ""
+    exceptions = _EXCEPTION.findall(text)
+    if exceptions:
+        module = _MODULE.match(exceptions[-1])
+        return exceptions[-1].strip(), _module(module.group(1)) if module else ""
+    last = _last(text)
+    return last[-1].strip() if last else "", ""
 
 
-def told(text: "str", last: "Sequence[str]") -> "str":
-    """`last` (the last lines of the output) with the line that says why before them."""
+def _last(text: "str") -> "list[str]":
+    return [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)][-_LAST:]
+
+
+def told(text: "str") -> "str":
+    """The line that says why, and the last lines of the output after it; redacted."""
+    text = redact_text(text)
     line, _ = cause(text)
-    return "\n".join(([line, "…"] if line and line not in last[:1] else []) + list(last))
+    last = _last(text)
+    return "\n".join(([line, "…"] if line and line != last[0].strip() else []) + last)
+
+
+def failure(what: "str", why: "str", hint: "str" = "") -> "NodeError":
+    """The error for `what` could not be built; `details.log` is the path of the log with its whole output."""
+    log = protocol.log.path
+    return NodeError(
+        "build-failed",
+        "%s could not be built" % what,
+        why=why,
+        hint=hint,
+        exit_code=Exit.BUILD_FAILED,
+        details={"log": log} if log else None,
+        changed=True,
+    )
+
+
+def of_output(what: "str", text: "str", begin: "str" = "") -> "NodeError":
+    """The same for a build that printed `text`; `begin` stands before the reason."""
+    return failure(what, begin + told(text), cause(text)[1])
+
+
+def write_down(what: "str", text: "str") -> "None":
+    """The whole output of the build of `what`, into the log file of the run only."""
+    if protocol.log.path is None:
+        return
+    message = "output of the build of %s:\n%s" % (what, redact_text(text))
+    try:
+        with open(protocol.log.path, "ab") as stream:
+            line = json.dumps({"t": round(time.time(), 3), "message": message})
+            stream.write(line.encode("ascii") + b"\n")
+    except OSError as error:
+        protocol.log("the build's output is not in the log file: %s" % error)
 
 
 def _thing(name: "str") -> "str":
@@ -67,4 +119,5 @@ def _program(name: "str") -> "str":
 
 
 def _module(name: "str") -> "str":
-    return "the build imports %s: it must be a package of the lock" % name.split(".")[0]
+    hint = "the environment has no %s; where it is a build tool, add it to the stack's `packages` and lock again"
+    return hint % name.split(".")[0]

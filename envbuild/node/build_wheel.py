@@ -5,7 +5,6 @@ else goes through PEP 517. Torch and all build tools are packages of the environ
 """
 
 import hashlib
-import json
 import os
 import pkgutil
 import tempfile
@@ -23,13 +22,11 @@ from envbuild.node import (
     build_zip,
     paths,
     proc,
-    protocol,
     record,
     sources,
     uv,
 )
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,6 +136,7 @@ class _Build:
         self.python = python
         self.source = source
         self.name = source["name"]
+        self.what = "source %s" % self.name
         self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
         self.tree = project
         for _ in self.inside.split("/") if self.inside else ():
@@ -204,12 +202,12 @@ class _Build:
                 log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
                 done = self._run(work, env)
             report = paths.read_json(work.report) or {}
-            self._record(done)
+            build_causes.write_down(self.what, done.out + done.err)
             if not done.ok:
                 raise self._failed(done, report)
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
-                raise self._error("the build made %d wheels" % len(wheels))
+                raise build_causes.failure(self.what, "the build made %d wheels" % len(wheels))
             strip = self.tools.strip
             return build_zip.settle(os.path.join(work.out, wheels[0]), out, strip, work.tmp), report, folder.canonical
 
@@ -261,18 +259,6 @@ class _Build:
             return False
         return done.rc in (137, 247) or build_gate.KILLED.search(done.out.encode("utf-8")) is not None
 
-    def _record(self, done: "proc.Finished") -> "None":
-        """The whole output, into the log file of the run only."""
-        if protocol.log.path is None:
-            return
-        message = "output of the build of %s:\n%s" % (self.name, redact_text(done.out + done.err))
-        try:
-            with open(protocol.log.path, "ab") as stream:
-                line = json.dumps({"t": round(time.time(), 3), "message": message})
-                stream.write(line.encode("ascii") + b"\n")
-        except OSError as error:
-            log("the build's output is not in the log file: %s" % error)
-
     def _failed(self, done: "proc.Finished", report: "dict[str, Any]") -> "NodeError":
         text = done.out + "\n" + done.err
         if report.get("unread"):
@@ -283,21 +269,10 @@ class _Build:
         if "No space left on device" in text or "Disk quota exceeded" in text:
             return paths.full_disk(self.options.tmp, uv.tail(text))
         if done.timed_out:
-            return self._error("it was not done after %d minutes" % (DEADLINE // 60))
+            return build_causes.failure(self.what, "it was not done after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
         log(uv.tail(text, 400))
-        told = redact_text(build_causes.told(text, uv.tail(text, 30).splitlines()))
-        return self._error(what + told, build_causes.cause(text)[1])
-
-    def _error(self, why: "str", hint: "str" = "") -> "NodeError":
-        return NodeError(
-            "build-failed",
-            "source %s could not be built" % self.name,
-            why=why,
-            hint=(hint or "its build tools must be packages of the lock") + "; the whole output is in the node's log",
-            exit_code=Exit.BUILD_FAILED,
-            changed=True,
-        )
+        return build_causes.of_output(self.what, text, what)
 
     def _missing(self, why: "str", names: "list[str] | None" = None) -> "NodeError":
         return NodeError(

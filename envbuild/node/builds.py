@@ -30,7 +30,6 @@ from envbuild.node import (
     wheel_store,
 )
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class Builder:
         folder = self.trees[source["name"]]
         project = os.path.join(folder, source["path"]) if source.get("path") else folder
         if not os.path.isdir(project):
-            raise _failed(source, "it has no folder %s" % source["path"])
+            raise build_causes.failure("source %s" % source["name"], "it has no folder %s" % source["path"])
         return project
 
     def _patch(self, source: "dict[str, Any]") -> "None":
@@ -334,12 +333,9 @@ class Builder:
         env.update(build_environ.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
         done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
-            log(uv.tail(done.out + done.err, 400))
             if "No space left on device" in done.err:
                 raise paths.full_disk(project, uv.tail(done.err))
-            text = redact_text(done.out + "\n" + done.err)
-            told = build_causes.told(text, uv.tail(text).splitlines())
-            raise _failed(source, told, build_causes.cause(text)[1])
+            raise _failed(source, done)
         if not had_build:
             paths.remove_tree(os.path.join(project, "build"))
 
@@ -356,9 +352,8 @@ class Builder:
         done = self.tool.run(always + args, dict(self._variables(own), TMPDIR=self.tool.tmp))
         if done.ok:
             return
-        log(uv.tail(done.out + done.err, 400))
         error = uv.failure(done, "building source %s" % source["name"], self.environment)
-        raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, error.why)
+        raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, done)
 
 
 def _makes_wheel(source: "dict[str, Any]") -> "bool":
@@ -385,15 +380,11 @@ def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "s
     )
 
 
-def _failed(source: "dict[str, Any]", why: "str", hint: "str" = "") -> "NodeError":
-    return NodeError(
-        "build-failed",
-        "source %s could not be built" % source["name"],
-        why=why,
-        hint=(hint or "its build tools must be packages of the lock") + "; the whole output is in the node's log",
-        exit_code=Exit.BUILD_FAILED,
-        changed=True,
-    )
+def _failed(source: "dict[str, Any]", done: "proc.Finished") -> "NodeError":
+    what, text = "source %s" % source["name"], done.out + "\n" + done.err
+    build_causes.write_down(what, text)
+    log(uv.tail(text, 400))
+    return build_causes.of_output(what, text)
 
 
 def _url(path: "str") -> "str":

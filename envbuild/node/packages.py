@@ -5,7 +5,7 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import pipconf, record, uv, variables, wheel_entry
+from envbuild.node import build_causes, pipconf, record, uv, variables, wheel_entry
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -138,7 +138,8 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
     """Install every locked package into `environment`, wheels first, then source distributions without isolation.
 
     Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
-    `disk-full`, `inodes-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed` (4).
+    `disk-full`, `inodes-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
+    `build-failed` (4).
     """
     check_recorded(packages)
     _install_wheels(tool, environment, [package for package in packages if not is_sdist(package)], artifacts, [])
@@ -147,7 +148,13 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
         if is_sdist(package):
             for group in groups([package], artifacts, tool.config):
                 log("building %s %s" % (package["name"], package["version"]))
-                _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+                try:
+                    _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+                except NodeError as error:
+                    if error.code != "install-failed":
+                        raise
+                    what = "package %s %s" % (package["name"], package["version"])
+                    raise build_causes.of_output(what, error.why) from None
 
 
 def _install_wheels(
@@ -232,6 +239,7 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see)
     if done.ok:
         return
+    build_causes.write_down("packages from `%s`" % group.name, done.out + done.err)
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)

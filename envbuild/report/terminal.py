@@ -36,7 +36,7 @@ def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
 def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
     """At most 23 lines of at most `width` columns, each with a style; colour is never the only signal.
 
-    Only the path of the report may be longer than a line: it is there to be copied.
+    Only the paths of the report and of the first failed node's log may be longer: they are there to be copied.
     """
     verdict = make_verdict(evidence)
     lines: list[Line] = []
@@ -48,9 +48,16 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     lines += _trusted(evidence)
     lines += _nodes(evidence, width)
     lines += _checks(evidence)
-    tail = [(f"  report  {report}", "cyan")] if report else []
+    tail = [(f"  log     {path}", "cyan") for path in _logs(evidence)[:1]]
+    tail += [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
+
+
+def _logs(evidence: Evidence) -> list[str]:
+    """Paths, on their nodes, of what the builds that failed printed."""
+    details = [(node.error or {}).get("details") or {} for node in view.make_view(evidence).nodes_by_need]
+    return [str(each["log"]) for each in details if each.get("log")]
 
 
 def deviation_lines(evidence: Evidence) -> list[Line]:

@@ -42,13 +42,15 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError
         ),
         (
             "ModuleNotFoundError: No module named 'packaging.version'\n",
-            "ModuleNotFoundError: No module named 'packaging.version'",
-            "the build imports packaging: it must be a package of the lock",
+            "RuntimeError: Error compiling objects",
+            "",
         ),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_70'\n", "", ""),
         ('k.cu(12): error: identifier "x" is undefined\n', 'k.cu(12): error: identifier "x" is undefined', ""),
         ("a.cpp:2:5: error: 'y' was not declared\n", "a.cpp:2:5: error: 'y' was not declared", ""),
-        ("all is well\nno error: here\n", "", ""),
+        ("checking for libnice: not found\n", "RuntimeError: Error compiling objects", ""),
+        ("/bin/sh: 1: ninja: not found\n", "/bin/sh: 1: ninja: not found", "no program ninja on the node"),
+        ("all is well\nno error: here\n", "RuntimeError: Error compiling objects", ""),
     ],
 )
 def test_the_compilers_own_word_is_found_above_the_traceback(output: str, line: str, hint: str) -> None:
@@ -64,13 +66,46 @@ def test_the_first_error_is_the_one() -> None:
 
 def test_what_is_told_begins_with_the_cause() -> None:
     output = "x.c:1:10: fatal error: mpi.h: No such file or directory\n" + TRACE
-    assert (
-        told(output, ["RuntimeError: Error compiling objects"])
-        .splitlines()[0]
-        .endswith("mpi.h: No such file or directory")
-    )
-    assert told(output, output.splitlines()) == output.strip()
-    assert told("silence", ["silence"]) == "silence"
+    assert told("y\n" + output).splitlines()[:3] == [output.splitlines()[0], "…", "y"]
+    assert told(output) == output.strip()
+    assert told("silence") == "silence" and told(" \n") == ""
+
+
+# As uv prints it, to the letter but for the paths.
+UV = """Using Python 3.9.18 environment at: /p/envs/opt
+error: The build backend returned an error
+  cause: Call to `setuptools.build_meta.build_editable` failed (exit status: 1)
+
+         [stderr]
+         Traceback (most recent call last):
+           File "<string>", line 8, in <module>
+         ModuleNotFoundError: No module named 'optional'
+
+         During handling of the above exception, another exception occurred:
+
+         {last}
+
+         hint: This usually indicates a problem with the package or the build environment.
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "hint"),
+    [
+        ("AttributeError: module 'setuptools.build_meta' has no attribute 'build_editable'", ""),
+        (
+            "ModuleNotFoundError: No module named 'cython.Build'",
+            "the environment has no cython; where it is a build tool, add it to the stack's `packages` and lock again",
+        ),
+        ("pkg.errors.BuildError: cannot go on", ""),
+        ("SystemExit: no CUDA here", ""),
+    ],
+)
+def test_d05_the_last_exception_of_a_backend_comes_first_and_hints_are_known_to_be_right(last: str, hint: str) -> None:
+    output = UV.format(last=last)
+    assert cause(output) == (last, hint)
+    assert told(output).splitlines()[:2] == [last, "…"]
+    assert "hint:" not in told(output) and "Using Python" not in told(output)
 
 
 def test_a_real_compilers_missing_header_and_library_are_recognised(tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
     assert "extension shape_C" in caught.value.why and "is no C" in caught.value.why
     assert "secret" not in caught.value.why
     whole = [json.loads(line)["message"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert any(text.startswith("output of the build of shape:") and "running bdist_wheel" in text for text in whole)
+    assert any(
+        text.startswith("output of the build of source shape:") and "running bdist_wheel" in text for text in whole
+    )
     assert "secret" not in "".join(whole)
     assert not os.listdir(build_folder.CANONICAL), "the build folder was left behind"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease, patching
+from envbuild.node import lease, patching, protocol
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
@@ -77,6 +77,30 @@ def test_a_patched_extension_is_built_proven_and_told(node: Node, forge: Forge) 
     assert stamp["sources"][0]["build"]["key"] == told["build"]["key"]
     assert "diff" not in stamp["sources"][0]["patches"][0]
     assert node.verify(deep=True)["ok"]
+
+
+LOUD = """
+def build_wheel(*args, **named):
+    for number in range(900):
+        print("compiling", number)
+    raise RuntimeError("needs a licence file\\n" + "  see the manual\\n" * 40)
+build_editable = build_wheel
+"""
+
+
+@pytest.mark.parametrize("how", ["wheel", "editable"])
+def test_d05_a_failed_build_says_why_first_and_where_its_whole_output_is(
+    node: Node, forge: Forge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    monkeypatch.setattr(protocol.log, "path", str(tmp_path / "logs" / "run.log"))
+    variant = make_variant([], sources=[forge.source(files={"backend.py": LOUD}, install=how)])
+    error = fail(node, variant, "build-failed", 4, **args(patches=False))
+    assert error.why.splitlines()[0] == "RuntimeError: needs a licence file"
+    assert error.hint == "", "nothing is known that would help"
+    log = Path(error.details["log"])
+    assert log == tmp_path / "logs" / "run.log"
+    assert "compiling 0\\n" in log.read_text() and "compiling 899" in log.read_text()
+    assert error.as_dict()["details"] == {"log": str(log)}
 
 
 def test_a_second_install_changes_nothing_and_compiles_nothing(node: Node, forge: Forge) -> None:

@@ -6,6 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from envbuild.model.evidence import Evidence
+from envbuild.report.render import render_html, render_markdown
 from envbuild.report.terminal import closing_lines, drift_lines, summary_lines
 from tests.report.samples import evidence, node
 from tests.report.test_render import failing_fleet, hostile
@@ -82,3 +83,12 @@ def test_why_the_first_node_failed_and_what_to_do_stand_below_it() -> None:
     assert sum("hint: it was built against other libraries" in line for line in lines) == 1
     assert lines[-1] == "  report  /runs/report.html" and len(lines) <= 23
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_d05_the_path_of_the_log_stands_whole_below_what_failed() -> None:
+    path = "/scratch/somebody/envbuild/logs/" + "x" * 90 + ".log"
+    error = {"code": "build-failed", "what": "w", "why": "y", "exit": 4, "details": {"log": path}}
+    failed = evidence(node("n1", status="failed", exit=4, error=error, checks=[]), exit=4)
+    lines = [line for line, _ in closing_lines(failed, "/runs/report.html")]
+    assert lines[-2:] == [f"  log     {path}", "  report  /runs/report.html"]
+    assert path in render_html(failed) and path in render_markdown(failed)
