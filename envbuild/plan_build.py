@@ -15,6 +15,7 @@ from envbuild.model.stack import Build
 from envbuild.resolve.arch import given_codes
 from envbuild.resolve.borrow import NVCC, TOOLS
 from envbuild.resolve.candidate import needs_nvcc, stack_arch_list
+from envbuild.resolve.rules_build import cxx_of
 
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
 COMPILE_CPU_SECONDS = 1110.0
@@ -43,20 +44,18 @@ def _specs(source: LockedSource, patches: Mapping[str, Patch]) -> list[dict[str,
 def build_request(
     variant: Variant,
     facts: NodeFacts,
-    nvcc: str | None,
+    resolution: Resolution,
     *,
     store: str | None,
     jobs: int | None,
     check_rebuild: bool,
-    lacks: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The `build` of an install request; `nvcc` is the path that the resolver chose, `store` a path on the node.
-
-    `lacks`: of `lacking`.
-    """
-    found = next((each for each in facts.nvcc if each.path == nvcc), None)
+    """The `build` of an install request, with the compilers that the resolver chose; `store` is a path on the node."""
+    found = next((each for each in facts.nvcc if each.path == resolution.nvcc), None)
+    lacks, compilers = lacking(variant, resolution), compiler_variables(resolution.gcc)
     return {
-        **({"lacks": dict(lacks)} if lacks else {}),
+        **({"lacks": lacks} if lacks else {}),
+        **({"variables": compilers} if compilers else {}),
         "store": store or posixpath.join(facts.stage_prefix, "store", "wheels"),
         "arch_list": list(arch_codes(variant)),
         "cuda_home": posixpath.dirname(posixpath.dirname(found.path)) if found else None,
@@ -64,6 +63,11 @@ def build_request(
         "jobs": jobs,
         "check_rebuild": check_rebuild,
     }
+
+
+def compiler_variables(gcc: str | None) -> dict[str, str]:
+    """What makes a build take another gcc than the usual one, nvcc included; empty for None."""
+    return {"CC": gcc, "CXX": cxx_of(gcc), "NVCC_PREPEND_FLAGS": f"-ccbin {gcc}"} if gcc else {}
 
 
 def lacking(variant: Variant, resolution: Resolution) -> dict[str, str]:

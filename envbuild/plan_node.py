@@ -15,7 +15,7 @@ from envbuild.model.plan import Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.plan_build import build_request, compile_seconds, compile_text, lacking, patch_specs
+from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
 from envbuild.plan_store import delivered, store_folder
 from envbuild.resolve.candidate import platform_of, unrecorded_files
 from envbuild.resolve.engine import gpu_usable
@@ -284,11 +284,10 @@ class NodeSteps:
         build = build_request(
             self.variant,
             self.facts,
-            self.resolution.nvcc,
+            self.resolution,
             store=self._place(self.target.store),
             jobs=self._jobs,
             check_rebuild=self.inputs.check_rebuild,
-            lacks=lacking(self.variant, self.resolution),
         )
         specs = patch_specs(self.variant, self.inputs.patches)
         return {"patches": specs, "build": build} if specs else {"build": build}

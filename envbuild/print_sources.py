@@ -97,6 +97,7 @@ def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, st
         '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
         "  export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0",
     ]
+    lines += [f"  export {name}={quote(value)}" for name, value in build.get("variables", {}).items()]
     if build.get("cuda_home"):
         home = quote(str(build["cuda_home"]))
         lines.append(f'  export CUDA_HOME={home} PATH="$environment/bin":{home}/bin:"$PATH"')

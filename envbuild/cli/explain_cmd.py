@@ -87,7 +87,7 @@ def explain(
 
 def _compat() -> Compat:
     from envbuild import resources
-    from envbuild.resolve.compat import load_compat
+    from envbuild.resolve.compat_read import load_compat
 
     return load_compat(resources.catalog() / "compat")
 

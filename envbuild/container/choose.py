@@ -16,7 +16,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock, Variant
-from envbuild.resolve.compat import load_compat
+from envbuild.resolve.compat_read import load_compat
 
 
 @dataclass(frozen=True, slots=True)

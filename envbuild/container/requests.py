@@ -88,8 +88,7 @@ def make_requests(
     folder = f"{prefix}/tools/python-{python.sha256[:12]}" if python else None
     interpreter = f"{folder}/python/bin/python3" if folder else str(place.python)
     facts = _facts(variant, place, prefix, interpreter, compat)
-    expected = target.expects.gpu
-    request = request_for(variant, facts.pythons[0], compat, expected)
+    request = request_for(variant, facts.pythons[0], compat, target)
     variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat))
     machine = variant.platform.removeprefix("linux_")
     uv = next(each for each in toolchain.uv if each.arch == machine)

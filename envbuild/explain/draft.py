@@ -57,5 +57,6 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
         imports=profile.imports,
         environment=profile.environment,
         smoke=profile.smoke,
+        training=profile.training,
     )
     return draft.model_copy(update={"digest": draft.compute_digest(stack, name)})

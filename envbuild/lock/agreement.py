@@ -90,6 +90,7 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "imports": profile.imports,
             "environment": profile.environment,
             "smoke": profile.smoke,
+            "training": profile.training,
         }
         findings += [
             differs(field, f"{name}: {_shown(value)} in the stack, {_shown(getattr(variant, field))} in the lock")

@@ -43,7 +43,7 @@ def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | 
     `indexes` replaces the address of a named index, for a mirror: name to URL.
     """
     from envbuild.catalog.indexes import index_for_torch
-    from envbuild.resolve.compat import load_compat
+    from envbuild.resolve.compat_read import load_compat
 
     def torch_index(version: str, flavour: str) -> Index:
         entry = index_for_torch(version, flavour)
@@ -169,6 +169,7 @@ class _Maker:
             imports=self.profile.imports,
             environment=dict(sorted(self.profile.environment.items())),
             smoke=self.profile.smoke,
+            training=self.profile.training,
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
 

@@ -99,6 +99,7 @@ def _fields(variant: Variant) -> dict[str, str]:
         "interpreter": _flat(variant.interpreter.to_json_dict()),
         "imports": " ".join(variant.imports),
         "smoke": " ".join(_flat(item.to_json_dict()) for item in variant.smoke),
+        "training": _flat(variant.training.to_json_dict()) if variant.training else "",
     }
 
 

@@ -37,7 +37,8 @@ class LibcFacts(_Fact):
 class PythonFacts(_Fact):
     """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages.
 
-    `also` are the paths by which the probe was asked for it.
+    `openssl` is the version that its ssl module is linked with, None for another library or none; `also` are the paths
+    by which the probe was asked for it.
     """
 
     path: str
@@ -45,6 +46,7 @@ class PythonFacts(_Fact):
     implementation: str = "cpython"
     virtual: bool = False
     packages: dict[str, str] | None = None
+    openssl: str | None = None
     also: tuple[str, ...] = ()
 
 

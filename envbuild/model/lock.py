@@ -25,7 +25,7 @@ from envbuild.model.common import (
     Text,
     TreeHash,
 )
-from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem
+from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 
 LOCK_VERSION = 1
 
@@ -97,7 +97,9 @@ class LockedImage(StrictModel):
 class LockedSource(StrictModel):
     """A git source, pinned by commit and tree, with how it is installed.
 
-    `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked.
+    `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
+    tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None
+    where nobody has looked.
     """
 
     name: Name
@@ -112,6 +114,7 @@ class LockedSource(StrictModel):
     patches: tuple[Name, ...] = ()
     patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
+    uses: dict[Name, Text] | None = None
 
     @model_validator(mode="after")
     def _pins_are_of_the_patches(self) -> LockedSource:
@@ -159,14 +162,16 @@ class Variant(StrictModel):
     imports: tuple[ModuleName, ...] = ()
     environment: dict[SettableName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = ()
+    training: Training | None = None
 
     def contents(self) -> dict[str, Any]:
         """What the digest covers: everything that decides which files and variables the environment has.
 
-        Left out: the label, the smoke list (it checks an environment, it does not change one), where a record or
-        metadata came from, and sizes.
+        Left out: the label, the smoke list and the way of training (they check an environment, they do not change one),
+        where a record or metadata came from, what a scan found, and sizes.
         """
-        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"id", "digest", "smoke"})
+        beside = {"id", "digest", "smoke", "training"}
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=beside)
         for package in data["packages"]:
             package.pop("metadata_from", None)
             package["files"] = sorted(
@@ -175,6 +180,7 @@ class Variant(StrictModel):
             )
         for source in data["sources"]:
             source.pop("ref", None)
+            source.pop("uses", None)
             # Nothing pinned counts as not said, so that a lock outlives this field.
             if not source["patch_pins"]:
                 del source["patch_pins"]

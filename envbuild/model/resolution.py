@@ -38,7 +38,8 @@ class Resolution(StrictModel):
     """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
 
     `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it; `nvcc`
-    the path of the compiler for it; `wheels_from` the node that compiles for this one, which cannot.
+    the path of the compiler for it, `gcc` that of the host compiler where it is not to be the usual one; `wheels_from`
+    the node that compiles for this one, which cannot.
     """
 
     node: str
@@ -49,6 +50,7 @@ class Resolution(StrictModel):
     interpreter: str | None = None
     arch_list: tuple[str, ...] | None = None
     nvcc: str | None = None
+    gcc: str | None = None
     wheels_from: str | None = None
     decisions: tuple[Decision, ...]
     candidates: tuple[Candidate, ...]

@@ -45,6 +45,7 @@ __all__ = [
     "Stack",
     "SystemPackage",
     "TorchSpec",
+    "Training",
 ]
 
 InterpreterKind = Literal["present", "standalone"]
@@ -129,7 +130,8 @@ class Build(StrictModel):
     `wheel`: a wheel through setup.py or PEP 517, from the wheel store where it is there (the default of `install:
     wheel`); `inplace`: `setup.py build_ext --inplace` in the tree; `kernels`: `modules`, which the source would compile
     at its first start, as a wheel of their own beside the tree. `extensions` are the modules that the wheel must hold.
-    `environment` holds for this build alone. `memory_per_job` in GB is what one compile job may take.
+    `environment` holds for this build alone. `memory_per_job` in GB is what one compile job may take. `cxx11_abi` is
+    the C++ ABI (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch.
     """
 
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
@@ -137,6 +139,7 @@ class Build(StrictModel):
     extensions: Annotated[tuple[ModuleName, ...], Field(min_length=1)] | None = None
     environment: dict[SettableName, Text] | None = None
     memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
+    cxx11_abi: Literal[0, 1] | None = None
     modules: Annotated[tuple[KernelModule, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
@@ -190,6 +193,20 @@ class SmokeItem(StrictModel):
     floors: dict[Name, float] = {}
 
 
+class Training(StrictModel):
+    """How the stack trains, for the rules about GPUs and frameworks; what is None is not asked about.
+
+    `gpus`: GPUs that each node must give, with one process each; `pipeline`: whether the model runs under DeepSpeed's
+    pipeline engine (also with one stage); `peak_tflops`: the dense peak of a GPU that MFU is computed from.
+    """
+
+    precision: Literal["fp32", "fp16", "bf16"] | None = None
+    gpus: Annotated[int, Field(ge=1, le=64)] | None = None
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    pipeline: bool | None = None
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+
+
 class SystemPackage(StrictModel):
     """A package of the operating system that a build or run needs, by its Debian name; checked, never forced."""
 
@@ -212,6 +229,7 @@ class Profile(StrictModel):
     imports: tuple[ModuleName, ...] = ()
     environment: dict[SettableName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = (SmokeItem(name="sound"),)
+    training: Training | None = None
     deviations: tuple[Text, ...] = ()
 
     @model_validator(mode="after")

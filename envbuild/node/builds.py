@@ -282,7 +282,7 @@ class Builder:
             build, source = dict(kept, extensions=names), dict(source, path=None)
         options = build_wheel.Options(
             self.tool,
-            variables=self.variant.get("environment") or {},
+            variables=self._given(),
             build=build,
             arch_list=self._arch_list,
             cuda_home=self.options.get("cuda_home"),
@@ -301,10 +301,13 @@ class Builder:
                 same = one.read() == two.read()
         return {"equal": same and not found, "different": found}
 
+    def _given(self) -> "dict[str, Any]":
+        """The compilers that the plan chose, and the stack's variables, which stand above them."""
+        return dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
+
     def _variables(self, own: "dict[str, Any]") -> "dict[str, str | None]":
-        given = self.variant.get("environment") or {}
         cuda_home = self.options.get("cuda_home")
-        return build_environ.variables(self.environment, given, own, self._arch_list, cuda_home)
+        return build_environ.variables(self.environment, self._given(), own, self._arch_list, cuda_home)
 
     def _own_env(self, source: "dict[str, Any]") -> "dict[str, str]":
         own = (source.get("build") or {}).get("environment") or {}

@@ -51,6 +51,11 @@ def packages():
             if fields.get("Name") and fields.get("Version"):
                 found.setdefault(fields["Name"].lower().replace("_", "-").replace(".", "-"), fields["Version"])
     return found
+try:
+    import _ssl
+    out["openssl"] = _ssl.OPENSSL_VERSION
+except (ImportError, AttributeError):
+    pass
 if "-P" in sys.argv:
     out["packages"] = packages()
 print(json.dumps(out))
@@ -158,6 +163,9 @@ def _ask(path: "str", packages: "bool") -> "dict[str, Any] | None":
         "implementation": "cpython",
         "virtual": virtual,
     }  # type: dict[str, Any]
+    openssl = re.match(r"OpenSSL ([0-9.]+)", str(data.get("openssl")))
+    if openssl:
+        fact["openssl"] = openssl.group(1)
     if packages:
         fact["packages"] = data.get("packages")
     return fact

@@ -191,7 +191,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
 def rules() -> Compat:
     """The compatibility data, read once, and the resolver's modules with it."""
     from envbuild.resolve import engine
-    from envbuild.resolve.compat import load_compat
+    from envbuild.resolve.compat_read import load_compat
 
     del engine
     return load_compat(resources.catalog() / "compat")

@@ -103,7 +103,7 @@ def _with_wheels(resolver: _Resolver, facts: NodeFacts, why: Decision, lenders: 
             told = f"{why.what}; " + ("it is built already" if name == facts.node else f"the wheels come from {name}")
             decision = why.model_copy(update={"verdict": "allow", "what": told})
             decisions = (*chosen.decisions, decision)
-            return chosen.model_copy(update={"nvcc": None, "wheels_from": name, "decisions": decisions})
+            return chosen.model_copy(update={"nvcc": None, "gcc": None, "wheels_from": name, "decisions": decisions})
     return None
 
 

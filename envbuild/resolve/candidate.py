@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
@@ -10,9 +11,9 @@ from packaging.utils import canonicalize_name
 
 from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
 from envbuild.model.first_use import is_trusted
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.resolution import Decision
-from envbuild.model.stack import Build
+from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
@@ -20,7 +21,7 @@ from envbuild.resolve.decide import OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, size
 from envbuild.resolve.image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules_packages import meets, traits_of
+from envbuild.resolve.rules_packages import from_source, meets, scanned, traits_of
 from envbuild.resolve.versions import minor, numbers, split_local
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
@@ -29,6 +30,10 @@ LOCKED = Note("the lock", "its digest holds")
 MODULE_PYTHON = "python3"
 # A source is compiled with nvcc when a build flag, the name of an extension or a `.cu` file says so.
 NVCC_WORDS = ("nvcc", "cuda", "fused")
+# Floors of the tensor cores, whose peaks the catalog knows; the smoke test measures what the GPU has of the two.
+_TENSOR_FLOORS = {"gemm_cuda_bf16_tflops": "bf16", "gemm_cuda_fp16_tflops": "fp16"}
+# Prebuilt wheels say their C++ ABI in their name or version: `flash_attn-2.7.4+cu12torch2.6cxx11abiFALSE-...`.
+_NAMED_ABI = re.compile(r"cxx11_?abi_?(true|false|0|1)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +55,23 @@ def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
     return Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
 
 
-def request_for(
-    variant: Variant, python: PythonFacts | None, compat: Compat, expected_gpu: str | None = None
-) -> Request:
-    """What the rules are asked about a variant; for a base, about the torch that the base has.
-
-    `expected_gpu` is the GPU model that the target names.
-    """
+def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
+    """What the rules are asked about a variant on a target; for a base, about the torch that the base has."""
     packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
-    torch, flavour, installed = variant.torch, variant.flavour, False
+    if python is not None and python.openssl is not None:
+        packages["openssl"] = python.openssl
+    torch, flavour, installed = variant.torch or packages.get("torch"), variant.flavour, False
     index = next((p.index for p in variant.packages if canonicalize_name(p.name) == "torch"), None)
     if index is None and variant.base.kind != "none":
         torch, installed = ((python.packages or {}).get("torch") if python else None) or torch, True
     if torch is not None:
         torch, local = split_local(torch)
         flavour = flavour or (local if local and (local == "cpu" or local[2:].isdigit()) else None)
-    sources = tuple(source.name for source in variant.sources)
+    stops, uses = scanned(variant.sources, compat)
+    unscanned = [source.name for source in variant.sources if source.uses is None]
+    training = variant.training or Training()
+    floors = {**target.node_floors, **{name: least for item in variant.smoke for name, least in item.floors.items()}}
+    floor = max(((floors[name], name) for name in _TENSOR_FLOORS if name in floors), default=None)
     return Request(
         torch=torch,
         flavour=flavour,
@@ -75,13 +81,41 @@ def request_for(
         installed=installed,
         compiled=tuple(s.name for s in variant.sources if s.build and needs_nvcc(s.build)),
         built=tuple(s.name for s in variant.sources if s.build),
+        commits={s.name: s.commit for s in variant.sources},
         patches={s.name: s.patches for s in variant.sources},
+        flags={s.name: s.build.flags for s in variant.sources if s.build},
+        build_variables={s.name: s.build.environment or {} for s in variant.sources if s.build},
         arch_list=stack_arch_list(variant),
-        expected_gpu=expected_gpu,
+        expected_gpu=target.expects.gpu,
+        exclusive=target.scheduler.exclusive,
+        variables=dict(_plain(variant, target)),
+        abis=_abis(variant.packages, variant.sources),
         image=image_tag(variant, compat),
         packages=packages,
-        traits=traits_of(packages, sources, compat),
+        from_pypi=frozenset(str(canonicalize_name(p.name)) for p in variant.packages if p.index == "pypi"),
+        traits=stops | traits_of(packages, unscanned, compat) | from_source(variant.packages),
+        uses=uses,
+        precision=training.precision or (_TENSOR_FLOORS[floor[1]] if floor else None),
+        gpus=training.gpus,
+        zero_stage=training.zero_stage,
+        pipeline=training.pipeline,
+        peak_tflops=training.peak_tflops,
+        floor_tflops=floor[0] if floor else None,
     )
+
+
+def _plain(variant: Variant, target: Target) -> list[tuple[str, str]]:
+    """The variables of a run that are set as they are written."""
+    merged = {**variant.environment, **target.environment}
+    return [(name, value) for name, value in merged.items() if isinstance(value, str)]
+
+
+def _abis(packages: tuple[LockedPackage, ...], sources: tuple[LockedSource, ...]) -> Mapping[str, int]:
+    """The C++ ABI of what does not take torch's: prebuilt wheels that name theirs, sources that set one."""
+    named = {package.name: _NAMED_ABI.search(package.files[0].file) for package in packages}
+    abis = {name: int(found.group(1).lower() in ("true", "1")) for name, found in named.items() if found}
+    set_ = {s.name: s.build.cxx11_abi for s in sources if s.build and s.build.cxx11_abi is not None}
+    return {**abis, **set_}
 
 
 def needs_nvcc(build: Build) -> bool:

@@ -173,6 +173,7 @@ def signature(facts: NodeFacts) -> Hashable:
         facts.os.arch,
         facts.libc,
         tuple((g.name, g.compute_capability, g.mig_enabled) for g in facts.gpus),
+        mig_instances(facts) if any(g.mig for g in facts.gpus) else 0,
         facts.gpus_physical,
         facts.visible_devices,
         bool(facts.scheduler.job),

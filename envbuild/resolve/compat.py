@@ -1,7 +1,7 @@
 """Compat data as typed values: which torch wheels exist, what drivers, compilers and GPUs allow.
 
-`load_compat` is the only I/O of this room. Every value keeps its `Note`: where it comes from, how it was verified and
-whether that is firm enough to refuse on its own (`firm`); memory and unverified marks are not.
+`compat_read.load_compat` makes them of the catalog's files. Every value keeps its `Note`: where it comes from, how it
+was verified and whether that is firm enough to refuse on its own (`firm`); memory and unverified marks are not.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
-from envbuild.catalog.yaml_load import load_yaml
-from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.resolve.versions import Numbers, numbers
-
-FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "limits")
+from envbuild.resolve.apex import ApexHistory
+from envbuild.resolve.versions import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ class Note:
 
     def but(self, mark: str | None) -> Note:
         """The same note with a mark that makes it not firm; unchanged without a mark."""
-        return self if mark is None else Note(self.source, _short(f"not verified: {mark}"), firm=False)
+        return self if mark is None else Note(self.source, short(f"not verified: {mark}"), firm=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class PackageRule:
-    """One row of packages.yaml: when it applies, what breaks, and what then works."""
+    """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps."""
 
     id: str
     has: tuple[Requirement, ...]
@@ -103,6 +98,16 @@ class PackageRule:
     verdict: str
     says: str
     fix: str
+    variable: tuple[str, str] | None
+    note: Note
+
+
+@dataclass(frozen=True, slots=True)
+class OwnList:
+    """Which CUDA versions a source takes for one another, by major, and the variable that turns its check off."""
+
+    variable: str
+    accepts: Mapping[int, tuple[Numbers, ...]]
     note: Note
 
 
@@ -126,7 +131,7 @@ class Cuda:
     arch_note: Note
     torch_checks_from: Numbers
     exact_minor: Mapping[str, str]
-    own_list: Mapping[str, str]
+    own_list: Mapping[str, OwnList]
     setuptools_needs: str
     check_note: Note
 
@@ -137,9 +142,10 @@ class Compilers:
 
     max_gcc: Mapping[Numbers, int]
     max_gcc_exact: Mapping[Numbers, int]
-    disputed: Mapping[Numbers, str]
+    disputed: Mapping[Numbers, tuple[Numbers, str]]
     min_gcc: Mapping[Numbers, int]
     torch_min_gcc: Mapping[Numbers, int]
+    torch_gcc_errors: Mapping[Numbers, int]
     note: Note
     torch_note: Note
 
@@ -151,6 +157,7 @@ class Limits:
     max_pipeline_zero_stage: int
     zero_note: Note
     mig_max_ranks: int
+    mig_nccl: Numbers
     mig_note: Note
     bf16_min_capability: Numbers
     bf16_note: Note
@@ -167,6 +174,9 @@ class Compat:
     glibc_by_tag: Mapping[str, Numbers]
     glibc_note: Note
     abi_note: Note
+    aarch64_no_cuda_before: Numbers
+    aarch64_pypi_cpu_to: Numbers
+    aarch64_note: Note
     cuda: Cuda
     compilers: Compilers
     gpus: Mapping[str, Gpu]
@@ -176,6 +186,11 @@ class Compat:
     package_rules: tuple[PackageRule, ...]
     package_traits: tuple[tuple[Requirement, tuple[str, ...]], ...]
     source_traits: Mapping[str, tuple[str, ...]]
+    patched_traits: Mapping[str, tuple[str, ...]]
+    homonyms: Mapping[str, tuple[str, str]]
+    homonym_note: Note
+    apex: ApexHistory
+    apex_note: Note
 
     def gpu_kind(self, name: str) -> str:
         """`geforce`, `workstation`, `data-centre` or `unknown`, from the name that nvidia-smi prints."""
@@ -186,189 +201,6 @@ class Compat:
         return "unknown"
 
 
-def load_compat(directory: Path) -> Compat:
-    """Read the shipped compat files from `directory` (`resources.catalog() / "compat"`).
-
-    Raises EnvbuildError `compat-data` when a file is missing a key or holds a value of a wrong type, and what the
-    YAML loader raises for unreadable files.
-    """
-    return compat_from_plain({name: load_yaml(directory / f"{name}.yaml") for name in FILES})
-
-
-def compat_from_plain(data: Mapping[str, Any]) -> Compat:
-    """Build the typed data from parsed YAML, one mapping a file. Raises EnvbuildError `compat-data`."""
-    try:
-        return _build(data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise EnvbuildError(
-            "compat-data",
-            "the shipped compatibility data cannot be used",
-            why=f"{type(error).__name__}: {error}",
-            hint="reinstall envbuild",
-            exit_code=ExitCode.INTERNAL,
-        ) from error
-
-
-def _build(data: Mapping[str, Any]) -> Compat:
-    torch, gpus, packages = data["torch"], data["gpus"], data["packages"]
-    torch_note = _note(torch, "torch.yaml#releases")
-    gpu_note = _note(gpus, "gpus.yaml#models")
-    image_note = _note(data["images"], "images.yaml#images")
-    return Compat(
-        torch={v: _release(v, row, torch_note) for v, row in torch["releases"].items()},
-        torch_note=torch_note,
-        locators={name: (row["option"], row["url"]) for name, row in torch["locators"].items()},
-        glibc_by_tag={tag: numbers(value) for tag, value in torch["glibc"]["tags"].items()},
-        glibc_note=_note(torch["glibc"], "torch.yaml#glibc"),
-        abi_note=_note(torch["abi"], "torch.yaml#abi"),
-        cuda=_cuda(data["cuda"]),
-        compilers=_compilers(data["compilers"]["gcc"]),
-        gpus={name: _gpu(name, row, gpu_note) for name, row in gpus["models"].items()},
-        gpu_kinds={k: tuple(gpus["kinds"][k]) for k in ("geforce", "workstation", "data-centre")},
-        images={tag: _image(tag, row, image_note) for tag, row in data["images"]["images"].items()},
-        limits=_limits(data["limits"]),
-        package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
-        package_traits=tuple((Requirement(row["has"]), tuple(row["traits"])) for row in packages["traits"]["packages"]),
-        source_traits={name: tuple(traits) for name, traits in packages["traits"]["sources"].items()},
-    )
-
-
-def _note(row: Mapping[str, Any], where: str, default: Mapping[str, Any] | None = None) -> Note:
-    """The note of a row of the compat data; `where` is its file and place, `default` has what the row leaves out."""
-    both = {**(default or {}), **row}
-    source = f"compat/{where}: {_short(str(both['source']))}"
-    return Note(source, _short(str(both["verified"])), firm=not row.get("unverified", False))
-
-
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """The first sentence, at most 120 characters: a decision cites its note, the catalog has the whole of it."""
     return textwrap.shorten(re.split(r"[;.]\s", text, maxsplit=1)[0], 120, placeholder=" …")
-
-
-def _release(version: str, row: Mapping[str, Any], note: Note) -> TorchRelease:
-    machines = {m: row[m] for m in ("x86_64", "aarch64") if m in row}
-    return TorchRelease(
-        version=version,
-        on_pypi=bool(row["pypi"]),
-        pypi_flavour=row.get("pypi_flavour"),
-        tags={m: tuple(value["python"]) for m, value in machines.items()},
-        unverified_tags={m: tuple(value.get("unverified_python", ())) for m, value in machines.items()},
-        platform_tag={m: value["tag"] for m, value in machines.items()},
-        locator=row["locator"],
-        builds={f: _torch_build(f, value, int(row["abi"]), note) for f, value in row["flavours"].items()},
-        note=note,
-    )
-
-
-def _torch_build(flavour: str, row: Mapping[str, Any], abi: int, note: Note) -> TorchBuild:
-    codes, _, ptx = str(row.get("arch", "")).partition("+PTX")
-    mark = row.get("unverified")
-    return TorchBuild(
-        flavour=flavour,
-        archs=tuple(numbers(code) for code in codes.split()),
-        ptx=tuple(numbers(code) for code in ptx.split()),
-        abi=int(row.get("abi", abi)),
-        glibc=numbers(row["glibc"]) if "glibc" in row else None,
-        note=note.but(mark),
-        ptx_note=note.but(row.get("ptx_unverified", mark)),
-        disputed={numbers(arch): text for arch, text in row.get("disputed", {}).items()},
-    )
-
-
-def _versions(row: Mapping[str, Any]) -> dict[Numbers, Numbers]:
-    return {numbers(key): numbers(value) for key, value in row.items()}
-
-
-def _counts(row: Mapping[str, Any]) -> dict[Numbers, int]:
-    return {numbers(key): int(value) for key, value in row.items()}
-
-
-def _cuda(row: Mapping[str, Any]) -> Cuda:
-    floors, forward, archs, check = row["driver_floors"], row["forward_compat"], row["architectures"], row["nvcc_check"]
-    return Cuda(
-        toolkit_drivers=_versions(row["toolkit_drivers"]["linux"]),
-        toolkit_note=_note(row["toolkit_drivers"], "cuda.yaml#toolkit_drivers"),
-        floors={int(major): numbers(value) for major, value in floors["linux"].items()},
-        lone_floors=_versions(floors["no_minor_compat"]),
-        floor_note=_note(floors, "cuda.yaml#driver_floors"),
-        excluded_branches=frozenset(int(branch) for branch in forward["excluded_branches"]),
-        compat_package=str(forward["package"]),
-        compat_note=_note(forward, "cuda.yaml#forward_compat"),
-        gpu_first_branch=_counts(row["gpu_drivers"]["first_branch"]),
-        gpu_driver_note=_note(row["gpu_drivers"], "cuda.yaml#gpu_drivers"),
-        first_cuda=_versions(archs["first_cuda"]),
-        last_cuda=_versions(archs["last_cuda"]),
-        embedded=frozenset(numbers(code) for code in archs["embedded"]),
-        arch_note=_note(archs, "cuda.yaml#architectures"),
-        torch_checks_from=numbers(check["torch_checks_from"]),
-        exact_minor=dict(check["exact_minor"]),
-        own_list=dict(check["own_list"]),
-        setuptools_needs=str(check["setuptools_needs"]),
-        check_note=_note(check, "cuda.yaml#nvcc_check"),
-    )
-
-
-def _compilers(row: Mapping[str, Any]) -> Compilers:
-    torch_min = {key: row[f"torch_min_{key}"] for key in ("source", "verified", "unverified")}
-    return Compilers(
-        max_gcc=_counts(row["max_major"]),
-        max_gcc_exact=_counts(row["max_major_exact"]),
-        disputed={numbers(key): str(value) for key, value in row["disputed"].items()},
-        min_gcc=_counts(row["min_major"]),
-        torch_min_gcc=_counts(row["torch_min_major"]),
-        note=_note(row, "compilers.yaml#gcc"),
-        torch_note=_note(torch_min, "compilers.yaml#gcc"),
-    )
-
-
-def _limits(row: Mapping[str, Any]) -> Limits:
-    return Limits(
-        max_pipeline_zero_stage=int(row["zero_pipeline"]["max_stage"]),
-        zero_note=_note(row["zero_pipeline"], "limits.yaml#zero_pipeline"),
-        mig_max_ranks=int(row["mig"]["max_ranks"]),
-        mig_note=_note(row["mig"], "limits.yaml#mig"),
-        bf16_min_capability=numbers(row["bf16"]["min_capability"]),
-        bf16_note=_note(row["bf16"], "limits.yaml#bf16"),
-        sparse_note=_note(row["sparse_peaks"], "limits.yaml#sparse_peaks"),
-    )
-
-
-def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
-    peak = row.get("bf16_dense_tflops", row.get("fp16_dense_tflops"))
-    unverified = ", ".join(row.get("unverified", ())) or None
-    return Gpu(
-        model=model,
-        name=row["name"],
-        capability=numbers(row["cc"]),
-        memory_gb=float(row["memory_gb"]),
-        dense_tflops=None if peak is None else float(peak),
-        sparse_tflops=float(row["sparse_tflops"]) if "sparse_tflops" in row else None,
-        note=note.but(unverified and f"{unverified} from memory"),
-    )
-
-
-def _image(tag: str, row: Mapping[str, Any], note: Note) -> Image:
-    unverified = row.get("unverified", ())
-    return Image(
-        tag=tag,
-        cuda=numbers(row["cuda"]),
-        torch=row["torch"],
-        min_driver=int(row["min_driver"]),
-        cuda_note=note.but("cuda from memory" if "cuda" in unverified else None),
-        driver_note=note.but("min_driver from memory" if "min_driver" in unverified else None),
-    )
-
-
-def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> PackageRule:
-    if row["verdict"] not in ("patch", "warn", "refuse"):
-        raise ValueError(f"rule {row['id']}: unknown verdict {row['verdict']!r}")
-    return PackageRule(
-        id=row["id"],
-        has=tuple(Requirement(text) for text in row.get("when", {}).get("has", ())),
-        trait=row.get("trait"),
-        breaks=Requirement(row["breaks"]),
-        verdict=row["verdict"],
-        says=row["says"],
-        fix=row["fix"],
-        note=_note(row, f"packages.yaml#{row['id']}", packages),
-    )

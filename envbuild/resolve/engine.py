@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
@@ -33,6 +33,7 @@ from envbuild.resolve.estimate import Estimate, estimate, size
 from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules import evaluate
+from envbuild.resolve.rules_build import other_gcc
 from envbuild.resolve.supply import Supply, out_of_reach
 
 # What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
@@ -168,6 +169,7 @@ class Resolver:
             interpreter=path,
             arch_list=best.variant.arch_list if best else None,
             nvcc=self._nvcc(best, facts) if best else None,
+            gcc=self._gcc(best, facts) if best else None,
             decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
             candidates=tuple(
                 Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
@@ -233,9 +235,13 @@ class Resolver:
         found = toolkit(facts, self._request(best.variant, best.python), self.compat)
         return found.path if found else None
 
+    def _gcc(self, best: _Judged, facts: NodeFacts) -> str | None:
+        if in_image(best.variant, self.target):
+            return None
+        return other_gcc(facts, self._request(best.variant, best.python), self.compat)
+
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
-        request = request_for(variant, python, self.compat, self.target.expects.gpu)
-        return replace(request, exclusive=self.target.scheduler.exclusive)
+        return request_for(variant, python, self.compat, self.target)
 
     def _cost(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Estimate, Platform]:
         """What the variant costs on the node's platform."""
@@ -248,7 +254,7 @@ class Resolver:
     def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""
         torch = (python.packages or {}).get("torch") if python and variant.base.kind != "none" else None
-        key = (variant.id, torch, shared)
+        key = (variant.id, torch, python.openssl if python else None, shared)
         known = self._known.get(key)
         if known is None:
             self.evaluations += 1

@@ -17,12 +17,14 @@ class Request:
     """One thing to decide about. What is None or empty is not asked, and its rules do not apply.
 
     `torch` is the public version, `flavour` cpu or cuXYZ; `index` the name of the index that torch comes from;
-    `compiled` the names of what is compiled with nvcc, `built` of every source that has a build, `patches` the patches
-    of each source by its name (None: whoever compiles may patch as needed); `arch_list` the TORCH_CUDA_ARCH_LIST of the
-    stack, `expected_gpu` the model that the target names; `exclusive` says that jobs there get whole nodes;
-    `packages` canonical name to
-    version; `installed` says that torch is there already (a base), so that nothing about its wheel is asked; `ranks`
-    are processes on one GPU's instances; `prebuilt_abi` the C++ ABI of a prebuilt extension.
+    `compiled` the names of what is compiled with nvcc, `built` of every source that has a build. By a source's name:
+    `commits`, `patches` and `flags`, and `build_variables` of its build alone. `arch_list` is the TORCH_CUDA_ARCH_LIST
+    of the stack, `expected_gpu` the model that the target names; `exclusive` says that jobs there get whole nodes.
+    `packages`: canonical name to version, `from_pypi` those of the default index; `installed` says that torch is there
+    already (a base), so that nothing about its wheel is asked. `variables` are those of the run; `abis` the C++ ABI of
+    extensions that do not leave it to torch, by their name; `traits` what sources and packages do, `uses` the same
+    with the place where a source does it. `gpus` is how many each node must give, `peak_tflops` and `floor_tflops` (per
+    GPU) what is taken for the dense peak and what a GPU must reach.
     """
 
     torch: str | None = None
@@ -33,21 +35,26 @@ class Request:
     installed: bool = False
     compiled: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
-    patches: Mapping[str, tuple[str, ...]] | None = None
+    commits: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    build_variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     arch_list: str | None = None
     expected_gpu: str | None = None
     exclusive: bool = False
-    isolated_build: bool = False
-    prebuilt_abi: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    abis: Mapping[str, int] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    from_pypi: frozenset[str] = frozenset()
     traits: frozenset[str] = frozenset()
+    uses: Mapping[str, str] = field(default_factory=dict)
     precision: str | None = None
     gpus: int | None = None
-    ranks: int | None = None
     image: str | None = None
     zero_stage: int | None = None
     pipeline: bool | None = None
     peak_tflops: float | None = None
+    floor_tflops: float | None = None
 
     def release(self, compat: Compat) -> TorchRelease | None:
         """The torch release that is asked for, None when there is none or it is not known."""

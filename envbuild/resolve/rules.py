@@ -27,6 +27,7 @@ RULES: tuple[tuple[str, int, Check], ...] = (
     ("torch-flavour-exists", 3, rules_wheel.torch_flavour_exists),
     ("torch-default-flavour", 3, rules_wheel.torch_default_flavour),
     ("torch-locator", 4, rules_wheel.torch_locator),
+    ("torch-aarch64", 4, rules_wheel.torch_aarch64),
     ("glibc-floor", 5, rules_wheel.glibc_floor),
     ("gpu-arch", 6, rules_gpu.gpu_arch),
     ("bf16-tensor-cores", 8, rules_gpu.bf16_tensor_cores),
@@ -41,6 +42,7 @@ RULES: tuple[tuple[str, int, Check], ...] = (
     ("nvcc-major", 15, rules_build.nvcc_major),
     ("nvcc-minor", 16, rules_build.nvcc_minor),
     ("apex-cuda-check", 16, rules_build.apex_cuda_check),
+    ("apex-flags", 22, rules_build.apex_flags),
     ("own-cuda-list", 16, rules_build.own_cuda_list),
     ("setuptools-minor", 16, rules_build.setuptools_minor),
     ("nvcc-knows-gpu", 17, rules_build.nvcc_knows_gpu),
@@ -48,9 +50,10 @@ RULES: tuple[tuple[str, int, Check], ...] = (
     ("cxx11-abi", 19, rules_build.cxx11_abi),
     ("arch-list-from-target", 20, arch.arch_list_from_target),
     ("build-isolation", 22, rules_packages.build_isolation),
+    ("package-homonym", 0, rules_packages.package_homonym),
     ("visible-gpus", 0, rules_node.visible_gpus_rule),
     ("mig-no-nccl", 0, rules_node.mig_no_nccl),
-    ("zero-needs-no-pipeline", 0, rules_node.zero_rule),
+    ("zero-needs-no-pipeline", 0, rules_node.zero_needs_no_pipeline),
     ("peak-is-dense", 30, rules_gpu.peak_is_dense),
 )
 

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.resolution import Decision
 from envbuild.resolve.arch import pick_nvcc
-from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat import Compat, TorchBuild
 from envbuild.resolve.decide import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
@@ -74,7 +74,7 @@ def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
 def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`apex-cuda-check`: Apex stops at any difference of versions; within one major its check can be patched out.
 
-    A stack that does not patch it is only warned of: Apex before 2019 has no such check.
+    A commit that is not in the known history is only warned of: not every Apex stops.
     """
     pair = _minor_pair(facts, request, compat)
     strict = [name for name in request.compiled if name in compat.cuda.exact_minor]
@@ -83,15 +83,46 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
     compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
     if pair[0] == pair[1]:
         return (decision("apex-cuda-check", "allow", "the versions are equal", compared, note),)
-    needed, given = compat.cuda.exact_minor, request.patches
-    bare = [] if given is None else [name for name in strict if needed[name] not in given.get(name, ())]
-    if bare:
-        what = f"{bare[0]} stops when the CUDA versions differ, and this stack does not patch that"
-        instead = f"`patches: [{needed[bare[0]]}]` for this source and a new lock, or nvcc {dotted(pair[1])}"
-        return (decision("apex-cuda-check", "warn", what, compared, note, instead),)
-    what = f"{strict[0]} stops when the CUDA versions differ; its check is patched out, the majors are equal"
-    instead = f"the patch {compat.cuda.exact_minor[strict[0]]}, or nvcc {dotted(pair[1])}"
-    return (decision("apex-cuda-check", "patch", what, compared, note, instead),)
+    return tuple(_apex_check(name, pair, compared, request, compat) for name in strict)
+
+
+def _apex_check(
+    name: str, pair: tuple[Numbers, Numbers], compared: tuple[str, str], request: Request, compat: Compat
+) -> Decision:
+    patch, commit, note = compat.cuda.exact_minor[name], request.commits.get(name, ""), compat.apex_note
+    instead = f"`patches: [{patch}]` for this source and a new lock, or nvcc {dotted(pair[1])}"
+    if patch in request.patches.get(name, ()):
+        what = f"{name} stops when the CUDA versions differ; its check is patched out, the majors are equal"
+        return decision("apex-cuda-check", "patch", what, compared, note, f"nvcc {dotted(pair[1])}")
+    if not compat.apex.knows(commit):
+        what = (
+            f"{name} stops when the CUDA versions differ; whether this commit does is not known, and no patch is there"
+        )
+        return decision("apex-cuda-check", "warn", what, compared, note, instead)
+    if not compat.apex.raises_at(commit):
+        what = f"{name} at {commit[:12]} does not stop when the CUDA versions differ"
+        return decision("apex-cuda-check", "allow", what, compared, note)
+    what = f"{name} stops when the CUDA versions differ, and this stack does not patch that"
+    return decision("apex-cuda-check", "refuse", what, compared, note, instead)
+
+
+def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`apex-flags`: the setup.py of an Apex takes the flags that it is built with, which differ by commit."""
+    out = []
+    for name, flags in request.flags.items():
+        commit = request.commits.get(name, "")
+        if not flags or not compat.apex.knows(commit):
+            continue
+        taken = compat.apex.flags_at(commit)
+        unknown = [flag for flag in flags if flag not in taken]
+        compared = (f"{name} at {commit[:12]}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
+        if not unknown:
+            out.append(decision("apex-flags", "allow", f"{name} takes its flags", compared, compat.apex_note))
+            continue
+        what = f"{name} at {commit[:12]} has no flag {' and no flag '.join(unknown)}, so its build would fail"
+        instead = f"`flags` without {', '.join(unknown)}, or a commit that has it"
+        out.append(decision("apex-flags", "refuse", what, compared, compat.apex_note, instead))
+    return tuple(out)
 
 
 def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -100,11 +131,25 @@ def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisio
     listed = [name for name in request.compiled if name in compat.cuda.own_list]
     if pair is None or not listed:
         return NOTHING
-    compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
+    compared = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}")
+    return tuple(_own_list(name, pair, compared, request, compat) for name in listed)
+
+
+def _own_list(
+    name: str, pair: tuple[Numbers, Numbers], compared: tuple[str, str], request: Request, compat: Compat
+) -> Decision:
+    own = compat.cuda.own_list[name]
     if pair[0] == pair[1]:
-        return (decision("own-cuda-list", "allow", "the versions are equal", compared, note),)
-    what = f"{listed[0]} may refuse this pair of CUDA versions by its own list"
-    return (decision("own-cuda-list", "patch", what, compared, note, compat.cuda.own_list[listed[0]]),)
+        return decision("own-cuda-list", "allow", "the versions are equal", compared, own.note)
+    if {**request.variables, **request.build_variables.get(name, {})}.get(own.variable) == "1":
+        what = f"{name} is told to take this pair of CUDA versions ({own.variable}=1)"
+        return decision("own-cuda-list", "patch", what, compared, own.note, f"nvcc {dotted(pair[1])}")
+    if set(pair) <= set(own.accepts.get(pair[0][0], ())):
+        what = f"{name} takes this pair of CUDA versions by its own list"
+        return decision("own-cuda-list", "allow", what, compared, own.note)
+    what = f"{name} refuses this pair of CUDA versions by its own list"
+    instead = f'`build: {{environment: {{{own.variable}: "1"}}}}` for this source, or nvcc {dotted(pair[1])}'
+    return decision("own-cuda-list", "refuse", what, compared, own.note, instead)
 
 
 def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -117,8 +162,8 @@ def setuptools_minor(facts: NodeFacts, request: Request, compat: Compat) -> Deci
     if pair[0] == pair[1] or _at_least(version, compat.cuda.setuptools_needs):
         return (decision("setuptools-minor", "allow", "the warning stays a warning", compared, note),)
     what = f"setuptools {version} makes the difference of CUDA minor versions an error"
-    instead = f"setuptools>={compat.cuda.setuptools_needs}"
-    return (decision("setuptools-minor", "patch", what, compared, note, instead),)
+    instead = f"setuptools>={compat.cuda.setuptools_needs}, or nvcc {dotted(pair[1])}"
+    return (decision("setuptools-minor", "refuse", what, compared, note, instead),)
 
 
 def _at_least(version: str, least: str) -> bool:
@@ -172,18 +217,43 @@ def _gccs(facts: NodeFacts) -> list[tuple[str, Numbers]]:
     return [(path, version) for _rank, path, version in sorted(found, key=lambda item: item[0])]
 
 
+def _with_cxx(facts: NodeFacts, gccs: list[tuple[str, Numbers]]) -> list[tuple[str, Numbers]]:
+    """Those that are not the usual one and have a g++ of the same version beside them: a build needs both."""
+    cxx = {(c.path, numbers(c.version)) for c in facts.compilers}
+    return [(path, version) for path, version in gccs[1:] if (cxx_of(path), version) in cxx]
+
+
+def cxx_of(gcc: str) -> str:
+    """The g++ that belongs to a gcc: `/usr/bin/gcc-9` has `/usr/bin/g++-9`."""
+    path = PurePosixPath(gcc)
+    return str(path.with_name(path.name.replace("gcc", "g++")))
+
+
 def _gcc_bounds(there: Numbers, full: Numbers, request: Request, compat: Compat) -> tuple[int | None, int, bool]:
     """(greatest gcc major, least gcc major, whether the least is firm) for a toolkit and a torch."""
-    rules = compat.compilers
+    rules, asked = compat.compilers, numbers(request.torch)
     most = rules.max_gcc_exact.get(full, rules.max_gcc.get(there))
-    least = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= there), default=0)
-    asked = numbers(request.torch)
+    by_cuda = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= there), default=0)
+    by_error = max((gcc for torch, gcc in rules.torch_gcc_errors.items() if torch <= asked), default=0)
     by_torch = max((gcc for torch, gcc in rules.torch_min_gcc.items() if torch <= asked), default=0)
-    return most, max(least, by_torch), by_torch <= least
+    sure = max(by_cuda, by_error)
+    return most, max(sure, by_torch), by_torch <= sure
+
+
+def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
+    """The gcc that a build has to be given in the place of the usual one; None where that one works, or none does."""
+    nvcc, there, _cuda = _toolkits(facts, request, compat)
+    gccs = _gccs(facts)
+    if nvcc is None or not there or not gccs:
+        return None
+    most, least, _firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
+    if most is None or least <= gccs[0][1][0] <= most:
+        return None
+    return next((path for path, version in _with_cxx(facts, gccs) if least <= version[0] <= most), None)
 
 
 def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`gcc-range`: nvcc accepts the host gcc, or another one that is there."""
+    """`gcc-range`: nvcc accepts the host gcc, or another one that is there and that the build is given."""
     nvcc, there, _cuda = _toolkits(facts, request, compat)
     gccs = _gccs(facts)
     if nvcc is None or not there:
@@ -195,26 +265,32 @@ def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     compared = (f"gcc {dotted(version) or 'absent'}", f"{least} to {most} for nvcc {nvcc.version}")
     note = compat.compilers.note
     if version and least <= version[0] <= most:
-        disputed = compat.compilers.disputed.get(there) if version[0] == most else None
+        from_, says = compat.compilers.disputed.get(there, ((), None))
+        mark = says if version >= from_ else None
         what = f"gcc {dotted(version)} works with nvcc {nvcc.version}"
-        return (decision("gcc-range", "warn" if disputed else "allow", what, compared, note.but(disputed)),)
-    others = [(p, v) for p, v in gccs if least <= v[0] <= most]
-    if others:
-        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; {others[0][0]} is there"
-        return (decision("gcc-range", "patch", what, compared, note, f"CC={others[0][0]}"),)
+        return (decision("gcc-range", "warn" if mark else "allow", what, compared, note.but(mark)),)
+    other = other_gcc(facts, request, compat)
+    if other:
+        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; the build is given CC={other}"
+        return (decision("gcc-range", "patch", what, compared, note, f"CC={other}"),)
     if version and version[0] < least and not firm:
         note = compat.compilers.torch_note
     what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "there is no gcc"
-    return (decision("gcc-range", "refuse", what, compared, note, f"gcc {most} beside it"),)
+    return (decision("gcc-range", "refuse", what, compared, note, f"gcc and g++ {most} beside it"),)
 
 
 def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`cxx11-abi`: a prebuilt extension has the C++ ABI of the torch it is loaded into."""
+    """`cxx11-abi`: what is prebuilt, or sets a C++ ABI itself, has that of the torch it is loaded into."""
     build = request.build(compat)
-    if request.prebuilt_abi is None or build is None:
+    if build is None:
         return NOTHING
-    compared = (f"extension ABI {request.prebuilt_abi}", f"torch {request.torch}+{build.flavour} ABI {build.abi}")
-    if request.prebuilt_abi == build.abi:
-        return (decision("cxx11-abi", "allow", "both have the same C++ ABI", compared, compat.abi_note),)
-    what = "the prebuilt extension has the other C++ ABI and would fail when loaded"
-    return (decision("cxx11-abi", "refuse", what, compared, compat.abi_note, "build it from source"),)
+    return tuple(_abi(name, abi, build, request, compat) for name, abi in request.abis.items())
+
+
+def _abi(name: str, abi: int, build: TorchBuild, request: Request, compat: Compat) -> Decision:
+    compared = (f"{name} has C++ ABI {abi}", f"torch {request.torch}+{build.flavour} has {build.abi}")
+    if abi == build.abi:
+        return decision("cxx11-abi", "allow", f"{name} and torch have the same C++ ABI", compared, compat.abi_note)
+    what = f"{name} has the other C++ ABI, and would fail when it is loaded"
+    instead = "a build for this torch, or a source that leaves the ABI to torch"
+    return decision("cxx11-abi", "refuse", what, compared, compat.abi_note, instead)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, Decisions, decision
@@ -84,8 +86,22 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
         what = "no compat package bridges this driver"
         return (decision("driver-cuda-compat", "refuse", what, compared, note, "a driver update"),)
     package = compat.cuda.compat_package.format(major=cuda[0], minor=cuda[1])
-    what = f"the driver is below the floor of CUDA {dotted(cuda)}: {package} must be on the library path"
-    return (decision("driver-cuda-compat", "patch", what, compared, note, f"install {package}, or update the driver"),)
+    folder = _compat_folder(request)
+    if folder is not None:
+        what = f"the driver is below the floor of CUDA {dotted(cuda)}; LD_LIBRARY_PATH has {folder}, from {package}"
+        return (decision("driver-cuda-compat", "patch", what, compared, note, "a driver update"),)
+    what = f"the driver is below the floor of CUDA {dotted(cuda)}, and no compat package is on the library path"
+    instead = (
+        f"{package} on the node and `environment: {{LD_LIBRARY_PATH: /usr/local/cuda-{dotted(cuda)}/compat}}` in the "
+        f"target; or {_for_driver(request, driver, compat)}"
+    )
+    return (decision("driver-cuda-compat", "refuse", what, compared, note, instead),)
+
+
+def _compat_folder(request: Request) -> str | None:
+    """The folder of a compat package on the library path of the run."""
+    folders = request.variables.get("LD_LIBRARY_PATH", "").split(":")
+    return next((folder for folder in folders if PurePosixPath(folder).name == "compat"), None)
 
 
 def driver_minor_compat(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Decision
-from envbuild.resolve.compat import Compat, TorchBuild
+from envbuild.resolve.compat import Compat, Gpu, Image, Note, TorchBuild
 from envbuild.resolve.decide import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers, python_tag
@@ -43,7 +43,25 @@ def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Reques
         what = f"{label} runs on {dotted(capability)} through PTX only, compiled by the driver at first use"
         return decision("gpu-arch", verdict, what, compared, build.ptx_note)  # type: ignore[arg-type]
     what = f"{label} has no kernel image for {dotted(capability)}"
-    return decision("gpu-arch", "refuse", what, compared, build.note, nearest_build(request, capability, compat))
+    cannot = _cannot_compile(build, capability, compat)
+    note = build.note if build.note.firm or not cannot else compat.cuda.arch_note
+    what = f"{what}; {cannot}" if cannot else what
+    return decision("gpu-arch", "refuse", what, compared, note, nearest_build(request, capability, compat))
+
+
+def _cannot_compile(build: TorchBuild, capability: Numbers, compat: Compat) -> str:
+    """Why the toolkit of a build rules a GPU out, whatever the build's own list is worth; empty where it does not.
+
+    A toolkit that dropped the GPU makes no PTX for it either; one from before the GPU could have left PTX, so there the
+    list has to be known and hold none.
+    """
+    cuda = flavour_cuda(build.flavour)
+    first, last = compat.cuda.first_cuda.get(capability), compat.cuda.last_cuda.get(capability)
+    if last is not None and cuda > last:
+        return f"CUDA {dotted(cuda)} no longer compiles for {dotted(capability)}, {dotted(last)} was the last"
+    if first is not None and cuda < first and build.archs:
+        return f"CUDA {dotted(cuda)} cannot compile for {dotted(capability)}, {dotted(first)} was the first"
+    return ""
 
 
 def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str | None:
@@ -100,9 +118,16 @@ def image_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
             continue
         newer = min((i.tag for i in compat.images.values() if i.cuda[:2] >= first), key=numbers, default=None)
         what = f"the image {image.tag} was built before {dotted(capability)} was known"
-        instead = f"the image {newer} or later" if newer else None
-        out.append(decision("image-gpu", "refuse", what, compared, image.cuda_note, instead))
+        instead = f"the image {newer} or later" if newer else "an image with a newer CUDA"
+        out.append(decision("image-gpu", "refuse", what, compared, _cuda_note(image, first, compat), instead))
     return tuple(out)
+
+
+def _cuda_note(image: Image, first: Numbers, compat: Compat) -> Note:
+    """The note of an image's CUDA; where that is not firm, that of a later image whose CUDA is too old as well."""
+    later = (i for i in compat.images.values() if numbers(i.tag) >= numbers(image.tag))
+    proof = (i.cuda_note for i in later if i.cuda_note.firm and i.cuda[:2] < first)
+    return image.cuda_note if image.cuda_note.firm else next(proof, image.cuda_note)
 
 
 def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -124,22 +149,33 @@ def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decision
 
 
 def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`peak-is-dense`: a peak figure (TFLOPS) for MFU is the dense one, not the one with sparsity."""
-    if request.peak_tflops is None:
-        return NOTHING
+    """`peak-is-dense`: a peak (TFLOPS) for MFU is the dense one, not that with sparsity, and no floor is above it."""
     out = []
-    for name, _capability in capabilities(facts):
-        gpu = next((g for g in compat.gpus.values() if g.name in name or g.model in name), None)
+    for name in dict.fromkeys(gpu.name for gpu in facts.gpus):
+        gpu = next((g for g in compat.gpus.values() if f" {g.name} " in f" {name} "), None)
         if gpu is None or gpu.dense_tflops is None:
             continue
-        compared = (f"{request.peak_tflops:g} TFLOPS", f"{gpu.dense_tflops:g} dense")
-        if gpu.sparse_tflops is not None and abs(request.peak_tflops - gpu.sparse_tflops) <= 1:
-            what = f"{request.peak_tflops:g} is the figure with sparsity; MFU would come out half"
-            note = compat.limits.sparse_note
-            out.append(decision("peak-is-dense", "refuse", what, compared, note, f"{gpu.dense_tflops:g}"))
-        elif abs(request.peak_tflops - gpu.dense_tflops) <= 1:
-            out.append(decision("peak-is-dense", "allow", "it is the dense figure", compared, gpu.note))
-        else:
-            what = f"{gpu.model} is known with another peak"
-            out.append(decision("peak-is-dense", "warn", what, compared, gpu.note, f"{gpu.dense_tflops:g}"))
+        if request.peak_tflops is not None:
+            out.append(_peak(request.peak_tflops, gpu, gpu.dense_tflops, compat))
+        if request.floor_tflops is not None:
+            out.append(_floor(request.floor_tflops, gpu, gpu.dense_tflops))
     return tuple(out)
+
+
+def _peak(peak: float, gpu: Gpu, dense: float, compat: Compat) -> Decision:
+    compared = (f"{peak:g} TFLOPS", f"{dense:g} dense")
+    if gpu.sparse_tflops is not None and abs(peak - gpu.sparse_tflops) <= 1:
+        what = f"{peak:g} is the figure with sparsity; MFU would come out half"
+        return decision("peak-is-dense", "refuse", what, compared, compat.limits.sparse_note, f"{dense:g}")
+    if abs(peak - dense) <= 1:
+        return decision("peak-is-dense", "allow", "it is the dense figure", compared, gpu.note)
+    what = f"{gpu.model} is known with another peak"
+    return decision("peak-is-dense", "warn", what, compared, gpu.note, f"{dense:g}")
+
+
+def _floor(floor: float, gpu: Gpu, dense: float) -> Decision:
+    compared = (f"a floor of {floor:g} TFLOP/s", f"{dense:g} dense")
+    if floor <= dense:
+        return decision("peak-is-dense", "allow", "the floor is below the dense peak", compared, gpu.note)
+    what = f"no {gpu.model} reaches {floor:g} TFLOP/s without sparsity"
+    return decision("peak-is-dense", "refuse", what, compared, gpu.note, f"a floor below {dense:g}")

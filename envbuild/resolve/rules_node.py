@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
+from envbuild.resolve.classes import mig_instances
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
 from envbuild.resolve.request import Request, physical_gpus, visible_gpus
+from envbuild.resolve.versions import dotted, numbers
 
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:
@@ -32,41 +34,36 @@ def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> De
 
 
 def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`mig-no-nccl`: MIG instances of a GPU cannot talk to each other through NCCL."""
-    if not facts.gpus or all(gpu.mig_enabled is None for gpu in facts.gpus):
+    """`mig-no-nccl`: NCCL does not join MIG instances; without `gpus` one process is taken to run on each of them."""
+    flavour = request.wanted_flavour(compat)
+    uses_nccl = request.torch is not None and flavour != "cpu"
+    if not uses_nccl or not facts.gpus or all(gpu.mig_enabled is None for gpu in facts.gpus):
         return NOTHING
-    limits = compat.limits
-    on = [gpu for gpu in facts.gpus if gpu.mig_enabled]
-    compared = (
-        f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {request.ranks or 1} ranks",
-        f"{limits.mig_max_ranks} rank",
-    )
+    limits, on = compat.limits, [gpu for gpu in facts.gpus if gpu.mig_enabled]
+    ranks = request.gpus or mig_instances(facts) or 1
+    compared = (f"MIG on {len(on)} of {len(facts.gpus)} GPUs, {ranks} ranks", f"{limits.mig_max_ranks} rank")
     if not on:
         return (decision("mig-no-nccl", "allow", "MIG is off", compared, limits.mig_note),)
-    if (request.ranks or 1) <= limits.mig_max_ranks:
+    if ranks <= limits.mig_max_ranks:
         return (decision("mig-no-nccl", "allow", "one process on one MIG instance works", compared, limits.mig_note),)
+    nccl = max((numbers(v) for name, v in request.packages.items() if name.startswith("nvidia-nccl-")), default=())
+    if nccl >= limits.mig_nccl:
+        what = f"NCCL joins MIG instances since {dotted(limits.mig_nccl)}, as an experiment and through host memory"
+        return (decision("mig-no-nccl", "warn", what, compared, limits.mig_note, "whole GPUs"),)
     what = "NCCL does not join MIG instances; training over several of them fails"
-    return (decision("mig-no-nccl", "refuse", what, compared, limits.mig_note, "whole GPUs, or one process"),)
+    instead = "whole GPUs, CUDA_VISIBLE_DEVICES with one instance, or `training: {gpus: 1}` for one process"
+    return (decision("mig-no-nccl", "refuse", what, compared, limits.mig_note, instead),)
 
 
-def zero_needs_no_pipeline(zero_stage: int, pipeline: bool, compat: Compat) -> Decisions:
-    """`zero-needs-no-pipeline`: the pinned DeepSpeed's pipeline engine takes ZeRO stage 0 or 1.
-
-    `zero_stage` is 0 to 3; `pipeline` whether the model runs under the pipeline engine (also with one stage).
-    """
-    most, note = compat.limits.max_pipeline_zero_stage, compat.limits.zero_note
-    compared = (
-        f"ZeRO stage {zero_stage}",
-        f"at most {most} with the pipeline engine" if pipeline else "no pipeline engine",
-    )
-    if not pipeline or zero_stage <= most:
-        return (decision("zero-needs-no-pipeline", "allow", f"ZeRO stage {zero_stage} works", compared, note),)
-    what = f"ZeRO stage {zero_stage} does not work with the pipeline engine"
-    return (decision("zero-needs-no-pipeline", "refuse", what, compared, note, f"ZeRO stage {most}, or no pipeline"),)
-
-
-def zero_rule(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`zero-needs-no-pipeline` for a request that says both values."""
-    if request.zero_stage is None or request.pipeline is None:
+def zero_needs_no_pipeline(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`zero-needs-no-pipeline`: the pinned DeepSpeed's pipeline engine takes ZeRO stage 0 or 1."""
+    stage, pipeline = request.zero_stage, request.pipeline
+    if stage is None or pipeline is None:
         return NOTHING
-    return zero_needs_no_pipeline(request.zero_stage, request.pipeline, compat)
+    most, note = compat.limits.max_pipeline_zero_stage, compat.limits.zero_note
+    engine = f"at most {most} with the pipeline engine" if pipeline else "no pipeline engine"
+    compared = (f"ZeRO stage {stage}", engine)
+    if not pipeline or stage <= most:
+        return (decision("zero-needs-no-pipeline", "allow", f"ZeRO stage {stage} works", compared, note),)
+    what = f"ZeRO stage {stage} does not work with the pipeline engine"
+    return (decision("zero-needs-no-pipeline", "refuse", what, compared, note, f"ZeRO stage {most}, or no pipeline"),)

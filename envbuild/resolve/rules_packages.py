@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.model.resolution import Decision
 from envbuild.resolve.compat import Compat, PackageRule
 from envbuild.resolve.decide import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request
+
+# What this file does stops the build; what a module does stops who imports it.
+_STOPS = "setup.py"
 
 
 def meets(version: str, requirement: Requirement) -> bool:
@@ -35,9 +41,8 @@ def _holds(requirement: Requirement, request: Request) -> bool:
 
 
 def _applies(rule: PackageRule, request: Request) -> bool:
-    if rule.trait is not None and rule.trait in request.traits:
-        return True
-    return bool(rule.has) and all(_holds(requirement, request) for requirement in rule.has)
+    done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
+    return done and all(_holds(requirement, request) for requirement in rule.has)
 
 
 def package_rule(rule: PackageRule, request: Request) -> Decision | None:
@@ -50,7 +55,17 @@ def package_rule(rule: PackageRule, request: Request) -> Decision | None:
     compared = (f"{rule.breaks.name} {version}", f"not {rule.breaks.name}{rule.breaks.specifier}")
     if not meets(version, rule.breaks):
         return decision(rule.id, "allow", f"{rule.breaks.name} {version} is fine here", compared, rule.note)
-    return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
+    if rule.variable and request.variables.get(rule.variable[0]) == rule.variable[1]:
+        what = f"{rule.says}; {rule.variable[0]} is set to {rule.variable[1]}, with which it works"
+        return decision(rule.id, "patch", what, compared, rule.note, rule.fix)
+    place = request.uses.get(rule.trait or "", "")
+    if not place or rule.trait in request.traits:
+        return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
+    name, _, mended = place.partition(" patched by ")
+    if mended:
+        return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note, rule.fix)
+    what = f"{rule.says}: {place} uses it, and fails when it gets there"
+    return decision(rule.id, "warn", what, compared, rule.note, rule.fix)
 
 
 def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -59,23 +74,68 @@ def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
     return tuple(item for item in found if item is not None)
 
 
+def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`package-homonym`: no package of the default index that only shares its name with what recipes mean."""
+    found = sorted(request.from_pypi & set(compat.homonyms))
+    if found or not request.from_pypi:
+        return tuple(homonym(name, compat) for name in found)
+    compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
+    what = "no package only shares its name with what recipes mean"
+    return (decision("package-homonym", "allow", what, compared, compat.homonym_note),)
+
+
+def homonym(name: str, compat: Compat) -> Decision:
+    """The refusal of one known homonym, by its canonical name."""
+    there, meant = compat.homonyms[name]
+    compared = (f"{name} on the default index", f"{name} of recipes")
+    what = f"{name} on the default index is {there}"
+    return decision("package-homonym", "refuse", what, compared, compat.homonym_note, f"{meant}, if that was meant")
+
+
 def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`build-isolation`: a setup.py that imports torch is built in the environment, not in an isolated one."""
-    if "imports-torch" not in request.traits:
+    """`build-isolation`: a setup.py that imports torch is built beside the torch of the environment."""
+    base_unknown = request.installed and request.torch is None
+    if "imports-torch" not in request.traits or base_unknown:
         return NOTHING
-    compared = (f"build isolation {'on' if request.isolated_build else 'off'}", "the recipe imports torch")
     note = compat.cuda.check_note
-    if not request.isolated_build:
-        return (decision("build-isolation", "allow", "it is built beside torch", compared, note),)
-    what = "an isolated build has no torch, and the recipe imports it"
-    return (decision("build-isolation", "patch", what, compared, note, "--no-build-isolation"),)
+    if request.torch is not None:
+        compared = (f"torch {request.torch} in the environment", "the recipe imports torch")
+        what = "sources are built beside torch, without isolation"
+        return (decision("build-isolation", "allow", what, compared, note),)
+    compared = ("no torch in the environment", "the recipe imports torch")
+    what = "a recipe imports torch, and the environment has none"
+    return (decision("build-isolation", "refuse", what, compared, note, "`torch:` in the profile, or a base with it"),)
 
 
-def traits_of(packages: dict[str, str], sources: tuple[str, ...], compat: Compat) -> frozenset[str]:
+def traits_of(packages: Mapping[str, str], names: Iterable[str], compat: Compat) -> frozenset[str]:
     """The traits that well known packages and sources bring, by name and version."""
-    found = {trait for name in sources for trait in compat.source_traits.get(name, ())}
+    found = {trait for name in names for trait in compat.source_traits.get(name, ())}
     for requirement, traits in compat.package_traits:
         version = packages.get(canonicalize_name(requirement.name))
         if version is not None and meets(version, requirement):
             found.update(traits)
     return frozenset(found)
+
+
+def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
+    """The trait `<name>-from-source` of every package that is locked as a source distribution."""
+    sdists = (p for p in packages if not any(file.file.endswith(".whl") for file in p.files))
+    return frozenset(f"{canonicalize_name(package.name)}-from-source" for package in sdists)
+
+
+def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[str], dict[str, str]]:
+    """What the scan of the trees found: traits that stop a build, and the others with their first place."""
+    stops: set[str] = set()
+    elsewhere: dict[str, str] = {}
+    for source in sources:
+        ended = {trait: patch for patch in source.patches for trait in compat.patched_traits.get(patch, ())}
+        for trait, place in (source.uses or {}).items():
+            if trait in ended:
+                elsewhere.setdefault(trait, f"{source.name} patched by {ended[trait]}")
+            elif place.startswith(_STOPS):
+                stops.add(trait)
+            else:
+                # A place that nothing mends says more than one that a patch takes care of.
+                known = elsewhere.get(trait, " patched by ")
+                elsewhere[trait] = f"{source.name}/{place}" if " patched by " in known else known
+    return frozenset(stops), elsewhere

@@ -146,6 +146,26 @@ def torch_locator(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
     return (decision("torch-locator", "allow", what, compared, release.note),)
 
 
+def torch_aarch64(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`torch-aarch64`: on aarch64 older releases, and those of PyPI for longer, are CPU builds under any name."""
+    release = None if request.installed else request.release(compat)
+    flavour = request.wanted_flavour(compat)
+    if release is None or request.machine != "aarch64" or not release.tags.get("aarch64"):
+        return NOTHING
+    line, before, pypi_to = numbers(release.version)[:2], compat.aarch64_no_cuda_before, compat.aarch64_pypi_cpu_to
+    from_pypi = request.flavour is None or request.index == "pypi"
+    said = f"PyPI: CPU builds up to {dotted(pypi_to)}; elsewhere before {dotted(before)}"
+    compared, note = (f"torch {release.version}+{flavour} for aarch64", said), compat.aarch64_note
+    if flavour == "cpu":
+        return (decision("torch-aarch64", "allow", "a CPU build is what is asked for", compared, note),)
+    if line < before or (from_pypi and line <= pypi_to):
+        what = f"torch {release.version} for aarch64 from {request.index or 'PyPI'} is a CPU build; it uses no GPU"
+        instead = f"a release after {dotted(pypi_to)}, an image or a module with CUDA for aarch64, or `flavours: [cpu]`"
+        return (decision("torch-aarch64", "refuse", what, compared, note, instead),)
+    what = f"whether torch {release.version} for aarch64 has CUDA there was not asked"
+    return (decision("torch-aarch64", "warn", what, compared, note, "look at `torch.version.cuda` after the build"),)
+
+
 def _locator(release: TorchRelease, flavour: str, compat: Compat) -> str:
     option, url = compat.locators[release.locator]
     return f"--{option} {url.format(flavour=flavour)}"

@@ -11,7 +11,8 @@ from envbuild.explain.checks import Means, run_checks
 from envbuild.explain.memory import least_nodes
 from envbuild.model.finding import IndexCheck
 from envbuild.model.stack import Stack
-from envbuild.resolve.compat import Compat, load_compat
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import load_compat
 
 STACKS = ("megatron-alpa", "megatron-deepspeed-alcf", "megatron-deepspeed-slurm", "megatronapp", "opt-175b")
 

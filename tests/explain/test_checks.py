@@ -12,7 +12,8 @@ from envbuild import resources
 from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
 from envbuild.explain.gitread import git_reader
 from envbuild.model.stack import Stack
-from envbuild.resolve.compat import Compat, load_compat
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import load_compat
 from tests.lock.conftest import Repos
 
 Make = Callable[..., Stack]

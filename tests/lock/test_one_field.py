@@ -57,6 +57,7 @@ RICH: dict[str, Any] = {
                 "extensions": ["a_c"],
                 "environment": {"X": "1"},
                 "memory_per_job": 2.0,
+                "cxx11_abi": 0,
             },
             "patches": ["p"],
             "generated": ["v.py"],
@@ -84,6 +85,7 @@ RICH: dict[str, Any] = {
     "imports": ["alpha"],
     "environment": {"A": "1", "F": {"path": "/f", "if": "exists"}},
     "smoke": [{"name": "sound", "deadline": 60.0, "floors": {"x": 1.0}}],
+    "training": {"precision": "bf16", "gpus": 8, "zero_stage": 1, "pipeline": True, "peak_tflops": 989.0},
     "deviations": ["one"],
 }
 _BUILD: Where = ("sources", 0, "build")
@@ -102,6 +104,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Profile", "imports"): (("imports",), ["beta"]),
     ("Profile", "environment"): (("environment", "A"), "2"),
     ("Profile", "smoke"): (("smoke",), []),
+    ("Profile", "training"): (("training",), None),
     ("Profile", "deviations"): (("deviations",), ["one", "two"]),
     ("Base", "kind"): (("bases", 1, "kind"), "image"),
     ("Base", "provides"): (("bases", 1, "provides"), ["numpy>=2"]),
@@ -128,6 +131,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Build", "extensions"): ((*_BUILD, "extensions"), ["b_c"]),
     ("Build", "environment"): ((*_BUILD, "environment", "X"), "2"),
     ("Build", "memory_per_job"): ((*_BUILD, "memory_per_job"), 3.0),
+    ("Build", "cxx11_abi"): ((*_BUILD, "cxx11_abi"), 1),
     ("Build", "modules"): (("sources", 1, "build", "modules"), [{"name": "n", "sources": ["m.cu"]}]),
     ("KernelModule", "name"): ((*_KERNEL, "name"), "n"),
     ("KernelModule", "sources"): ((*_KERNEL, "sources"), ["n.cu"]),
@@ -141,6 +145,11 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("SmokeItem", "name"): (("smoke", 0, "name"), "machine"),
     ("SmokeItem", "deadline"): (("smoke", 0, "deadline"), 61.0),
     ("SmokeItem", "floors"): (("smoke", 0, "floors"), {"x": 2.0}),
+    ("Training", "precision"): (("training", "precision"), "fp16"),
+    ("Training", "gpus"): (("training", "gpus"), 4),
+    ("Training", "zero_stage"): (("training", "zero_stage"), 0),
+    ("Training", "pipeline"): (("training", "pipeline"), False),
+    ("Training", "peak_tflops"): (("training", "peak_tflops"), 312.0),
 }
 
 
@@ -218,10 +227,12 @@ PLAIN: dict[str, Any] = {
     "imports": ["alpha"],
     "environment": {"A": "1"},
     "smoke": [{"name": "sound"}],
+    "training": {"gpus": 8},
 }
 _SAID = {
     "digest": "of the contents; see below",
     "provided": "read from the base, not said in the stack",
+    "uses": "what a scan of the tree found",
     "patch_pins": "of the catalog's patches; `patch-changed`",
     "engine": "there is one",
     "version": "there is one",
@@ -249,6 +260,7 @@ LOCK_FIELDS: dict[tuple[str, str], tuple[Any, str]] = {
     ("Variant", "imports"): ((), "imports"),
     ("Variant", "environment"): ({"A": "2"}, "environment"),
     ("Variant", "smoke"): ((), "smoke"),
+    ("Variant", "training"): ({"gpus": 4}, "training"),
     ("LockedSource", "name"): ("b", "sources"),
     ("LockedSource", "git"): ("https://git.example.org/b", "sources.a.git"),
     ("LockedSource", "commit"): (B, "sources.a.commit"),
@@ -286,6 +298,7 @@ def plain_lock() -> dict[str, Any]:
         "imports": ["alpha"],
         "environment": {"A": "1"},
         "smoke": [stack.profiles["exact"].smoke[0].to_json_dict()],
+        "training": PLAIN["training"],
     }
     return {
         "stack": "demo",
@@ -345,7 +358,8 @@ def test_a_lock_that_was_changed_in_one_field_is_caught_though_its_digests_hold(
 CONTENTS = [
     row
     for row in LOCK_FIELDS
-    if row[0] != "Lock" and row not in {("Variant", "id"), ("Variant", "smoke"), ("LockedSource", "ref")}
+    if row[0] != "Lock"
+    and row not in {("Variant", "id"), ("Variant", "smoke"), ("Variant", "training"), ("LockedSource", "ref")}
 ]
 
 

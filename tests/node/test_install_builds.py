@@ -280,6 +280,20 @@ def test_the_compiler_that_a_source_names_for_itself_is_in_its_key(node: Node, f
     assert len(keys) == 2
 
 
+def test_d14_a_build_takes_the_compiler_that_the_plan_gives_it(node: Node, forge: Forge, tmp_path: Path) -> None:
+    log = tmp_path / "taken"
+    given = tmp_path / "gcc-9"
+    given.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("gcc")} "$@"\n')
+    given.chmod(0o755)
+    variant = make_variant([], sources=[forge.patched(build={"extensions": ["quick._fast"]})])
+    _, usual = node.install(variant, **args(tmp_path / "store"))
+    assert not log.exists()
+    _, other = other_node(tmp_path).install(variant, **args(tmp_path / "store", variables={"CC": str(given)}))
+    assert "--version" in log.read_text(), "the build key holds the version of this compiler"
+    keys = {result["sources"][0]["build"]["key"] for result in (usual, other)}
+    assert len(keys) == 2
+
+
 def test_a_wheel_of_the_store_must_hold_what_is_asked_for_today(node: Node, forge: Forge, tmp_path: Path) -> None:
     store = tmp_path / "wheels-of-all"
     source = forge.patched()

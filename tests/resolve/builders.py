@@ -12,7 +12,8 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
-from envbuild.resolve.compat import FILES, Compat, compat_from_plain
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import compat_from_plain, read_plain
 
 HERE = Path(__file__).parent
 GB = 10**9
@@ -21,7 +22,7 @@ GB = 10**9
 @cache
 def plain_compat() -> dict[str, Any]:
     """The shipped compat data as plain data, one key a file."""
-    return {name: load_yaml(resources.catalog() / "compat" / f"{name}.yaml") for name in FILES}
+    return read_plain(resources.catalog() / "compat")
 
 
 @cache
@@ -49,7 +50,9 @@ def node_facts(name: str, **overrides: Any) -> NodeFacts:
         for _ in range(int(count)):
             gpus.append({"index": len(gpus), "name": gpu_name, "compute_capability": capability or None})
     for gpu in gpus:
-        gpu["mig_enabled"] = row.get("mig")
+        gpu["mig_enabled"] = None if row.get("mig") is None else bool(row["mig"])
+    if gpus:
+        gpus[0]["mig"] = [f"1g.10gb MIG-{number}" for number in range(row.get("mig") or 0)]
     libc = {"kind": "musl", "version": row["musl"]} if "musl" in row else {"kind": "glibc", "version": row["glibc"]}
     os_id, _, os_version = row["os"].partition(" ")
     pythons = [_at(text, f"/usr/bin/python{text}") for text in row["pythons"]]

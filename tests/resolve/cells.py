@@ -15,11 +15,12 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import LockedSource
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules import RULES
-from envbuild.resolve.rules_packages import meets, package_rule, traits_of
+from envbuild.resolve.rules_packages import meets, package_rule, scanned, traits_of
 from tests.resolve.builders import node_facts, plain_compat
 
 Path = tuple[str | int, ...]
@@ -27,6 +28,8 @@ Answer = Callable[[Compat], object]
 
 # A cell with this value is taken away.
 REMOVED = object()
+# A run that has a compat package on its library path.
+COMPAT = {"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}
 CHECKS = {rule: check for rule, _number, check in RULES}
 CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
 PROSE = (
@@ -39,17 +42,17 @@ NOT_READ: dict[str, str] = {
     r"torch/locators/.*": "words: the address that a decision names",
     r"torch/releases/[^/]*/locator": "words: which of the addresses a decision names",
     r"cuda/forward_compat/(package|gpus)": "words: the package that a decision names; the kind is gpus.yaml's",
-    r"cuda/nvcc_check/own_list/.*": "words: the variable that a decision names; its key is read",
     r"compilers/gcc/torch_min_(source|verified)": "words: where a value comes from",
     r"gpus/models/[^/]*/(memory_gb|memory_bandwidth_gbs|nvlink_gbs|nvlink_note)": "for smoke tests; no rule reads it",
     r"gpus/models/A100-SXM4-[0-9]*GB/fp16_dense_tflops": "the bf16 figure of the same card is taken",
     r"gpus/models/[^/]*/unverified/[0-9]+": "makes a note less firm; the rule that cites it never refuses by it",
     r"images/images/[^/]*/(python|torch|cudnn|nccl)": "what else an image has; its own interpreter is not asked about",
+    r"images/images/24.01/unverified/0": "a later image, whose CUDA was read, proves the same",
     r"images/images/[^/]*/unverified/[0-9]+": "marks of what no rule reads; those of cuda and min_driver have a probe",
     r"python/.*": "what the rows of packages.yaml and torch.yaml were checked against; tests compare them",
     r"packages/rules/[0-9]+/id": "the rule's own name",
-    r"packages/traits/packages/0/(has|traits/0)": "the row legacy-specifiers asks for the same package itself",
-    r"packages/traits/packages/1/has": "brings no trait",
+    r"packages/homonyms/names/[^/]*/(is|meant)": "words: what a name is there, and what was meant",
+    r"apex/commits": "the places that the ranges speak of: each range has its probes",
 }
 
 
@@ -102,7 +105,8 @@ def changed(plain: Any, path: Path, value: object) -> Any:
 def why_not_read(path: Path) -> str | None:
     """The reason why a cell changes no verdict, None where it has to."""
     name = "/".join(map(str, path))
-    if re.fullmatch(r"images/images/[^/]*/unverified/[0-9]+", name) and cell(path) in ("cuda", "min_driver"):
+    marks = r"images/images/(?!24\.01/unverified/0)[^/]*/unverified/[0-9]+"
+    if re.fullmatch(marks, name) and cell(path) in ("cuda", "min_driver"):
         return None
     return next((why for pattern, why in NOT_READ.items() if re.fullmatch(pattern, name)), None)
 
@@ -172,6 +176,11 @@ def _torch() -> Iterator[Probe]:
         yield Probe((*at, "abi"), 1 - row["abi"], _abi(version, plain, row["abi"]))
         for name, build in row["flavours"].items():
             yield from _build(version, name, build)
+    for key, version in (("none_before", "2.4.1"), ("pypi_cpu_to", "2.8.0")):
+        asked = Request(
+            torch=version, flavour="cu126", index="pypi" if key == "pypi_cpu_to" else "x", machine="aarch64"
+        )
+        yield Probe(("torch", "aarch64_cuda", key), "1.0", verdicts("torch-aarch64", node(), asked), whole=True)
     for tag, glibc in torch["glibc"]["tags"].items():
         version, machine = next(
             (v, m) for v, r in torch["releases"].items() for m in ("x86_64", "aarch64") if m in r and r[m]["tag"] == tag
@@ -193,7 +202,7 @@ def _wheels(version: str, machine: str, row: Mapping[str, Any]) -> Iterator[Prob
 
 
 def _abi(version: str, name: str, abi: int) -> Answer:
-    return verdicts("cxx11-abi", node(), Request(torch=version, flavour=name, prebuilt_abi=abi))
+    return verdicts("cxx11-abi", node(), Request(torch=version, flavour=name, abis={"x": abi}))
 
 
 def _build(version: str, name: str, row: Mapping[str, Any]) -> Iterator[Probe]:
@@ -242,7 +251,7 @@ def _drivers() -> Iterator[Probe]:
             yield Probe(("cuda", "driver_floors", key, version), "999.1", answer)
     for index, branch in enumerate(cuda["forward_compat"]["excluded_branches"]):
         below = node(gpu=f"{SERVER} @ 8.0", driver=f"{branch}.10")
-        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130"))
+        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130", variables=COMPAT))
         yield Probe(("cuda", "forward_compat", "excluded_branches", index), 9999, answer)
     for capability, branch in cuda["gpu_drivers"]["first_branch"].items():
         known = node(gpu=f"{SERVER} @ {capability}", driver=f"{branch}.10")
@@ -275,15 +284,26 @@ def _architectures() -> Iterator[Probe]:
     near = node(nvcc="11.6")
     asked = _compiling("11.3", torch=from_)
     yield Probe((*check, "torch_checks_from"), "99.0", verdicts("nvcc-minor", near, asked))
-    for key, rule in (("exact_minor", "apex-cuda-check"), ("own_list", "own-cuda-list")):
-        for name in cell((*check, key)):
-            asked = _compiling("11.3", compiled=(name,))
-            yield Probe((*check, key, name), REMOVED, verdicts(rule, near, asked))
+    for name in cell((*check, "exact_minor")):
+        asked = _compiling("11.3", compiled=(name,))
+        yield Probe((*check, "exact_minor", name), REMOVED, verdicts("apex-cuda-check", near, asked))
+    yield from _own_lists((*check, "own_list"))
     for name, patch in cell((*check, "exact_minor")).items():
         asked = _compiling("11.3", compiled=(name,), patches={name: (patch,)})
         yield Probe((*check, "exact_minor", name), "other", verdicts("apex-cuda-check", near, asked))
     asked = _compiling("11.3", torch=from_, packages={"setuptools": cell((*check, "setuptools_needs"))})
     yield Probe((*check, "setuptools_needs"), "9999", verdicts("setuptools-minor", near, asked))
+
+
+def _own_lists(at: Path) -> Iterator[Probe]:
+    for name, own in cell(at).items():
+        told = _compiling("13.0", compiled=(name,), variables={own["variable"]: "1"})
+        yield Probe((*at, name, "variable"), "OTHER", verdicts("own-cuda-list", node(nvcc="13.1"), told))
+        for major, versions in own["accepts"].items():
+            for index, version in enumerate(versions):
+                asked = _compiling(versions[index - 1], compiled=(name,))
+                answer = verdicts("own-cuda-list", node(nvcc=version), asked)
+                yield Probe((*at, name, "accepts", major, index), "1.1", answer)
 
 
 def _compilers() -> Iterator[Probe]:
@@ -298,7 +318,11 @@ def _compilers() -> Iterator[Probe]:
     for version, most in rows["max_major_exact"].items():
         yield Probe((*at, "max_major_exact", version), most + 1, accepts(version, most + 1))
     for version in rows["disputed"]:
-        yield Probe((*at, "disputed", version), REMOVED, accepts(f"{version}.1", rows["max_major"][version]))
+        answer = accepts(f"{version}.1", rows["max_major"][version])
+        yield Probe((*at, "disputed", version), REMOVED, answer)
+        yield Probe((*at, "disputed", version, "from"), "99", answer)
+    for version, least in rows["torch_errors_below"].items():
+        yield Probe((*at, "torch_errors_below", version), least - 1, accepts("12.1.1", least - 1, torch=version))
     for version, least in rows["min_major"].items():
         yield Probe((*at, "min_major", version), least + 1, accepts(f"{version}.1", least))
     for version, least in rows["torch_min_major"].items():
@@ -308,7 +332,7 @@ def _compilers() -> Iterator[Probe]:
 
 
 def _gpus() -> Iterator[Probe]:
-    below = Request(flavour="cu130")
+    below = Request(flavour="cu130", variables=COMPAT)
     for kind in ("geforce", "workstation", "data-centre"):
         for index, pattern in enumerate(cell(("gpus", "kinds", kind))):
             # The first pattern that is found decides, so a server's name behind a card's is a card's.
@@ -344,19 +368,23 @@ def _images() -> Iterator[Probe]:
         yield Probe((*at, "min_driver"), "999", verdicts("image-driver", old, asked))
         new = node(gpu=f"{CARD} @ 12.1", driver="300.10")
         for index, name in enumerate(row.get("unverified", ())):
-            if name in ("cuda", "min_driver"):
-                rule = "image-gpu" if name == "cuda" else "image-driver"
-                yield Probe((*at, "unverified", index), "other", verdicts(rule, new, asked))
+            if name == "min_driver":
+                yield Probe((*at, "unverified", index), "other", verdicts("image-driver", new, asked))
+            elif name == "cuda" and why_not_read((*at, "unverified", index)) is None:
+                yield Probe((*at, "unverified", index), "other", verdicts("image-gpu", new, asked))
 
 
 def _limits() -> Iterator[Probe]:
     most = cell(("limits", "zero_pipeline", "max_stage"))
     zero = verdicts("zero-needs-no-pipeline", node(), Request(zero_stage=most, pipeline=True))
     yield Probe(("limits", "zero_pipeline", "max_stage"), most - 1, zero)
-    split = node_facts("cpu-laptop", gpus=f"1 x {SERVER} @ 8.0", mig=True)
     ranks = cell(("limits", "mig", "max_ranks"))
-    yield Probe(("limits", "mig", "max_ranks"), ranks + 1, verdicts("mig-no-nccl", split, Request(ranks=ranks + 1)))
-    yield Probe(("limits", "mig", "unverified"), False, verdicts("mig-no-nccl", split, Request(ranks=ranks + 1)))
+    split = node_facts("cpu-laptop", gpus=f"1 x {SERVER} @ 8.0", mig=ranks + 1)
+    asked = Request(torch="2.1.0", flavour="cu121")
+    yield Probe(("limits", "mig", "max_ranks"), ranks + 1, verdicts("mig-no-nccl", split, asked))
+    since = cell(("limits", "mig", "nccl_from"))
+    asked = Request(torch="2.1.0", flavour="cu121", packages={"nvidia-nccl-cu12": since})
+    yield Probe(("limits", "mig", "nccl_from"), "99.0", verdicts("mig-no-nccl", split, asked))
     least = cell(("limits", "bf16", "min_capability"))
     bf16 = verdicts("bf16-tensor-cores", node(gpu=f"{SERVER} @ {least}"), Request(precision="bf16"))
     yield Probe(("limits", "bf16", "min_capability"), "99.0", bf16)
@@ -394,20 +422,67 @@ def _packages() -> Iterator[Probe]:
         wanted = row.get("when", {}).get("has", [])
         there = {Requirement(text).name: version_in(text) for text in wanted}
         traits = frozenset({row["trait"]} if "trait" in row else ())
-        by_trait, by_package = _request(broken, traits=traits), _request({**there, **broken})
-        either = _row(row["id"], by_trait if traits else by_package)
+        both = _request({**there, **broken}, traits=traits)
+        either = _row(row["id"], both)
         yield Probe((*at, "breaks"), f"{Requirement(row['breaks']).name}>99999", either)
-        yield Probe((*at, "verdict"), "patch" if row["verdict"] != "patch" else "warn", either)
+        yield Probe((*at, "verdict"), "warn" if row["verdict"] == "refuse" else "refuse", either)
         if traits:
-            yield Probe((*at, "trait"), "another", _row(row["id"], by_trait))
+            yield Probe((*at, "trait"), "another", either)
+        if "variable" in row:
+            name, _, value = row["variable"].partition("=")
+            told = _request({**there, **broken}, traits=traits, variables={name: value})
+            yield Probe((*at, "variable"), "OTHER=1", _row(row["id"], told))
         for place, text in enumerate(wanted):
-            other = f"{Requirement(text).name}>99999"
-            yield Probe((*at, "when", "has", place), other, _row(row["id"], by_package))
+            yield Probe((*at, "when", "has", place), f"{Requirement(text).name}>99999", either)
         if "unverified" in row:
             yield Probe((*at, "unverified"), False, either)
     for name, traits_of_source in cell(("packages", "traits", "sources")).items():
         for index, trait in enumerate(traits_of_source):
             yield Probe(("packages", "traits", "sources", name, index), "another", _brought(name, trait))
+
+    yield from _package_traits()
+    yield from _apex()
+
+
+def _package_traits() -> Iterator[Probe]:
+    for index, row in enumerate(cell(("packages", "traits", "packages"))):
+        version = {Requirement(row["has"]).name: version_in(row["has"])}
+        at: Path = ("packages", "traits", "packages", index)
+        yield Probe((*at, "has"), f"{Requirement(row['has']).name}>99999", _traits(version))
+        for place in range(len(row["traits"])):
+            yield Probe((*at, "traits", place), "another", _traits(version))
+    for patch, ended in cell(("packages", "traits", "patches")).items():
+        for index, trait in enumerate(ended):
+            yield Probe(("packages", "traits", "patches", patch, index), "another", _mended(patch, trait))
+    for name in cell(("packages", "homonyms", "names")):
+        answer = verdicts("package-homonym", node(), Request(from_pypi=frozenset({name})))
+        yield Probe(("packages", "homonyms", "names", name), REMOVED, answer)
+
+
+def _traits(versions: Mapping[str, str]) -> Answer:
+    return lambda compat: sorted(traits_of(versions, (), compat))
+
+
+def _mended(patch: str, trait: str) -> Answer:
+    source = LockedSource(
+        name="x", git="https://example.org/x", commit="0" * 40, tree="0" * 40, patches=(patch,), uses={trait: "x.py:1"}
+    )
+    return lambda compat: scanned((source,), compat)
+
+
+def _apex() -> Iterator[Probe]:
+    commits = cell(("apex", "commits")).split()
+    for flag, ranges in cell(("apex", "flags")).items():
+        for number, ends in enumerate(ranges):
+            for end, place in enumerate(ends):
+                asked = Request(commits={"x": commits[place]}, flags={"x": (flag,)})
+                at: Path = ("apex", "flags", flag, number, end)
+                yield Probe(at, 9999 if end == 0 else -1, verdicts("apex-flags", node(), asked))
+    for number, ends in enumerate(cell(("apex", "raises"))):
+        for end, place in enumerate(ends):
+            asked = _compiling("11.3", compiled=("apex",), commits={"apex": commits[place]})
+            answer = verdicts("apex-cuda-check", node(nvcc="11.6"), asked)
+            yield Probe(("apex", "raises", number, end), 9999 if end == 0 else -1, answer)
 
 
 def _brought(source: str, trait: str) -> Answer:
@@ -416,7 +491,7 @@ def _brought(source: str, trait: str) -> Answer:
     def answer(compat: Compat) -> object:
         traits = traits_of({}, (source,), compat)
         if trait == "imports-torch":
-            asked = Request(traits=traits, isolated_build=True)
+            asked = Request(traits=traits)
             return [item.verdict for item in CHECKS["build-isolation"](node(), asked, compat)]
         row = next(row for row in cell(("packages", "rules")) if row.get("trait") == trait)
         broken = {Requirement(row["breaks"]).name: version_in(row["breaks"])}

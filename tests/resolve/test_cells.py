@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.resolve.compat import Compat, compat_from_plain
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import compat_from_plain
 from envbuild.resolve.rules import evaluate
 from tests.resolve.builders import compat, node_facts, plain_compat
 from tests.resolve.cells import NOT_READ, Path, Probe, changed, leaves, probes, why_not_read
@@ -86,7 +87,7 @@ def test_cells_that_are_said_not_to_be_read_change_no_verdict_of_any_golden_case
 
 def _key_is_read(path: Path) -> bool:
     """Names that must stay what they are for the data to be whole: rule ids, locators, requirements without effect."""
-    return path[-1] == "has" or (path[0], path[-1]) in {("torch", "locator"), ("packages", "id")}
+    return path[-1] in ("has", "commits") or (path[0], path[-1]) in {("torch", "locator"), ("packages", "id")}
 
 
 def _another(path: Path) -> object:

@@ -70,7 +70,7 @@ def test_a_gpu_with_a_driver_takes_cuda() -> None:
 def test_a_driver_that_needs_a_compat_package_takes_cpu_and_says_why() -> None:
     got = decided(node_facts("h200"))
     assert got.variant_id == "cpu-py3.12"
-    texts = [d.what for d in got.decisions if d.rule == "gpu-unused"]
+    texts = [d.instead or "" for d in got.decisions if d.rule == "gpu-unused"]
     assert any("cuda-compat-13-0" in text for text in texts)
 
 

@@ -12,7 +12,8 @@ import pytest
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.resolution import Decision
-from envbuild.resolve.compat import Compat, compat_from_plain
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import compat_from_plain
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules import RULES, evaluate, rule_ids
 from tests.resolve.builders import compat, node_facts, plain_compat
@@ -24,11 +25,12 @@ CASES: list[dict[str, Any]] = [
 
 def request_of(row: dict[str, Any]) -> Request:
     fields = dict(row["request"])
-    for key in ("compiled",):
+    for key, kind in (("compiled", tuple), ("traits", frozenset), ("from_pypi", frozenset)):
         if key in fields:
-            fields[key] = tuple(fields[key])
-    if "traits" in fields:
-        fields["traits"] = frozenset(fields["traits"])
+            fields[key] = kind(fields[key])
+    for key in ("flags", "patches"):
+        if key in fields:
+            fields[key] = {name: tuple(values) for name, values in fields[key].items()}
     return Request(**fields)
 
 
@@ -137,6 +139,7 @@ MUTATIONS = {
     "compilers/gcc/min_major/11.4": 5,
     "compilers/gcc/torch_min_major/2.1.0": 8,
     "compilers/gcc/torch_min_unverified": False,
+    "compilers/gcc/torch_errors_below/2.2.2": 8,
     "gpus/kinds/geforce": ["nothing"],
     "gpus/kinds/data-centre": ["nothing"],
     "gpus/models/H200-SXM-141GB/sparse_tflops": 1500,
@@ -145,7 +148,7 @@ MUTATIONS = {
     "images/images/23.04/min_driver": "540",
     "limits/zero_pipeline/max_stage": 2,
     "limits/mig/max_ranks": 2,
-    "limits/mig/unverified": False,
+    "limits/mig/nccl_from": "2.32",
     "limits/bf16/min_capability": "7.5",
 }
 
