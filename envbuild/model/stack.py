@@ -114,7 +114,8 @@ EnvironmentValue = Text | EnvPath
 class KernelModule(StrictModel):
     """One extension module that a source would compile when it is first used, built ahead of time instead.
 
-    Paths are relative to the source; a `.cu` file among `sources` makes it CUDA code.
+    Paths are relative to the source; a `.cu` file among `sources` makes it CUDA code. `torch: false`: a plain pybind11
+    module, which is not linked to torch.
     """
 
     name: ModuleName
@@ -122,6 +123,7 @@ class KernelModule(StrictModel):
     include_dirs: tuple[RelPath, ...] = ()
     cxx_flags: tuple[Text, ...] = ()
     nvcc_flags: tuple[Text, ...] = ()
+    torch: Literal[False] | None = None
 
 
 class Build(StrictModel):

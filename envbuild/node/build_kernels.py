@@ -39,12 +39,16 @@ MODULES = json.loads(r"""
 
 def extension(module):
     cuda = any(name.endswith(".cu") for name in module["sources"])
-    return (CUDAExtension if cuda else CppExtension)(
+    made = (CUDAExtension if cuda else CppExtension)(
         name="{package}." + module["name"],
         sources=module["sources"],
         include_dirs=[os.path.join(HERE, folder) for folder in module["include_dirs"]],
         extra_compile_args={{"cxx": module["cxx_flags"], "nvcc": module["nvcc_flags"]}},
     )
+    if not module["torch"]:
+        # torch's libraries export parts of the C++ library that they were built with.
+        made.libraries = []
+    return made
 
 
 setup(
@@ -107,7 +111,7 @@ def _module(folder: "str", source: "dict[str, Any]", module: "dict[str, Any]") -
         raise NodeError(
             "request-invalid", "source %s: a kernel module cannot be named %r" % (source["name"], name[:80])
         )
-    made = {"name": name}  # type: dict[str, Any]
+    made = {"name": name, "torch": module.get("torch") is not False}  # type: dict[str, Any]
     for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
         made[key] = [str(each) for each in module.get(key) or []]
     for path in made["sources"] + made["include_dirs"]:

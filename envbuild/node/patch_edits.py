@@ -3,7 +3,7 @@
 import hashlib
 import pkgutil
 
-from envbuild.node import patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python
+from envbuild.node import patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Pair = tuple[Callable[[Source], list[Change]], Callable[[Source], None]]
 
-_MODULES = (patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python)
+_MODULES = (patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training)
 # Every module has a table EDITS of name -> (find, check).
 _HOME = {name: module for module in _MODULES for name in module.EDITS}
 _TABLE = {name: pair for module in _MODULES for name, pair in module.EDITS.items()}  # type: dict[str, Pair]

@@ -4,7 +4,6 @@ Without a terminal a process is not told: it would build on, alone, and hold the
 """
 
 import os
-import select
 import signal
 import threading
 
@@ -15,10 +14,7 @@ _POLL = 1.0
 
 
 def follow(connection: "str | None") -> "None":
-    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh.
-
-    A connection may serve many sessions and go on; then the end of ours is that nobody reads what we write any more.
-    """
+    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh."""
     if connection != "ansible.builtin.ssh":
         return
     session = find(os.getppid())
@@ -48,13 +44,6 @@ def _name_and_parent(pid: "int") -> "tuple[str, int]":
 
 def _watch(session: "dict[str, object]", pid: "int") -> "None":
     gone = threading.Event()
-    while identity.is_alive(session) and not _unread(1):
+    while identity.is_alive(session):
         gone.wait(_POLL)
     os.kill(pid, signal.SIGTERM)
-
-
-def _unread(stream: "int") -> "bool":
-    """Whether the other end of a pipe or socket is closed."""
-    poll = select.poll()
-    poll.register(stream, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -38,6 +38,7 @@ CHECKS = (
     ("generic-softmax", "generic_scaled_masked_softmax_cuda", True, smoke_torch_kernels.generic_softmax),
     ("megatron-layer-norm", "fused_mix_prec_layer_norm_cuda", True, smoke_torch_kernels.megatron_layer_norm),
     ("flash-attention", "flash_attn_2_cuda", True, smoke_torch_kernels.flash_attention),
+    ("megatron-data", "envbuild_kernels.helpers", False, smoke_torch_host.megatron_data),
     ("metaseq-batches", "metaseq.data.data_utils_fast", False, smoke_torch_host.metaseq_batches),
     ("metaseq-blocks", "metaseq.data.token_block_utils_fast", False, smoke_torch_host.metaseq_blocks),
     ("mpi", "mpi4py.MPI", False, smoke_torch_host.mpi),

@@ -1,4 +1,4 @@
-"""Checks of extensions that need no GPU: apex_C, metaseq's Cython modules, and mpi4py against the site's MPI."""
+"""Checks of extensions that need no GPU: apex_C, index builders of Megatron and metaseq, mpi4py with the site's MPI."""
 
 import importlib
 import os
@@ -6,7 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, List
+import tempfile
+from typing import Any, Callable, List, Tuple
 
 import torch
 
@@ -50,6 +51,41 @@ def flatten(case: Case) -> None:
 
 def _array(values: List[int]) -> Any:
     return importlib.import_module("numpy").array(values, dtype="int64")
+
+
+def megatron_data(case: Case) -> None:
+    """`helpers` of Megatron's data: samples begin where they should, and the numbers that it prints arrive.
+
+    With a C++ library of its own beside torch's, a module prints its words and then loses its first number, or dies.
+    """
+    numpy = importlib.import_module("numpy")
+    build = need(importlib.import_module("envbuild_kernels.helpers"), "build_sample_idx")
+    case.api = "build_sample_idx"
+    sizes, order, length = [5, 7, 3], [1, 0, 2, 2, 0, 1], 4
+    places = [[at, offset] for at, document in enumerate(order) for offset in range(sizes[document])]
+    arrays = [numpy.array(values, dtype="int32") for values in (sizes, order)]
+    case.stage("30 tokens of 6 documents in samples of %d" % length)
+    found, said = _printed(lambda: build(arrays[0], arrays[1], length, 2, sum(sizes)).tolist())
+    case.true("samples of %d tokens begin at %s" % (length, found), found == places[::length])
+    told = re.search(r"number of documents:(.*)", said)
+    if told:
+        what = "it prints %r for 3 documents: another C++ library than torch's is in it" % told.group(1).strip()
+        case.true(what, told.group(1).strip() == "3")
+
+
+def _printed(call: Callable[[], Any]) -> Tuple[Any, str]:
+    """What `call` returns, and what it wrote to file descriptor 1, from C++ too."""
+    with tempfile.TemporaryFile() as file:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            result = call()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return result, file.read().decode("utf-8", "replace")
 
 
 def metaseq_batches(case: Case) -> None:

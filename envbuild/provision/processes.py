@@ -83,16 +83,15 @@ def sockets_prefix() -> str:
 
 
 def end_masters(folder: Path) -> None:
-    """End OpenSSH's processes that name `folder`: connection masters, and who uses them; what they run on nodes ends.
+    """End OpenSSH's connection masters with a socket in `folder`; what ran through them on nodes ends with them.
 
     A master writes its title over its environment, so that no marker is found there.
     """
-    named = os.fsencode(f"{folder}/")
+    title = os.fsencode(f"ssh: {folder}/")
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes()
-                if words.startswith((b"ssh: ", b"ssh\0")) and named in words:
+                if (entry / "cmdline").read_bytes().startswith(title):
                     _signal([int(entry.name)], signal.SIGTERM)
             except OSError:
                 continue

@@ -163,30 +163,57 @@ def test_no_modules_are_refused(tree: Path) -> None:
         build_kernels.project(str(tree), SOURCE, build_of())
 
 
-@pytest.mark.slow
-def test_the_real_torch_builds_a_wheel_whose_kernel_imports(tree: Path, tmp_path: Path) -> None:
-    environment = Path(torch_env.torch_environment())
-    python = str(environment / "bin" / "python")
-    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+def wheel_of(project: str, site: Path, **environment: str) -> Path:
+    """The project's one extension, built in the environment with torch and unpacked into `site`."""
+    python = str(Path(torch_env.torch_environment()) / "bin" / "python")
     known = subprocess.run([python, "-c", "import setuptools, wheel"], capture_output=True, check=False)
     if known.returncode:
         pytest.skip("the torch environment has no setuptools or no wheel")
-    env = dict(os.environ, MAX_JOBS="2")
-    done = subprocess.run(
-        [python, "setup.py", "-q", "bdist_wheel"], cwd=out, env=env, capture_output=True, text=True, check=False
-    )
+    env = dict(os.environ, MAX_JOBS="2", **environment)
+    words = [python, "setup.py", "-q", "bdist_wheel"]
+    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    (wheel,) = (Path(out) / "dist").glob("megatron_like_kernels-0+g0123456789ab-*.whl")
+    (wheel,) = (Path(project) / "dist").glob("megatron_like_kernels-0+g0123456789ab-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    held = [name for name in files(tmp_path / "site") if name.endswith(".so")]
-    assert len(held) == 1 and held[0].startswith("envbuild_kernels/fused_add_cuda.")
-    program = "import torch\nimport envbuild_kernels.fused_add_cuda as k\nprint(k.add(1, 2), k.level(), k.__name__)"
-    seen = subprocess.run(
-        [python, "-c", program],
-        env=dict(os.environ, PYTHONPATH=str(tmp_path / "site")),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert seen.stdout.split() == ["4", "7", "envbuild_kernels.fused_add_cuda"]
+        archive.extractall(site)
+    (made,) = [site / name for name in files(site) if name.endswith(".so")]
+    return made
+
+
+def seen_in_torch(program: str, site: Path) -> str:
+    python = str(Path(torch_env.torch_environment()) / "bin" / "python")
+    env = dict(os.environ, PYTHONPATH=str(site))
+    words = [python, "-c", "import torch\n" + program]
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.slow
+def test_the_real_torch_builds_a_wheel_whose_kernel_imports(tree: Path, tmp_path: Path) -> None:
+    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+    made = wheel_of(out, tmp_path / "site")
+    assert str(made.relative_to(tmp_path / "site")).startswith("envbuild_kernels/fused_add_cuda.")
+    said = seen_in_torch("import envbuild_kernels.fused_add_cuda as k\nprint(k.add(1, 2), k.level(), k.__name__)",
+                         tmp_path / "site")  # fmt: skip
+    assert said.split() == ["4", "7", "envbuild_kernels.fused_add_cuda"]
+
+
+PRINTS = """\
+#include <iostream>
+#include <pybind11/pybind11.h>
+int half(int n) { std::cout << "half of " << n << std::endl << std::flush; return n / 2; }
+PYBIND11_MODULE(helpers, m) { m.def("half", &half); }
+"""
+
+
+@pytest.mark.slow
+def test_d55_a_module_without_torch_is_not_linked_to_it_and_prints_numbers_beside_it(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tree / "data").mkdir()
+    (tree / "data" / "helpers.cpp").write_text(PRINTS)
+    module = {"name": "helpers", "sources": ["data/helpers.cpp"], "cxx_flags": ["-O3"], "torch": False}
+    made = wheel_of(build_kernels.project(str(tree), SOURCE, build_of(module)), tmp_path / "site")
+    needed = subprocess.run(["ldd", made], capture_output=True, text=True, check=True).stdout
+    assert "libstdc++" in needed and "torch" not in needed and "libc10" not in needed
+    said = seen_in_torch("from envbuild_kernels import helpers\nprint(helpers.half(14))", tmp_path / "site")
+    assert said.split() == ["half", "of", "14", "7"]

@@ -1,0 +1,194 @@
+"""Edits without which a pinned training script does not start, or dies in its first step."""
+
+import ast
+
+from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from envbuild.node.patch_text import Source
+
+
+def _nothing_left(find: "Callable[[Source], list[Change]]", what: "str") -> "Callable[[Source], None]":
+    def check(source: "Source") -> "None":
+        left = find(source)
+        if left:
+            raise UnfitError("%s is still there" % what, left[0].start)
+
+    return check
+
+
+def _find_split(source: "Source") -> "list[Change]":
+    """In `split_tensor`: `x.shape[:-1]` where two dimensions are put in the place of the last three of five."""
+    out = []
+    for function in ast.walk(source.tree()):
+        if not isinstance(function, ast.FunctionDef) or function.name != "split_tensor":
+            continue
+        for node in ast.walk(function):
+            shape = _shape_to(node)
+            if shape is None or source.code(shape.upper) != "-1":
+                continue
+            if len(_cut(node)) != 5:
+                raise UnfitError("the query is not cut out of five dimensions", source.span(node)[0])
+            start, end = source.span(shape.upper)
+            out.append(Change(start, end, "2"))
+    return out
+
+
+def _shape_to(node: "ast.AST") -> "ast.Slice | None":
+    """The slice of `y.reshape(x.shape[:end] + (-1, z))`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "reshape":
+        return None
+    total = node.args[0] if len(node.args) == 1 else None
+    if not isinstance(total, ast.BinOp) or not isinstance(total.op, ast.Add) or not isinstance(total.right, ast.Tuple):
+        return None
+    first = total.left
+    if not isinstance(first, ast.Subscript) or not dotted(first.value).endswith(".shape"):
+        return None
+    cut = first.slice
+    plain = isinstance(cut, ast.Slice) and cut.lower is None and cut.step is None and cut.upper is not None
+    return cut if plain and len(total.right.elts) == 2 else None  # type: ignore[return-value]
+
+
+def _cut(call: "ast.AST") -> "list[ast.AST]":
+    """The parts of the index of `x[a, b, …].reshape(…)`."""
+    what = call.func.value  # type: ignore[attr-defined]
+    index = what.slice if isinstance(what, ast.Subscript) else None
+    index = getattr(index, "value", index)  # Python 3.8 wraps it
+    return list(getattr(index, "elts", None) or getattr(index, "dims", None) or [])
+
+
+_LAYERS = ("DotProductAttention", "LayerNorm", "LayerNormLinear", "Linear", "RMSNorm")
+_ABSENT = '''\
+def _envbuild_absent():
+    """Stands for Transformer Engine where it is not installed: classes derive from its layers, none can be made."""
+    import types
+
+    class Absent(torch.nn.Module):
+        def __init__(self, *args, **kwargs):
+            why = " needs transformer_engine, which is not installed; --transformer-impl local does not use it"
+            raise ModuleNotFoundError(type(self).__name__ + why, name="transformer_engine")
+
+    return types.SimpleNamespace(pytorch=types.SimpleNamespace(**{name: Absent for name in %r}))
+
+
+try:
+    import transformer_engine as te
+except ModuleNotFoundError as error:
+    if error.name != "transformer_engine":
+        raise
+    te = _envbuild_absent()'''
+
+
+def _find_engine(source: "Source") -> "list[Change]":
+    """The plain `import transformer_engine as te` at the top; the stand-in comes behind all imports."""
+    body = source.tree().body
+    plain = [node for node in body if isinstance(node, ast.Import) and node.names[0].name == "transformer_engine"]
+    if not plain:
+        return []
+    if len(plain) > 1 or len(plain[0].names) != 1 or plain[0].names[0].asname != "te":
+        raise UnfitError("does not say `import transformer_engine as te` once", source.span(plain[0])[0])
+    used = {dotted(node) for node in ast.walk(source.tree()) if dotted(node).startswith("te.pytorch.")}
+    other = sorted(used - {"te.pytorch." + name for name in _LAYERS})
+    if other:
+        raise UnfitError("uses %s, which the stand-in does not have" % ", ".join(other))
+    start, end = source.span(plain[0])
+    after = source.span([node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))][-1])[1]
+    helper = "\n\n\n" + _ABSENT % (_LAYERS,)
+    return [Change(start, end + len(source.newline), ""), Change(after, after, helper, hit=False)]
+
+
+_ABI = "-D_GLIBCXX_USE_CXX11_ABI="
+
+
+def _find_abi(source: "Source") -> "list[Change]":
+    """Elements of lists that fix the ABI of the C++ library, with the comma and the space up to the next."""
+    out = []
+    for node in ast.walk(source.tree()):
+        if not isinstance(node, ast.List):
+            continue
+        for number, one in enumerate(node.elts):
+            if not str(constant(one)).startswith(_ABI):
+                continue
+            if number + 1 == len(node.elts):
+                raise UnfitError("the ABI is the last element of its list", source.span(one)[0])
+            out.append(Change(source.span(one)[0], source.span(node.elts[number + 1])[0], ""))
+    return out
+
+
+_VISION = "megatron.model.vision.knn_monitor"
+_LATER = """\
+def %s(*args, **named):
+    \"\"\"Imported when it is called: vision needs torchvision, a language model does not.\"\"\"
+    from %s import %s as work
+
+    return work(*args, **named)"""
+
+
+def _find_vision(source: "Source") -> "list[Change]":
+    """The import of vision's monitor at the top of the file: it becomes a function that imports."""
+    out = []
+    for node in source.tree().body:
+        if isinstance(node, ast.ImportFrom) and node.module == _VISION:
+            start, end = source.span(node)
+            if len(node.names) != 1 or node.names[0].asname:
+                raise UnfitError("takes more than one name from %s" % _VISION, start)
+            name = node.names[0].name
+            out.append(Change(start, end, _LATER % (name, _VISION, name)))
+    return out
+
+
+_AHEAD = "envbuild_kernels.helpers"
+_COMPILE = ("compile_helper", "compile_helpers")
+_COMPILE_AHEAD = """\
+try:
+    import envbuild_kernels.helpers
+except ModuleNotFoundError:
+    pass
+else:
+    return  # built ahead of time: nothing is compiled into this tree
+"""
+_HELPERS = '''\
+def __getattr__(name):
+    """`helpers` as it was built ahead of time; where it was not, what compile_helper made is imported as ever."""
+    if name == "helpers":
+        import importlib
+
+        try:
+            return importlib.import_module("envbuild_kernels.helpers")
+        except ModuleNotFoundError:
+            pass
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))
+'''
+
+
+def _find_helpers(source: "Source") -> "list[Change]":
+    """The package that `helpers` is imported from, or the function that compiles it at every start."""
+    if source.path.endswith("__init__.py"):
+        if _AHEAD in source.text:
+            return []
+        if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in source.tree().body):
+            raise UnfitError("has a __getattr__ of its own")
+        end = len(source.text)
+        return [Change(end, end, ("\n\n" if source.text.strip() else "") + _HELPERS)]
+    out = []
+    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef) and node.name in _COMPILE]
+    for function in [each for each in functions if _AHEAD not in source.code(each)]:
+        if not any(constant(node) == "make" for node in ast.walk(function)):
+            raise UnfitError("%s does not run make" % function.name, source.span(function)[0])
+        start = source.span(function.body[1 if ast.get_docstring(function) else 0])[0]
+        indent = source.text[source.line_start(start) : start]
+        lines = [indent + line for line in _COMPILE_AHEAD.splitlines()]
+        out.append(Change(start, start, "\n".join(lines).lstrip() + "\n" + indent))
+    return out
+
+
+EDITS = {
+    "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions")),
+    "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call")),
+    "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor")),
+    "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI")),
+    "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import")),
+}

@@ -1,0 +1,278 @@
+"""The patches without which a training script does not start or dies in its first step; what comes out really runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.protocol import NodeError
+from tests.node.patch_support import apply
+
+
+def write(folder: Path, path: str, text: str) -> Path:
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A program with `paths` on its module path."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
+    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+
+
+# Of the query, five dimensions: steps, batch, groups, heads of a group (the last two are key and value), width.
+TRANSFORMER = "megatron/model/transformer.py"
+SPLIT = """\
+import math
+
+
+class Tensor:
+    def __init__(self, *shape):
+        self.shape = shape
+
+    def __getitem__(self, index):
+        return Tensor(*self.shape[:3], self.shape[3] - 2, self.shape[4])
+
+    def reshape(self, shape):
+        known = math.prod(size for size in shape if size != -1)
+        if math.prod(self.shape) % known:
+            raise RuntimeError("shape %s is invalid" % (shape,))
+        return Tensor(*[math.prod(self.shape) // known if size == -1 else size for size in shape])
+
+
+class Attention:
+    width = 8
+
+    def split_tensor(self, mixed):
+        query = mixed[:, :, :, :-2, :].reshape(mixed.shape[:-1] + (-1, self.width))
+        return query, mixed.shape[:-1]
+
+    def other(self, mixed):
+        return mixed[:, :].reshape(mixed.shape[:-1] + (-1, self.width))
+"""
+STEP = "from megatron.model.transformer import Attention, Tensor\n"
+STEP += "print(Attention().split_tensor(Tensor(64, 2, 8, 3, 8))[0].shape)"
+
+
+def test_d51_the_query_of_the_pinned_attention_gets_four_dimensions(tmp_path: Path) -> None:
+    file = write(tmp_path, TRANSFORMER, SPLIT)
+    assert "shape (64, 2, 8, 3, -1, 8) is invalid" in run(STEP, tmp_path).stderr
+    assert apply(tmp_path, "alcf-split-tensor")["hits"] == 1
+    assert run(STEP, tmp_path).stdout == "(64, 2, 8, 8)\n"
+    # The slice of the other function and the one that is not reshaped stay.
+    assert file.read_text().count("mixed.shape[:-1]") == 2
+    assert apply(tmp_path, "alcf-split-tensor")["already"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        (":, :, :, :-2, :]", ":, :, :-2, :]", "patch-precondition"),
+        ("(-1, self.width))\n        return query", "(self.width,))\n        return query", "patch-no-hits"),
+        ("def split_tensor", "def split", "patch-no-hits"),
+        ("class Attention:", "class Attention(:", "patch-precondition"),
+    ],
+)
+def test_d51_another_attention_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
+    assert old in SPLIT
+    file = write(tmp_path, TRANSFORMER, SPLIT.replace(old, new, 1))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "alcf-split-tensor")
+    assert caught.value.code == code
+    assert file.read_text() == SPLIT.replace(old, new, 1)
+
+
+ENGINE = "Megatron/megatron/core/transformer/custom_layers/transformer_engine.py"
+LAYERS = """\
+import os
+
+import torch
+import transformer_engine as te
+from os import path
+
+
+class Norm:
+    def __new__(cls):
+        return te.pytorch.LayerNorm(5)
+
+
+class Wrapped(te.pytorch.Linear):
+    def __init__(self):
+        super().__init__(7)
+
+
+class Attention(te.pytorch.DotProductAttention):
+    stream = None
+"""
+TORCH = "class nn:\n    class Module:\n        pass\n"
+REAL = "class pytorch:\n    class Linear:\n        def __init__(self, size):\n            self.size = size\n"
+REAL += "    LayerNorm = DotProductAttention = Linear\n"
+
+
+def test_d52_wrappers_of_transformer_engine_import_without_it_and_cannot_be_made(tmp_path: Path) -> None:
+    file = write(tmp_path, ENGINE, LAYERS)
+    stubs = write(tmp_path, "stubs/torch.py", TORCH).parent
+    module = write(tmp_path, "layers/wrappers.py", LAYERS).parent
+    assert "No module named 'transformer_engine'" in run("import wrappers", module, stubs).stderr
+    assert apply(tmp_path, "megatronapp-transformer-engine")["hits"] == 1
+    file.rename(module / "wrappers.py")
+    made = run("import wrappers\nprint(wrappers.Attention.stream)\nwrappers.Wrapped()", module, stubs)
+    assert made.stdout == "None\n"
+    assert "Wrapped needs transformer_engine, which is not installed" in made.stderr
+    assert "Absent needs transformer_engine" in run("import wrappers\nwrappers.Norm()", module, stubs).stderr
+
+
+def test_d52_transformer_engine_is_used_where_it_is_there_and_a_broken_one_is_said(tmp_path: Path) -> None:
+    write(tmp_path, ENGINE, LAYERS)
+    apply(tmp_path, "megatronapp-transformer-engine")
+    module = write(tmp_path, "layers/wrappers.py", (tmp_path / ENGINE).read_text()).parent
+    stubs = write(tmp_path, "stubs/torch.py", TORCH).parent
+    engine = write(tmp_path, "real/transformer_engine.py", REAL)
+    program = "import wrappers\nprint(wrappers.Wrapped().size, wrappers.Norm().size)"
+    assert run(program, module, stubs, engine.parent).stdout == "7 5\n"
+    engine.write_text("import flash_attn_of_another_day\n")
+    assert "No module named 'flash_attn_of_another_day'" in run(program, module, stubs, engine.parent).stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAYERS.replace("import transformer_engine as te", "import transformer_engine as te, json"),
+        LAYERS + "\n\nclass More(te.pytorch.GroupedLinear):\n    pass\n",
+    ],
+)
+def test_d52_other_uses_of_transformer_engine_are_refused(tmp_path: Path, text: str) -> None:
+    write(tmp_path, ENGINE, text)
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-transformer-engine")
+    assert caught.value.code == "patch-precondition"
+
+
+VISION = """\
+import os
+
+from megatron.model.vision.knn_monitor import feature_bank
+
+
+def train():
+    return os.sep
+"""
+
+
+@pytest.mark.parametrize("where", ["megatron/training.py", "Megatron/megatron/training.py"])
+def test_d52_vision_is_imported_when_it_is_called(tmp_path: Path, where: str) -> None:
+    write(tmp_path, where, VISION)
+    assert apply(tmp_path, "megatron-vision-import")["hits"] == 1
+    top = tmp_path / where.removesuffix("megatron/training.py")
+    write(top, "megatron/model/vision/knn_monitor.py", "def feature_bank(model, *, last):\n    return [model, last]\n")
+    program = "import sys\nfrom megatron.training import feature_bank, train\n"
+    program += "print(train(), 'megatron.model.vision.knn_monitor' in sys.modules, feature_bank(1, last=2))"
+    assert run(program, top).stdout == "/ False [1, 2]\n"
+
+
+SETUP = """\
+import json
+from setuptools import setup
+
+setup(
+    extra_compile_args=[
+        "-fPIC",
+        "-D_GLIBCXX_USE_CXX11_ABI=0",
+        # the headers of CUDA
+        "-I/usr/local/cuda/include"
+    ],
+    extra_link_args=["-lcudart"],
+)
+"""
+
+
+def test_d53_the_abi_is_left_to_torch(tmp_path: Path) -> None:
+    write(tmp_path, "setup.py", SETUP)
+    write(tmp_path, "setuptools.py", "def setup(**given):\n    print(given['extra_compile_args'])\n")
+    assert apply(tmp_path, "megatronapp-abi")["hits"] == 1
+    done = subprocess.run([sys.executable, "setup.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['-fPIC', '-I/usr/local/cuda/include']\n"
+
+
+def test_d53_a_setup_that_leaves_the_abi_alone_is_no_success(tmp_path: Path) -> None:
+    write(tmp_path, "setup.py", SETUP.replace("ABI=0", "OTHER"))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-abi")
+    assert caught.value.code == "patch-no-hits"
+
+
+COMPILE = '''\
+import os
+
+
+def {name}():
+    """Compile."""
+    import subprocess
+
+    if subprocess.run(["make", "-C", os.path.dirname(__file__)]).returncode != 0:
+        raise SystemExit("make failed")
+
+
+def after():
+    return 1
+'''
+TREES = {
+    "": ("megatron.data", "dataset_utils", "compile_helper", "from . import dataset_utils\n"),
+    "Megatron/": ("megatron.core.datasets", "utils", "compile_helpers", ""),
+}
+
+
+def tree(tmp_path: Path, top: str) -> tuple[Path, str]:
+    """A tree in the shape of Megatron's, patched, and a program that compiles its helpers and imports them."""
+    package, utils, name, first = TREES[top]
+    folder = f"{top}{package.replace('.', '/')}"
+    write(tmp_path, f"{folder}/__init__.py", first)
+    write(tmp_path, f"{folder}/{utils}.py", COMPILE.format(name=name))
+    assert apply(tmp_path, "megatron-data-helpers")["hits"] == 2
+    assert apply(tmp_path, "megatron-data-helpers")["already"]
+    # A make that makes the module in its folder.
+    make = write(tmp_path, "bin/make", '#!/bin/sh\necho "WHERE = \'made at start\'" > "$2/helpers.py"\n')
+    make.chmod(0o755)
+    program = f"from {package} import {utils}\n{utils}.{name}()\nfrom {package} import helpers\nprint(helpers.WHERE)"
+    return tmp_path / top, program
+
+
+@pytest.mark.parametrize("top", TREES)
+def test_d55_the_index_builder_that_was_built_ahead_is_taken_and_nothing_is_compiled(tmp_path: Path, top: str) -> None:
+    path, program = tree(tmp_path, top)
+    site = write(tmp_path, "site/envbuild_kernels/helpers.py", "WHERE = 'ahead'\n").parent.parent
+    # Nor is a file of another day in the tree.
+    stale = write(path, f"{TREES[top][0].replace('.', '/')}/helpers.py", "WHERE = 'stale'\n")
+    done = run(program, path, site, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert (done.stdout, done.stderr) == ("ahead\n", "")
+    assert stale.read_text() == "WHERE = 'stale'\n"
+
+
+@pytest.mark.parametrize("top", TREES)
+def test_d55_where_none_was_built_ahead_it_is_made_at_start_as_before(tmp_path: Path, top: str) -> None:
+    path, program = tree(tmp_path, top)
+    site = write(tmp_path, "site/envbuild_kernels/scaled_softmax_cuda.py", "").parent.parent
+    done = run(program, path, site, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert (done.stdout, done.stderr) == ("made at start\n", "")
+
+
+def test_d55_an_index_builder_that_was_built_ahead_and_is_broken_is_said(tmp_path: Path) -> None:
+    path, program = tree(tmp_path, "")
+    site = write(tmp_path, "site/envbuild_kernels/helpers.py", "raise ImportError('libc10.so is not there')\n").parent
+    done = run(program, path, site.parent)
+    assert done.returncode == 1
+    assert "libc10.so is not there" in done.stderr
+
+
+def test_d55_a_package_with_a_getattr_of_its_own_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "megatron/data/__init__.py", "def __getattr__(name):\n    raise AttributeError(name)\n")
+    write(tmp_path, "megatron/data/dataset_utils.py", COMPILE.format(name="compile_helper"))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatron-data-helpers")
+    assert caught.value.code == "patch-precondition"
