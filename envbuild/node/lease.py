@@ -5,6 +5,7 @@ mtime is the heartbeat. `<prefix>/lease.json` is the lease on a prefix; a run ke
 activate), each a process of its own. A lease anywhere else (`attempt`) belongs to one process.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -155,24 +156,47 @@ def _create(path: "str", owner: "dict[str, Any]", replace: "bool") -> "float | N
             os.fchmod(stream.fileno(), 0o644)
         touch(temporary)
         if replace:
-            os.rename(temporary, path)
+            _rename(temporary, path)
             return None
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            # Compared with the lease's mtime this is one clock, the file server's, on every node.
-            return os.stat(temporary).st_mtime
-        return None
+        # Compared with the lease's mtime this is one clock, the file server's, on every node.
+        return None if _link(temporary, path) else os.stat(temporary).st_mtime
     finally:
-        if os.path.lexists(temporary):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def _link(path: "str", name: "str") -> "bool":
+    """Give a file a second name; False where that is taken.
+
+    Over NFS the reply can get lost: what is asked again finds the name taken by the file itself. Its number of names
+    says so, and opening it has the server say it anew.
+    """
+    try:
+        os.link(path, name)
+    except OSError as error:
+        with open(path, "rb") as stream:
+            if os.fstat(stream.fileno()).st_nlink > 1:
+                return True
+        if isinstance(error, FileExistsError):
+            return False
+        raise
+    return True
+
+
+def _rename(path: "str", name: "str") -> "None":
+    """`os.rename` that knows when it was done already, and only the reply was lost."""
+    try:
+        os.rename(path, name)
+    except FileNotFoundError:
+        if os.path.lexists(path) or not os.path.lexists(name):
+            raise
 
 
 def _take_over(path: "str", judged: "dict[str, Any]") -> "bool":
     """Move an abandoned lease away; when another run was quicker, put its lease back. False where that is forbidden."""
     aside = "%s.stale-%s" % (path, uuid.uuid4().hex)
     try:
-        os.rename(path, aside)
+        _rename(path, aside)
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
     moved = paths.read_json(aside)

@@ -42,6 +42,45 @@ def test_another_run_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def lost_reply(monkeypatch: pytest.MonkeyPatch, call: str, error: OSError) -> list[str]:
+    """What NFS makes of a lost reply: the server has done it, and the second request finds it done."""
+    done, real = [], getattr(os, call)
+
+    def twice(path: str, name: str) -> None:
+        real(path, name)
+        if not done:
+            done.append(name)
+            raise error
+
+    monkeypatch.setattr(os, call, twice)
+    return done
+
+
+@pytest.mark.parametrize("error", [FileExistsError(17, "File exists"), TimeoutError(110, "Connection timed out")])
+def test_d41_a_lost_reply_to_a_link_does_not_lock_its_own_process_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    lost = lost_reply(monkeypatch, "link", error)
+    held = lease.acquire(str(tmp_path), "one", None, 0)
+    assert lost == [held.path]
+    assert held.held()
+    assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
+    with pytest.raises(NodeError):
+        lease.acquire(str(tmp_path), "two", None, 0)
+
+
+def test_d41_a_lost_reply_to_a_rename_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, pid=dead_pid(), started="1")
+    taking_over = lost_reply(monkeypatch, "rename", FileNotFoundError(2, "No such file or directory"))
+    assert lease.acquire(str(tmp_path), "mine", None, 0).held()
+    assert ".stale-" in taking_over[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
+    monkeypatch.undo()
+    entering_again = lost_reply(monkeypatch, "rename", FileNotFoundError(2, "No such file or directory"))
+    assert lease.resume(str(tmp_path), "mine").held()
+    assert entering_again == [lease.of_prefix(str(tmp_path))]
+
+
 def test_a_waiting_run_gets_the_lease_when_it_is_released(tmp_path: Path) -> None:
     held = lease.acquire(str(tmp_path), "one", None, 0)
     threading.Timer(0.3, held.release).start()
