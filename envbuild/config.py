@@ -180,7 +180,7 @@ def _from_file(path: Path) -> dict[str, Setting]:
 
     try:
         data = tomllib.loads(read_manifest(path).decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise EnvbuildError("config-invalid", f"{path} is not valid TOML", why=f"{path}: {error}") from None
     return {key: Setting(_checked(key, value, str(path), path.parent), str(path)) for key, value in data.items()}
 

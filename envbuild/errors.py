@@ -78,8 +78,17 @@ class EnvbuildError(Exception):
         self.details = details or {}
 
     @classmethod
-    def unexpected(cls, what: str, error: Exception) -> EnvbuildError:
-        """An exception that nobody foresaw, where one part of a run must not end the others (exit 70)."""
+    def unexpected(cls, what: str, error: BaseException) -> EnvbuildError:
+        """An exception that nobody foresaw, where one part of a run must not end the others (exit 70).
+
+        That a disk is full can come up wherever something is written, and is no mistake of ours (`disk-full`, exit 75).
+        """
+        if isinstance(error, OSError):
+            from envbuild.node import paths
+
+            full = paths.no_room(error, str(error.filename or "this machine"))
+            if full is not None:
+                return cls.from_dict(full.as_dict())
         why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
         return cls("internal", what, why=why, exit_code=ExitCode.INTERNAL)
 

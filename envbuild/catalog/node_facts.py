@@ -32,12 +32,12 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
         if path.stat().st_size > _LARGEST:
             raise _unreadable(path, f"larger than {_LARGEST} bytes")
         found = [_node(name, plain) for name, plain in _nodes(json.loads(path.read_text(encoding="utf-8")))]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise _unreadable(path, str(error)) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _unreadable(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from error
     facts = {node.node: node for node in found}
     if len(facts) != len(found) or not facts:
         raise _unreadable(path, "two nodes have the same name" if facts else "there is no node in it")

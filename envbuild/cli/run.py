@@ -37,13 +37,8 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
-        internal = EnvbuildError(
-            "internal",
-            f"{type(error).__name__}: {error}",
-            why="a mistake in envbuild itself",
-            hint="run again with --debug and report the traceback",
-            exit_code=ExitCode.INTERNAL,
-        )
+        internal = EnvbuildError.unexpected("this command failed", error)
+        internal.hint = internal.hint or "run again with --debug and report the traceback"
         internal.__cause__ = error
         return _report(internal, as_json=as_json, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK

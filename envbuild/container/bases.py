@@ -154,7 +154,7 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
         return {name: AskedDigest.from_plain(value) for name, value in data.get("images", {}).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise EnvbuildError("image-digests-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
 
 

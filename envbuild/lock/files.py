@@ -39,7 +39,7 @@ def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
         raise EnvbuildError(
             "lock-syntax", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
         ) from error

@@ -51,7 +51,7 @@ def read_first_uses(path: Path | None = None) -> dict[str, FirstUse]:
     try:
         data = tomllib.loads(raw.decode("utf-8"))
         uses = [FirstUse.from_plain(row) for row in data.get("file", [])]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:500]) from error
     if data.get("version") != VERSION:
         raise _unreadable(path, f"it has version {data.get('version')!r}; this envbuild reads {VERSION}")

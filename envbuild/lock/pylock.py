@@ -71,7 +71,7 @@ def parse_pylock(text: str) -> list[Offer]:
             )
             for package in data.get("packages", [])
         ]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise EnvbuildError(
             "pylock-unreadable",
             "uv's answer could not be read",

@@ -30,6 +30,8 @@ class StrictModel(BaseModel):
         return cls.model_validate_json(json.dumps(data))
 
 
+HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -54,13 +56,22 @@ def _abs_path(value: str) -> str:
     return value
 
 
+def _host_name(value: str) -> str:
+    if not HOST.match(value):
+        raise ValueError("must be a host name or address: letters, digits, dots, colons, underscores and inner dashes")
+    return value
+
+
 def _git_url(value: str) -> str:
     _no_control(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh"):
         raise ValueError("must be an https:// or ssh:// URL (other git transports can run commands)")
-    if not parts.hostname or parts.hostname.startswith("-"):
+    if not HOST.match((parts.hostname or "").lstrip(":")):  # `::1`
         raise ValueError("has no usable host")
+    if parts.username is not None and not _USER.fullmatch(parts.username):
+        raise ValueError("has no usable user name (ssh would take a leading '-' for an option)")
+    parts.port  # noqa: B018 - raises ValueError for one that is none
     if parts.password is not None or (parts.scheme == "https" and parts.username is not None):
         raise ValueError("must not carry credentials; use git's credential helper")
     if parts.query or parts.fragment:
@@ -105,5 +116,6 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,12
 SettableName = Annotated[EnvName, AfterValidator(_settable)]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 GitUrl = Annotated[str, AfterValidator(_git_url)]
 WebUrl = Annotated[str, AfterValidator(_https_url)]

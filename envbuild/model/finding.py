@@ -12,10 +12,13 @@ from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath,
 
 Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
 _TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
+_LONGEST = 500
 _Dotted = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
 
 
 def _requirement(value: str) -> str:
+    if len(value) > _LONGEST:  # the parser of markers recurses, and versions are numbers without a bound
+        raise ValueError(f"a requirement has at most {_LONGEST} characters")
     try:
         parsed = Requirement(value)
     except InvalidRequirement as error:
@@ -26,6 +29,8 @@ def _requirement(value: str) -> str:
 
 
 def _specifier(value: str) -> str:
+    if len(value) > _LONGEST:
+        raise ValueError(f"a version specifier has at most {_LONGEST} characters")
     try:
         SpecifierSet(value)
     except InvalidSpecifier as error:

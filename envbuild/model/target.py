@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from envbuild.model.common import AbsPath, Name, SettableName, StrictModel, Text
+from envbuild.model.common import AbsPath, HostName, Name, SettableName, StrictModel, Text
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
@@ -89,7 +89,7 @@ Hosts = Annotated[
 class Login(StrictModel):
     """The host from which jobs are submitted; without one, jobs are submitted where envbuild runs."""
 
-    host: Host
+    host: HostName
     user: Name | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
@@ -97,7 +97,7 @@ class Login(StrictModel):
 class HostAddress(StrictModel):
     """How one host is reached, where that is not by its name and as the connection says."""
 
-    address: Host | None = None
+    address: HostName | None = None
     user: Name | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
@@ -118,7 +118,7 @@ class Connection(StrictModel):
     known_hosts: FileText | None = None
     config: FileText | None = None
     connect_timeout: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    hosts: dict[Host, HostAddress] = {}
+    hosts: dict[HostName, HostAddress] = {}
 
     def reaches(self, host: str) -> tuple[str, str | None, int | None]:
         """Address, user and port for one host."""

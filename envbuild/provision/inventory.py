@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
 
 if TYPE_CHECKING:
     from envbuild.model.target import Connection
 
 MAX_HOSTS = 20_000
-_HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
 VERBS = ("fetch", "install", "unpack", "smoke", "activate")
 # What playbooks/image.yml runs.
 IMAGE_VERBS = ("container",)
@@ -163,7 +163,7 @@ def check_host(name: str) -> str:
 
     Raises EnvbuildError `host-invalid` (exit 2).
     """
-    if not _HOST.match(name):
+    if not HOST.match(name):
         raise EnvbuildError(
             "host-invalid",
             f"{name!r} is not a host name",
@@ -188,7 +188,7 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
             exit_code=ExitCode.REFUSED,
         )  # fmt: skip
     texts = list(hosts)
-    if all(_HOST.match(text) for text in texts):
+    if all(HOST.match(text) for text in texts):
         # Plain names need no parser, and importing it costs more than the rest of a short command.
         if len(texts) > MAX_HOSTS:
             raise _too_many(f"{texts[0]}, ...")
@@ -218,7 +218,7 @@ def fold_hosts(names: Iterable[str]) -> str:
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     listed = list(names)
-    if len(listed) == 1 or not all(_HOST.match(name) for name in listed):
+    if len(listed) == 1 or not all(HOST.match(name) for name in listed):
         return ", ".join(listed)
     return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
 

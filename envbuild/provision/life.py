@@ -42,7 +42,8 @@ def _failed(journal: Journal, error: BaseException) -> None:
     elif isinstance(error, KeyboardInterrupt):
         journal.append(EventKind.INTERRUPTED)
     else:
-        journal.append(EventKind.FAILED, error={"code": "internal", "what": f"{type(error).__name__}: {error}"})
+        told = EnvbuildError.unexpected(f"{type(error).__name__}: {error}", error)
+        journal.append(EventKind.FAILED, error=told.as_dict())
 
 
 def about(prepared: Prepared) -> dict[str, str]:

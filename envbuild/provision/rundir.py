@@ -79,13 +79,7 @@ class RunDir:
             for name in ("ansible", "logs"):
                 (path / name).mkdir(mode=0o700)
         except OSError as error:
-            raise EnvbuildError(
-                "run-directory-unwritable",
-                f"cannot make a run directory under {runs}",
-                why=str(error.strerror or error),
-                hint="set ENVBUILD_RUNS to a writable directory with free space",
-                exit_code=ExitCode.TRY_AGAIN,
-            ) from error
+            raise _unwritable(f"cannot make a run directory under {runs}", error) from error
         return cls(path)
 
     def open_journal(self) -> Journal:
@@ -93,15 +87,22 @@ class RunDir:
         return Journal(self.journal_path)
 
     def write_json(self, path: Path, data: Any) -> None:
-        """Write `data` as readable JSON, whole or not at all (temporary name, fsync, rename), mode 0600."""
+        """Write `data` as readable JSON, whole or not at all (temporary name, fsync, rename), mode 0600.
+
+        Raises EnvbuildError `run-directory-unwritable` (exit 75).
+        """
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as out:
-            json.dump(data, out, indent=2, ensure_ascii=False)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as out:
+                json.dump(data, out, indent=2, ensure_ascii=False)
+                out.write("\n")
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _unwritable(f"cannot write {path}", error) from error
 
     @cached_property
     def journal(self) -> JournalContents:
@@ -125,6 +126,16 @@ class RunDir:
         if last.kind == EventKind.FAILED or last.data.get("exit", 0) != 0:
             return "failed"
         return "finished"
+
+
+def _unwritable(what: str, error: OSError) -> EnvbuildError:
+    return EnvbuildError(
+        "run-directory-unwritable",
+        what,
+        why=str(error.strerror or error),
+        hint="set ENVBUILD_RUNS to a writable directory with free space",
+        exit_code=ExitCode.TRY_AGAIN,
+    )
 
 
 def list_runs(runs: Path) -> list[RunDir]:

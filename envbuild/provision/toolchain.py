@@ -18,6 +18,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
+from envbuild.resolve.versions import numbers
 
 if TYPE_CHECKING:
     from envbuild.provision.contact import ContactResult
@@ -84,7 +85,7 @@ def runner_tools(
 ) -> NodeTools:
     """The node program alone, for nodes that get an image; a Python too where `python`, theirs, is too old."""
     tools = [_node_program(folder)]
-    if Version(version) < least_python():
+    if numbers(version) < least_python().release:
         tools.append(bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file))
         python = tools[1].path(facts.prefix.path)
     return NodeTools(tuple(tools), python, tools[0].path(facts.prefix.path), "", None)
@@ -153,8 +154,8 @@ def _present_python(facts: NodeFacts) -> str | None:
 
     Not one on a node's own disk that came with a pack: the other nodes of a job may not have it.
     """
-    least = least_python()
-    usable = [item for item in facts.pythons if item.implementation == "cpython" and Version(item.version) >= least]
+    least = least_python().release
+    usable = [item for item in facts.pythons if item.implementation == "cpython" and numbers(item.version) >= least]
     if facts.shared:
         usable = [item for item in usable if not item.path.startswith(f"{facts.prefix.path}/tools/")]
-    return max(usable, key=lambda item: Version(item.version)).path if usable else None
+    return max(usable, key=lambda item: numbers(item.version)).path if usable else None

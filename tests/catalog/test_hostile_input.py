@@ -1,0 +1,155 @@
+"""No file that a person or a node writes ends in `internal`: endless numbers, deep nesting, NUL, half characters."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envbuild import resources
+from envbuild.catalog.loader import load_stack, load_target
+from envbuild.catalog.node_facts import load_facts
+from envbuild.cli.run import run
+from envbuild.config import load_config
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.files import parse_lock
+from envbuild.provision.rundir import RunDir
+
+HOSTILE = st.one_of(
+    st.sampled_from(
+        ["(" * 2000, "9" * 5000, 10**4000, -(10**30), 1e308, float("inf"), float("nan"), "\0", "\ud800", "a" * 100_000,
+         "a==" + "9" * 5000, "a; python_version" + "(" * 1500, "a[" + "b," * 5000 + "b]", "n[1-" + "9" * 30 + "]",
+         "https://[::1", "ssh://[", "https://a:99999999/x", "https://\u2100/x", "{user}" * 1000, "::" * 1000, "é\u202e"]
+    ),
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([]), st.just({}),
+    st.just([[[[]]]]), st.just({"a": {"b": {}}}),
+)  # fmt: skip
+STACK = {
+    "name": "my", "summary": "s",
+    "profiles": {"exact": {
+        "python": ["3.11"], "torch": {"version": "2.1.0", "flavours": ["cpu"]}, "packages": ["numpy==1.0"],
+        "constraints": ["a<1"], "bases": [{"kind": "system", "provides": ["torch>=1"]}], "imports": ["a"],
+        "sources": [{"name": "x", "git": "https://h.example/x", "commit": "0" * 40, "path": "p",
+                     "build": {"flags": ["a"], "extensions": ["m"], "memory_per_job": 1.0}}],
+        "environment": {"SITE_A": "b", "SITE_P": {"path": "/x", "if": "exists"}},
+    }},
+}  # fmt: skip
+TARGET = {
+    "name": "t", "extends": "ssh", "hosts": ["a", "b[1-3]"], "prefix": "/x", "environment": {"SITE_A": "b"},
+    "connection": {"kind": "ssh", "user": "u", "port": 22}, "expects": {"gpu": "A", "driver": ">=1"},
+    "floors": {"a": 1.0}, "smoke_nodes": 2,
+}  # fmt: skip
+FACTS = json.loads((resources.catalog() / "facts" / "azure-nd96.json").read_text())
+LOCK = (resources.lockfiles() / "torch-smoke.exact.lock.toml").read_text()
+LONG = "9" * 5000
+DEEP = "[" * 20_000
+
+
+def places(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield above
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield from places(data[key], (*above, key))
+
+
+def changed(data: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    out = copy.deepcopy(data)
+    inner = out
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return out
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+@pytest.mark.parametrize("kind", ["stack", "target", "facts"])
+def test_d26_hostile_values_are_coded_errors(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    document = {"stack": STACK, "target": TARGET, "facts": FACTS}[kind]
+    place = data.draw(st.sampled_from(sorted(places(document), key=str)))
+    made = changed(document, place, data.draw(HOSTILE))
+    path = tmp_path / ("my.json" if kind == "facts" else "my.yaml")
+    try:
+        text = json.dumps(made) if kind == "facts" else yaml.safe_dump(made)
+        path.write_text(text)
+    except (ValueError, UnicodeEncodeError):
+        return
+    try:
+        {"stack": load_stack, "target": load_target, "facts": load_facts}[kind](str(path))
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("value", [LONG, DEEP, "0x" + "f" * 20_000, "1e99999", "2026-13-45"], ids=lambda v: v[:6])
+@pytest.mark.parametrize("place", ['"3.11"', '"cpu"'])
+def test_d26_a_lock_with_a_hostile_value_is_exit_2(place: str, value: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        parse_lock(LOCK.replace(place, value), "my.lock.toml")
+    assert (caught.value.exit_code, caught.value.code) in {(2, "lock-syntax"), (2, "lock-invalid")}
+
+
+@pytest.mark.parametrize("value", [LONG, DEEP, "NaN", "1" * 400 + ".5", '"\\ud800"'], ids=lambda v: v[:6])
+def test_d26_facts_with_a_hostile_value_are_exit_2(value: str, tmp_path: Path) -> None:
+    text = json.dumps(changed(FACTS, ("cpus",), "@@")).replace('"@@"', value)
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(EnvbuildError) as caught:
+        load_facts(str(tmp_path / "f.json"))
+    assert (caught.value.code, caught.value.exit_code) == ("facts-unreadable", 2)
+
+
+def test_d26_a_configuration_with_a_number_without_end_is_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system.toml").write_text(f"wait = {LONG}\n")
+    monkeypatch.setenv("ENVBUILD_SYSTEM_CONFIG", str(tmp_path / "system.toml"))
+    with pytest.raises(EnvbuildError) as caught:
+        load_config()
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(changed(STACK, ("profiles", "exact", "packages", 0), "(" * 2000)))
+    assert run(["stack", "validate", str(tmp_path / "my.yaml")]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert "profiles.exact.packages" in err
+    assert "at most 500 characters" in err
+
+
+def test_d26_an_interpreter_of_a_version_that_is_none_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    from envbuild.provision.toolchain import _present_python
+
+    facts = load_facts("azure-nd96")
+    (node,) = list(facts.values())[:1]
+    python = node.pythons[0].model_copy(update={"version": "\0"})
+    assert _present_python(node.model_copy(update={"pythons": (python,)})) is None
+    newer = python.model_copy(update={"version": "3.12.1+"})
+    assert _present_python(node.model_copy(update={"pythons": (python, newer)})) == newer.path
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(number, "No space left on device")
+
+    monkeypatch.setattr("envbuild.config.load_config", full)
+    assert run(["config", "show"]) == ExitCode.TRY_AGAIN
+    assert "error[disk-full]" in capsys.readouterr().err
+    made = RunDir.create(tmp_path / "runs")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(EnvbuildError) as caught:
+        made.write_json(made.plan, {})
+    assert (caught.value.code, caught.value.exit_code) == ("run-directory-unwritable", 75)
+    assert [path.name for path in made.path.iterdir() if path.is_file()] == []
