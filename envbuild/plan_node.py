@@ -21,7 +21,6 @@ from envbuild.resolve.candidate import platform_of, unrecorded_files
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.image import in_image
-from envbuild.resolve.versions import split_local
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
 SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "extensions": 30.0, "training": 60.0}
@@ -367,8 +366,4 @@ def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
 
 def uses_cuda(variant: Variant, facts: NodeFacts) -> bool:
     """Whether the smoke test uses the node's GPUs: it sees one, and the torch of the environment is built for it."""
-    if not gpu_usable(facts):
-        return False
-    flavour = variant.flavour or split_local(variant.provided.get("torch", ""))[1]
-    has_torch = variant.torch is not None or "torch" in variant.provided
-    return has_torch and flavour != "cpu"
+    return variant.uses_cuda and gpu_usable(facts)

@@ -197,8 +197,6 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     if settings.check_rebuild and kept:
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
         ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
-    if not evidence.ansible_tasks and any(check.status == "failed" for node in evidence.nodes for check in node.checks):
-        ui.note("hint: `--repair` builds it again; `envbuild verify` names every file")
     return evidence.exit
 
 

@@ -119,5 +119,5 @@ def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
         ("packages", ", ".join(profile.packages)),
         ("sources", ", ".join(sources)),
         ("variables", ", ".join(profile.environment)),
-        ("smoke", ", ".join(item.name for item in profile.smoke)),
+        ("smoke", ", ".join(item.name for item in profile.smoke_items)),
     ]

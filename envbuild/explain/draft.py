@@ -56,7 +56,7 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
         sources=sources,
         imports=profile.imports,
         environment=profile.environment,
-        smoke=profile.smoke,
+        smoke=profile.smoke_items,
         training=profile.training,
     )
     return draft.model_copy(update={"digest": draft.compute_digest(stack, name)})

@@ -89,7 +89,7 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "arch_list": None,
             "imports": profile.imports,
             "environment": profile.environment,
-            "smoke": profile.smoke,
+            "smoke": profile.smoke_items,
             "training": profile.training,
         }
         findings += [

@@ -168,7 +168,7 @@ class _Maker:
             sources=self.sources,
             imports=self.profile.imports,
             environment=dict(sorted(self.profile.environment.items())),
-            smoke=self.profile.smoke,
+            smoke=self.profile.smoke_items,
             training=self.profile.training,
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})

@@ -220,6 +220,13 @@ class Variant(StrictModel):
                 continue  # what is no version is in no range
         return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
 
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether it has a torch that is not built for the CPU alone; one without a mark is taken for a CUDA build."""
+        locked = next((package.version for package in self.packages if package.name == "torch"), None)
+        version = self.torch or self.provided.get("torch") or locked
+        return version is not None and (self.flavour or version.partition("+")[2]) != "cpu"
+
     def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Variant:
         """The same variant compiled for these GPUs, which become part of the digest; None: nothing is compiled."""
         if arch_list == self.arch_list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from typing import Annotated, Literal
 
@@ -195,6 +196,9 @@ class SmokeItem(StrictModel):
     floors: dict[Name, float] = {}
 
 
+_TORCH = re.compile(r"[Tt]orch(?![A-Za-z0-9._-])")
+
+
 class Training(StrictModel):
     """How the stack trains, for the rules about GPUs and frameworks; what is None is not asked about.
 
@@ -239,10 +243,21 @@ class Profile(StrictModel):
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
             raise ValueError("two sources have the same name")
-        needs_torch = self.torch is None and any(item.name != "sound" for item in self.smoke)
-        if needs_torch and not any(base.provides for base in self.bases):
+        needs_torch = any(item.name != "sound" for item in self.smoke_items)
+        if needs_torch and not self._has_torch and not any(base.provides for base in self.bases):
             raise ValueError("the smoke items `machine`, `training` and `extensions` need torch")
         return self
+
+    @property
+    def _has_torch(self) -> bool:
+        return self.torch is not None or any(_TORCH.match(text) for text in self.packages)
+
+    @property
+    def smoke_items(self) -> tuple[SmokeItem, ...]:
+        """The smoke list as the file says it; where it says none and torch is there, torch has to compute too."""
+        if "smoke" in self.model_fields_set or not self._has_torch:
+            return self.smoke
+        return (*self.smoke, SmokeItem(name="machine"), SmokeItem(name="training"))
 
 
 class Repository(StrictModel):

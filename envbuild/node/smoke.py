@@ -11,13 +11,15 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import aside, lease, paths, probe_system, smoke_extensions
 from .protocol import Exit, NodeError, log
+from .smoke_gaps import gaps
 from .smoke_part import Clock, Part, Spec, plain, plural
 from .smoke_proc import Scratch, run_programs
 
 __all__ = ["Spec", "apply_floors", "judge_ranks", "run", "smoke_items", "summary"]
 
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
-_CUDA_GEMM = (("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"), "gemm_cuda_float32_tflops")
+# The last one stands for the check: what training uses.
+_CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
 _ITEMS = ("sound", "machine", "training", "extensions")
 
 
@@ -87,7 +89,7 @@ def smoke_items(
         for item in items:
             log("smoke: %s" % item["name"])
             checks.extend(_item(spec, scratch, item))
-    return checks
+    return checks + gaps(spec, items, checks)
 
 
 def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -128,9 +130,9 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part = Part("smoke/sound")
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
-    if variant.get("torch") and "torch" not in imports:
-        imports.insert(0, "torch")
     packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
+    if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
+        imports.insert(0, "torch")
     provided = {str(name): str(version) for name, version in (variant.get("provided") or {}).items()}
     todo, modules, first = list(imports), [], True  # type: Tuple[List[str], List[Dict[str, Any]], bool]
     while first or todo:

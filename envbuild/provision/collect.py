@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,31 @@ def inspected_node(node: str, responses: Responses) -> NodeEvidence:
         drift=tuple(drift.get("drift") or ()),
         drift_count=int(drift.get("drift_count") or 0),
     )
+
+
+def coded(node: NodeEvidence, command: Sequence[str], *, several: bool) -> NodeEvidence:
+    """The node with an error where only its checks failed: a code, and the command that repeats them.
+
+    `several`: the command is about more nodes than this one, and can be given one of them.
+    """
+    failed = [check for check in node.checks if check.status == "failed"]
+    if node.error is not None or not failed:
+        return node
+    first, more = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    again = shlex.join([*command, *(["--host", node.node] if several and "--host" not in command else [])])
+    smoke = first.name.startswith("smoke/")
+    repeat = f"again: {again}" if command else ""
+    error = EnvbuildError(
+        ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
+        if smoke
+        else "drift"
+        if node.drift_count
+        else "check-failed",
+        f"{node.node}: {first.name}: {first.says}{more}",
+        hint=repeat if smoke else "`envbuild provision --repair` builds it again; `envbuild verify` names every file",
+        exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
+    )
+    return node.model_copy(update={"error": error.as_dict()})
 
 
 def failed_node(

@@ -288,6 +288,8 @@ def write_evidence(
     from envbuild.report.render import write_report
 
     prepared = work.prepared
+    several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
+    nodes = [collect.coded(node, work.settings.command, several=several) for node in nodes]
     evidence = Evidence(
         envbuild=__version__,
         verb=verb,

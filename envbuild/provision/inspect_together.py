@@ -26,7 +26,6 @@ from envbuild.provision.together import (
     wants_to_meet,
 )
 from envbuild.provision.work import Run, Work
-from envbuild.resolve.versions import split_local
 from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600
@@ -35,10 +34,7 @@ JOB_LIMIT = 3600
 def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:
     """How many GPUs an environment was chosen for; 0 where its torch uses none."""
     hardware = (stamp.get("evidence") or {}).get("hardware") or {}
-    flavour = variant.flavour or split_local(variant.provided.get("torch", ""))[1]
-    has_torch = variant.torch is not None or "torch" in variant.provided
-    usable = hardware.get("driver") and has_torch and flavour != "cpu"
-    return len(hardware.get("gpus") or ()) if usable else 0
+    return len(hardware.get("gpus") or ()) if hardware.get("driver") and variant.uses_cuda else 0
 
 
 def smoke_args(variant: Variant, stamp: Mapping[str, Any], target: Target) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _MAX_CHECKS = 6
 _MAX_TRUSTED = 2
 _MAX_BUILT = 3
 _MAX_WHY = 4
-_MAX_HINT = 2
+_MAX_HINT = 4
 _WIDEST_NAME = 38
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -166,7 +166,7 @@ def _checks(evidence: Evidence) -> list[Line]:
         took = view.seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
         if check.metrics and check.status == "passed":
-            says = f"{view.number(check.metrics[-1].median)} {check.metrics[-1].unit}; {says}"
+            says = f"{view.headline(check)}; {says}"
         lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
     rest = sum(count for _, _, count in rows[_MAX_CHECKS:])
     if rest:

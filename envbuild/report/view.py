@@ -267,6 +267,13 @@ def below_floor(metric: Metric) -> bool:
     return metric.floor is not None and metric.median < metric.floor
 
 
+def headline(check: Check) -> str:
+    """The figure that stands for a check: the one that a floor is about, else the last; named where there are more."""
+    metric = next((each for each in check.metrics if each.floor is not None), check.metrics[-1])
+    name = f" {metric.name}" if len(check.metrics) > 1 else ""
+    return f"{number(metric.median)} {metric.unit}{name}"
+
+
 def failures(check: Check) -> list[str]:
     """Everything that a check found wrong, where it lists it."""
     found = check.details.get("failures")

@@ -230,3 +230,7 @@ def test_torn_and_foreign_lines_in_the_event_file_are_left_out(tmp_path: Path) -
     path.write_bytes(b'{"kind": "stage", "what": "a"}\n[1]\n\xff\xfe\n{"kind": "met')
     assert read_events(str(path)) == [{"kind": "stage", "what": "a"}]
     assert read_events(os.fspath(tmp_path / "absent")) == []
+
+
+def test_d34_the_precision_that_training_uses_is_told_last() -> None:
+    assert smoke._CUDA_GEMM[-1] == ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke
+from envbuild.node import smoke, smoke_gaps
 from envbuild.node.smoke_sound import comparable, same_version
 from envbuild.provision.bundle import node_pyz
 
@@ -200,3 +200,21 @@ def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_p
         answer = json.loads(done.stdout)
         assert (done.returncode, answer["ok"], answer["changed"]) == (code, True, False), done.stderr
         assert answer["result"]["exit"] == code
+
+
+def gaps(cuda: bool, items: tuple[str, ...], **facts: object) -> list[dict[str, Any]]:
+    spec = smoke.Spec("/env", {}, cuda)
+    return smoke_gaps.gaps(spec, [{"name": name} for name in items], [{"name": "smoke/sound", "details": facts}])
+
+
+def test_a_cuda_build_without_a_gpu_says_that_nothing_ran_on_cuda() -> None:
+    (gap,) = gaps(False, ("sound", "machine", "training"), torch="1.11.0+cu113", torch_cuda="11.3")
+    assert Check.from_plain(gap).level == "not-checked"
+    assert gap["says"] == "no usable GPU here: nothing ran on CUDA, though torch is built for CUDA 11.3"
+    assert gaps(True, ("sound", "machine"), torch="1.11.0+cu113", torch_cuda="11.3") == []
+    assert gaps(False, ("sound", "machine"), torch="2.13.0+cpu", torch_cuda=None) == []
+
+
+def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> None:
+    assert [gap["name"] for gap in gaps(False, ("sound",), torch="2.13.0+cpu", torch_cuda=None)] == ["smoke/training"]
+    assert gaps(False, ("sound",)) == [], "without torch imports are all there is"

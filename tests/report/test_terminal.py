@@ -92,3 +92,17 @@ def test_d05_the_path_of_the_log_stands_whole_below_what_failed() -> None:
     lines = [line for line, _ in closing_lines(failed, "/runs/report.html")]
     assert lines[-2:] == [f"  log     {path}", "  report  /runs/report.html"]
     assert path in render_html(failed) and path in render_markdown(failed)
+
+
+def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
+    def metric(name: str, median: float, **more: float) -> dict[str, object]:
+        return {"name": name, "unit": "TFLOP/s", "n": 9, "median": median, "least": 1.0, "greatest": 999.0, **more}
+
+    def line(*metrics: dict[str, object]) -> str:
+        check = {"name": "smoke/machine/gemm", "status": "passed", "says": "right", "metrics": list(metrics)}
+        return next(text for text, _ in closing_lines(evidence(node(checks=[check]))) if "machine/gemm" in text)
+
+    bf16, fp32 = ("gemm_cuda_bf16_tflops", 772.0), ("gemm_cuda_float32_tflops", 51.0)
+    assert "772 TFLOP/s gemm_cuda_bf16_tflops" in line(metric(*bf16, floor=600.0), metric(*fp32))
+    assert "772 TFLOP/s" in line(metric(*fp32), metric(*bf16)), "the node program tells what training uses last"
+    assert "51 TFLOP/s; right" in line(metric(*fp32))
