@@ -89,7 +89,8 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "arch_list": None,
             "imports": profile.imports,
             "environment": profile.environment,
-            "smoke": profile.smoke_items,
+            # Where the stack says nothing, locks of earlier versions have `sound` alone.
+            "smoke": profile.smoke if variant.smoke == profile.smoke else profile.smoke_items,
             "training": profile.training,
         }
         findings += [
