@@ -39,7 +39,7 @@ KEYS: dict[str, Key] = {
     "stack": Key("ref", "stack that is built instead of the one the target names"),
     "profile": Key("text", "profile of the stack"),
     "prefix": Key("text", "prefix instead of the target's; may hold {user}, {home} and {data}"),
-    "cache": Key("text", "cache folder on the nodes instead of the target's"),
+    "cache": Key("text", "folder on the nodes in which uv keeps what it unpacked; the target's or none without it"),
     "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
     "runs": Key("path", "folder of the run directories"),
     "wait": Key("seconds", "how long to wait for another envbuild in the same prefix", 600.0),

@@ -249,7 +249,7 @@ class NodeSteps:
             "interpreter": self.interpreter,
             "tools": {"uv": self.tools.uv},
             "artifacts": self._artifacts(),
-            "cache": self._place(self.target.cache) or posixpath.join(self.prefix, "cache", "uv"),
+            "cache": self._place(self.target.cache),
             "tmp": self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
             "controller": dict(self.inputs.controller),
             "wait": self.inputs.wait,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import posixpath
 from typing import Any
 
 from envbuild.model.lock import LockedSource, LockedSubmodule, Variant
+from envbuild.node import paths
 
 
 def store_folder(prefix: str, variant: Variant) -> str:
     """Where a variant's delivery goes on the node."""
-    return posixpath.join(prefix, "store", variant.digest[:12])
+    return paths.delivered(prefix, variant.digest)
 
 
 def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:

@@ -167,10 +167,11 @@ def _first_use(step: Step) -> EnvbuildError:
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:
+    cache = quote(str(args["cache"])) if args.get("cache") else '"$work/cache"'
     lines = [
         f"  # Variant {variant.id}, sha256 {node.variant_digest}",
         f"  local python={quote(str(node.python))}",
-        f"  export UV_CACHE_DIR={quote(str(args['cache']))}",
+        f"  export UV_CACHE_DIR={cache}",
     ]
     if variant.interpreter.kind == "standalone":
         build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"

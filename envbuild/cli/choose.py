@@ -40,7 +40,7 @@ _BUILD_OPTIONS = (
         "--engine", type=click.Choice(["venv", "container"]), help="As environments on the nodes, or as one image."
     ),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
-    click.option("--cache", metavar="DIR", help="Cache folder on the nodes."),
+    click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     click.option(
         "--trust-first-use",
         is_flag=True,

@@ -42,6 +42,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             changed = _switch(prefix, stack, environment, variables, held) or changed
             for old in aside.copies(environment):
                 paths.discard(old)
+            paths.discard(paths.delivered(prefix, found["variant_digest"]))
     except OSError as error:
         raise paths.os_error(error, environment) or error from error
     finally:

@@ -72,7 +72,6 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         if taken is not None:
             return True, taken
     job = _Job(request)
-    job.args.setdefault("cache", os.path.join(job.prefix, "cache", "uv"))
     paths.set_umask(job.prefix)
     paths.make_dirs(job.prefix, "envs")
     paths.set_umask(job.prefix)
@@ -114,6 +113,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         raise
     finally:
         shutil.rmtree(tool.tmp, ignore_errors=True)
+        tool.drop_cache()
         uv.close_locks(tool.cache, job.environment)
     return True, result
 
@@ -136,22 +136,24 @@ def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, A
 
 def _tool(job: "_Job") -> "uv.Uv":
     config = pipconf.read(os.environ)
-    cache = job.args["cache"]
-    top = job.args.get("tmp") or os.path.join(job.prefix, "tmp")
-    for folder in (cache, top):
+    own = os.path.join(job.prefix, "tmp")
+    top, asked = job.args.get("tmp") or own, job.args.get("cache")
+    for folder in (top, asked or own):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise paths.os_error(error, folder) or NodeError(
                 "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
             ) from error
-    if top == os.path.join(job.prefix, "tmp"):
-        # Under the lease nobody else builds or tests here: what is there is left of runs that were killed.
-        for each in sorted(os.listdir(top)):
-            if each.startswith(("install-", "smoke-")):
-                paths.remove_tree(os.path.join(top, each))
+    # Under the lease nobody else builds or tests here: what is there is left of runs that were killed.
+    for each in sorted(os.listdir(own)) if os.path.isdir(own) else ():
+        if each.startswith(("install-", "smoke-")):
+            paths.remove_tree(os.path.join(own, each))
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
-    return uv.Uv(job.args["tools"]["uv"], cache, tempfile.mkdtemp(prefix="install-", dir=top), config)
+    tmp = tempfile.mkdtemp(prefix="install-", dir=top)
+    # Beside the environment, whose files are linked to it until it goes.
+    cache = asked or tempfile.mkdtemp(prefix="install-cache-", dir=own)
+    return uv.Uv(job.args["tools"]["uv"], cache, tmp, config, keeps_cache=bool(asked))
 
 
 def _check_space(job: "_Job", tool: "uv.Uv") -> "None":
@@ -210,6 +212,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         made.install()
         made.prove()
         job.phase("builds")
+    tool.drop_cache()
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     _check_set(locked, installed)
@@ -288,15 +291,14 @@ def _check_record(
         checked, wrong = record.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
-        cleaned = packages.forget_cached(tool, names)
+        cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)
         first = wrong[0]
         raise NodeError(
             "record-mismatch",
             "%s %s: %s is not what its RECORD says (%s)"
             % (first["package"], first["version"], first["path"], first["kind"]),
-            why="%d of %d files; the copy in uv's cache %s is damaged" % (len(wrong), checked + len(wrong), tool.cache),
-            hint="run again; %s"
-            % ("the package was removed from the cache" if cleaned else "remove that folder first"),
+            why="%d of %d files differ from the locked archive" % (len(wrong), checked + len(wrong)),
+            hint="run again" if cleaned else "remove the cache %s, then run again" % tool.cache,
             exit_code=Exit.INTEGRITY,
             details={"files": wrong[:20]},
             changed=True,

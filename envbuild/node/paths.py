@@ -23,6 +23,11 @@ def envs_dir(prefix: "str") -> "str":
     return os.path.join(prefix, "envs")
 
 
+def delivered(prefix: "str", variant_digest: "str") -> "str":
+    """The folder in which the controller's files for a variant lie until the environment is stamped."""
+    return os.path.join(prefix, "store", variant_digest[:12])
+
+
 def current_link(prefix: "str", stack: "str") -> "str":
     """The link that names the environment in use for `stack`."""
     return os.path.join(prefix, "current", checked_name(stack, "stack"))

@@ -45,12 +45,20 @@ DEADLINE = 3600.0
 class Uv:
     """uv at one path, with one cache and one folder for temporary files."""
 
-    def __init__(self, program: "str", cache: "str", tmp: "str", config: "pipconf.PipConfig") -> "None":
-        """`cache` and `tmp` are absolute paths that exist."""
+    def __init__(
+        self, program: "str", cache: "str", tmp: "str", config: "pipconf.PipConfig", keeps_cache: "bool" = True
+    ) -> "None":
+        """`cache` and `tmp` are absolute paths that exist; a cache that is not kept is this object's alone."""
         self.program = program
         self.cache = cache
         self.tmp = tmp
         self.config = config
+        self.keeps_cache = keeps_cache
+
+    def drop_cache(self) -> "None":
+        """Remove a cache that is not kept: the files linked to it have one name from then on."""
+        if not self.keeps_cache:
+            paths.remove_tree(self.cache)
 
     def environ(
         self,
@@ -67,7 +75,8 @@ class Uv:
             UV_CACHE_DIR=self.cache,
             UV_PYTHON_DOWNLOADS="never",
             UV_NO_PROGRESS="1",
-            UV_LINK_MODE="copy",
+            # A file that has a second name in a cache changes with it; a cache that goes costs no second copy.
+            UV_LINK_MODE="copy" if self.keeps_cache else "hardlink",
             TMPDIR=self.tmp,
             NO_COLOR="1",
             PYTHONDONTWRITEBYTECODE="1",

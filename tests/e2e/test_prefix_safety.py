@@ -58,7 +58,7 @@ def test_d25_nobody_else_can_write_what_lies_below_a_prefix(world: World, mode: 
     world.prefix.chmod(mode)
     before = os.umask(mask)
     try:
-        world.built()
+        world.built("--cache", str(world.prefix / "cache" / "uv"))
     finally:
         os.umask(before)
     modes = {path: path.lstat().st_mode for path in world.prefix.rglob("*") if not path.is_symlink()}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import base, envs, lease, packages, pipconf, remove, use
+from envbuild.node import base, envs, lease, merkle, packages, pipconf, remove, use
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.node.test_fetch import tampered
@@ -61,6 +61,22 @@ def test_an_environment_is_built_stamped_and_in_use(node: Node) -> None:
     stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
     assert (stamp["root"], stamp["variant_digest"]) == (done["root"], variant["digest"])
     assert all(os.stat(path).st_nlink == 1 for path in site(environment).rglob("*.py")), "copied, not hard-linked"
+
+
+def test_d11_what_stays_of_a_provision_is_the_environment_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second copy in a cache, no delivered wheel, no file with a second name, and nothing is hashed twice."""
+    variant = make_variant([make_wheel(node.wheels, files={"alpha/data.bin": os.urandom(3_000_000)})])
+    store = node.prefix / "store" / variant["digest"][:12]
+    shutil.copytree(node.wheels, store / "wheels")
+    artifacts = {"find_links": [str(store / "wheels")], "offline": True}
+    node.install(variant, artifacts=artifacts, cache=None, tmp=None)
+    monkeypatch.setattr(merkle._Hasher, "_large", lambda *_: pytest.fail("a large file was hashed again"))
+    node.activate(variant)
+    assert sorted(path.name for path in node.prefix.iterdir()) == ["current", "envs", "modulefiles", "store", "tmp"]
+    assert list((node.prefix / "store").iterdir()) == [] and list((node.prefix / "tmp").iterdir()) == []
+    files = [path for path in node.environment(variant).rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.stat().st_nlink for path in files} == {1}
+    assert next(path for path in files if path.name == "data.bin").stat().st_size == 3_000_000
 
 
 def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
