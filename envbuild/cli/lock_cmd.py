@@ -80,6 +80,7 @@ def create(
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
         first_uses=read_first_uses(),
+        say=ui.warn,
     )
     if images:
         made = _with_images(ui, loaded, made, path, upgrade=upgrade)

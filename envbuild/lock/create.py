@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -15,9 +15,11 @@ from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
+from envbuild.lock.build_requires import Needs, additions, read_needs, unmet
 from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
+from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
@@ -73,10 +75,12 @@ def create_lock(
     supply: Supply | None = None,
     standalone: Mapping[str, LockedInterpreter] | None = None,
     first_uses: Mapping[str, FirstUse] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. Raises
+    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `say` gets a
+    sentence for what builds want and the lock has not, and for each newcomer. Raises
     EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what
     resolution, sources, bases and records raise.
     """
@@ -86,9 +90,11 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = tuple(lock_source(source) for source in profile.sources)
+    needs = read_needs(profile.sources)
     until = day.isoformat() if day else None
     uses = dict(first_uses or {})
-    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses)
+    said: dict[str, None] = {}
+    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses, needs, said)
     plans = variant_plans(profile, standalone_interpreters() if standalone is None else standalone)
     lock = Lock(
         stack=stack.name,
@@ -99,6 +105,8 @@ def create_lock(
         created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version()},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )
+    for text in said:
+        say(text)
     return _unchanged_or(lock, previous)
 
 
@@ -140,6 +148,8 @@ class _Maker:
     upgrade: bool
     sources: tuple[LockedSource, ...]
     first_uses: dict[str, FirstUse]
+    needs: tuple[Needs, ...]
+    said: dict[str, None]
 
     def variant(self, plan: Plan, old: Variant | None) -> Variant:
         """One locked variant."""
@@ -154,6 +164,9 @@ class _Maker:
         packages = self._packages(request, choice, previous)
         check_against_records(packages, self.supply.records)
         check_against_uses(packages, self.first_uses)
+        there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
+        provided = {str(canonicalize_name(Requirement(text).name)) for text in plan.base.provides}
+        self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python)))
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
@@ -191,7 +204,7 @@ class _Maker:
         return Request(
             python=plan.python,
             platform=PLATFORM,
-            requirements=wanted + (choice.requirements if choice else ()),
+            requirements=wanted + additions(self.needs, self.profile) + (choice.requirements if choice else ()),
             constraints=self.profile.constraints,
             excludes=excludes,
             as_of=self.as_of,
@@ -204,6 +217,7 @@ class _Maker:
         self, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
     ) -> tuple[LockedPackage, ...]:
         offers = resolve(request)
+        self.said.update(dict.fromkeys(newcomers(offers, request, previous)))
         if choice and choice.sibling:
             offers = [item for item in offers if item.name != "torch" and not item.name.startswith(choice.left_out)]
         packages = lock_offers(offers, request, previous)

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -24,12 +25,16 @@ ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """One file of a release as the index offers it; `size` in bytes where known, `url` may be a file:// one."""
+    """One file of a release as the index offers it; `size` in bytes and `uploaded` where it says them.
+
+    `url` may be a file:// one.
+    """
 
     file: str
     url: str
     sha256: str
     size: int | None = None
+    uploaded: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,9 @@ def platform_of(python: str, platform: str) -> Platform:
 def _file(entry: dict[str, Any]) -> OfferedFile:
     where = entry.get("url") or entry.get("path") or ""
     name = entry.get("name") or unquote(urlsplit(where).path).rsplit("/", 1)[-1]
-    return OfferedFile(name, where, entry.get("hashes", {}).get("sha256", ""), entry.get("size"))
+    return OfferedFile(
+        name, where, entry.get("hashes", {}).get("sha256", ""), entry.get("size"), entry.get("upload-time")
+    )
 
 
 def parse_pylock(text: str) -> list[Offer]:

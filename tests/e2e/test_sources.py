@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.env_support import git
+from tests.node.forge import download
 from tests.node.test_sources import PROJECT
 
 # What a Megatron checkout does with its helpers: compiled beside the code, by the environment's own Python.
@@ -124,3 +125,44 @@ def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None
     done = subprocess.run(argv, env={**world.env, "CODE": program}, capture_output=True, text=True, cwd=world.work)
     assert done.stdout == f"{[value, str(there), None, 'tiny']}\n", done.stderr
     assert not Path("/tmp/pwned").exists()
+
+
+HATCHED = {
+    "pyproject.toml": '[build-system]\nrequires = ["hatchling>=1.20"]\nbuild-backend = "hatchling.build"\n'
+    '[project]\nname = "hatched"\nversion = "1.0"\n[project.scripts]\nhatched = "hatched:main"\n',
+    "hatched/__init__.py": "def main():\n    print('hatched')\n",
+}
+TOOLED = {
+    "pyproject.toml": '[build-system]\nrequires = ["setuptools>=61"]\nbuild-backend = "setuptools.build_meta"\n'
+    '[project]\nname = "tooled"\nversion = "1.0"\n[tool.setuptools]\npackages = ["tooled"]\n',
+    "tooled/__init__.py": "",
+}
+LEGACY = {
+    "setup.py": "import packaging\nfrom setuptools import setup\n"
+    'setup(name="legacy", version="1.0", py_modules=["legacy"])\n',
+    "legacy.py": "",
+}
+
+
+@pytest.mark.slow
+def test_d04_a_users_sources_of_three_backends_need_no_word_about_build_tools(world: World) -> None:
+    for name in (
+        "setuptools>=75,<81",
+        "wheel",
+        "hatchling",
+        "packaging",
+        "pathspec",
+        "pluggy",
+        "trove-classifiers",
+        "tomlkit",
+        "editables",
+    ):
+        download(world.wheels, name)
+    world.wheel()
+    pins = [("hatched", HATCHED, "editable"), ("tooled", TOOLED, "wheel"), ("legacy", LEGACY, "wheel")]
+    sources = [{**world.repository(name, files), "install": how} for name, files, how in pins]
+    imports = [name for name, _, _ in pins]
+    done = world.good("lock", "create", f"./{world.stack(sources=sources, imports=imports).name}")
+    assert "warning" not in done.err
+    world.built()
+    assert world.python("import hatched, tooled, legacy; hatched.main()") == "hatched"

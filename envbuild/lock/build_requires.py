@@ -1,0 +1,165 @@
+"""What the sources of a stack need to be built, read in their pinned trees, so that the lock can have it.
+
+Sources are built without isolation: a build backend is a package of the lock like every other. Read are
+`build-system.requires` of pyproject.toml (setuptools and wheel where none is said) and, of setup.py, what is written
+there as plain words: `setup_requires`, and the modules that it imports at its top level.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.model.stack import Profile, Source
+
+if TYPE_CHECKING:
+    from envbuild.explain.gitread import GitReader
+
+_LEGACY = ("setuptools", "wheel")
+# What a backend asks for in code (`get_requires_for_build_editable`) and does not write down.
+_FOR_EDITABLE = {"hatchling.build": "editables"}
+# Distributions of the modules that a setup.py imports; torch comes by the profile's own field.
+_BRINGS = {
+    "Cython": "cython",
+    "cffi": "cffi",
+    "cmake": "cmake",
+    "distutils": "setuptools",
+    "mpi4py": "mpi4py",
+    "ninja": "ninja",
+    "numpy": "numpy",
+    "packaging": "packaging",
+    "pkg_resources": "setuptools",
+    "psutil": "psutil",
+    "pybind11": "pybind11",
+    "setuptools": "setuptools",
+    "setuptools_scm": "setuptools-scm",
+    "torch": "torch",
+    "wheel": "wheel",
+    "yaml": "pyyaml",
+}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one source needs to be built. `imports`: modules of its setup.py whose package is not known here."""
+
+    source: str
+    requirements: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+def read_needs(sources: Sequence[Source]) -> tuple[Needs, ...]:
+    """The needs of the sources that are built. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
+    built = [
+        source for source in sources if source.install != "path" or (source.build and source.build.kind != "wheel")
+    ]
+    if not built:
+        return ()
+    from envbuild.explain.gitread import git_reader
+
+    with git_reader() as reader:
+        return tuple(_needs(source, reader) for source in built)
+
+
+def _needs(source: Source, reader: GitReader) -> Needs:
+    if source.build and source.build.kind == "kernels" and source.install == "path":
+        return Needs(source.name, _LEGACY)  # by a setup.py of our own
+    inside = f"{source.path}/" if source.path else ""
+    here = reader.tree(source.git, source.commit)
+    if here.keys().isdisjoint(inside + name for name in ("pyproject.toml", "setup.py", "setup.cfg")):
+        return Needs(source.name)
+
+    def read(name: str) -> str:
+        return reader.read(source.git, source.commit, inside + name) or ""
+
+    try:
+        system = tomllib.loads(read("pyproject.toml")).get("build-system", {})
+    except tomllib.TOMLDecodeError:
+        system = {}
+    said = [str(text) for text in system.get("requires") or ()]
+    wanted, imports = _of_setup(read("setup.py"))
+    backend = str(system.get("build-backend", "setuptools"))
+    if source.install == "editable" and backend in _FOR_EDITABLE:
+        said.append(_FOR_EDITABLE[backend])
+    if source.install == "path":
+        said = wanted  # its setup.py is run as it is, without a backend
+    elif backend.startswith("setuptools"):
+        said += [*_LEGACY, *wanted]
+    own = {name[len(inside) :].split("/")[0].removesuffix(".py") for name in here if name.startswith(inside)}
+    brought = [_BRINGS[name] for name in imports if name in _BRINGS]
+    unknown = [name for name in imports if name not in _BRINGS and name not in own | sys.stdlib_module_names]
+    return Needs(source.name, tuple(dict.fromkeys([*said, *brought])), tuple(unknown))
+
+
+def _of_setup(text: str) -> tuple[list[str], list[str]]:
+    """`setup_requires` as far as it is written out, and the modules that are imported at the top level."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return [], []
+    wanted = [word for node in ast.walk(tree) if isinstance(node, ast.keyword) for word in _words(node)]
+    return wanted, list(dict.fromkeys(_imported(tree)))
+
+
+def _words(keyword: ast.keyword) -> Iterator[str]:
+    if keyword.arg != "setup_requires":
+        return
+    for node in keyword.value.elts if isinstance(keyword.value, ast.List | ast.Tuple) else [keyword.value]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Top-level names; what stands in a `try` or an `if` can be done without."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (each.name.split(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def additions(needs: Sequence[Needs], profile: Profile) -> tuple[str, ...]:
+    """The requirements that the profile does not decide itself: whose package it neither lists nor bounds."""
+    named = {_name(text) for text in (*profile.packages, *profile.constraints)} | {"torch"}
+    every = dict.fromkeys(text for each in needs for text in each.requirements)
+    return tuple(text for text in every if (name := _name(text)) is not None and name not in named)
+
+
+def _name(text: str) -> str | None:
+    """The normal name of what a requirement asks for; None for an address, and for what is none."""
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        return None
+    return None if requirement.url else str(canonicalize_name(requirement.name))
+
+
+def unmet(needs: Sequence[Needs], there: Mapping[str, str], provided: Container[str], python: str) -> Iterator[str]:
+    """Sentences about what a build wants and a variant has not, and about what to add for it.
+
+    `there`: name to version; `provided`: names of what a base has in a version that is not known yet.
+    """
+    environment: dict[str, Any] = {"python_version": python, "python_full_version": f"{python}.0"}
+    for each in needs:
+        for text in each.requirements:
+            name = _name(text)
+            if name is None:
+                yield f"source {each.source} is built with {text}, which no lock can hold: add what fits to `packages`"
+                continue
+            requirement = Requirement(text)
+            if name == "torch" or (requirement.marker and not requirement.marker.evaluate(environment)):
+                continue
+            if name in there and not requirement.specifier.contains(there[name], prereleases=True):
+                yield f"source {each.source} is built with {text}; `packages` of the stack makes it {there[name]}"
+            elif name not in there and name not in provided:
+                yield f"source {each.source} is built with {text}, which the lock has not: add it to `packages`"
+        if each.imports:
+            names = ", ".join(each.imports)
+            yield f"setup.py of source {each.source} imports {names}: add what brings it to `packages`"

@@ -1,0 +1,209 @@
+"""What sources need to be built is read in their pinned trees and locked, or said (D04); newcomers are said (D54)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.lock.build_requires import read_needs
+from envbuild.lock.create import create_lock
+from envbuild.lock.torch_wheels import Supply
+from envbuild.model.lock import Lock
+from envbuild.model.stack import Source, Stack
+from tests.lock.conftest import Repos
+from tests.lock.wheels import make_wheel, sha256
+from tests.support.repositories import make_repository
+
+MARKED = "hatch-vcs; python_version < '3'"
+HATCH = f'[build-system]\nrequires = ["hatchling>=1.5", "{MARKED}"]\nbuild-backend = "hatchling.build"\n'
+PLAIN = '[build-system]\nrequires = ["setuptools>=60", "cython"]\nbuild-backend = "setuptools.build_meta"\n'
+OWN = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+SETUP = """
+import os
+import numpy, helper
+from Cython.Build import cythonize
+from tools.own import flags
+import mystery.build
+try:
+    import optional_thing
+except ImportError:
+    pass
+from setuptools import setup
+setup(name="x", setup_requires=["pybind11>=2"] , ext_modules=cythonize("x.pyx"))
+"""
+MakeSupply = Callable[..., Supply]
+
+
+def source(repos: Repos, files: dict[str, str], **more: object) -> Source:
+    commit, _ = make_repository(repos.folder / "x", files)
+    return Source.from_plain({"name": "x", "git": Repos.url("x"), "commit": commit, **more})
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "requirements", "imports"),
+    [
+        ({"pyproject.toml": HATCH}, {}, ("hatchling>=1.5", MARKED), ()),
+        ({"pyproject.toml": HATCH}, {"install": "editable"}, ("hatchling>=1.5", MARKED, "editables"), ()),
+        ({"pyproject.toml": PLAIN}, {}, ("setuptools>=60", "cython", "setuptools", "wheel"), ()),
+        ({"pyproject.toml": OWN, "setup.py": "import sys\n"}, {}, (), ()),
+        ({"setup.cfg": "[metadata]\nname = x\n"}, {}, ("setuptools", "wheel"), ()),
+        ({"pyproject.toml": "[build-system\n", "setup.py": ""}, {}, ("setuptools", "wheel"), ()),
+        ({"README": "nothing to build"}, {}, (), ()),
+        (
+            {"setup.py": SETUP, "helper.py": "", "tools/own.py": ""},
+            {},
+            ("setuptools", "wheel", "pybind11>=2", "numpy", "cython"),
+            ("mystery",),
+        ),
+        ({"below/setup.py": SETUP, "below/mystery/build.py": "", "below/helper/x": "", "below/tools/x": ""},
+         {"path": "below", "install": "editable"}, ("setuptools", "wheel", "pybind11>=2", "numpy", "cython"), ()),
+        ({"setup.py": SETUP}, {"install": "path"}, None, None),
+        ({"setup.py": "from setuptools import setup\n", "pyproject.toml": HATCH},
+         {"install": "path", "build": {"kind": "inplace"}}, ("setuptools",), ()),
+        ({"setup.py": SETUP}, {"install": "path", "build": {"kind": "kernels", "modules": [
+            {"name": "k", "sources": ["k.cpp"]}]}}, ("setuptools", "wheel"), ()),
+    ],
+)  # fmt: skip
+def test_d04_needs_are_read_in_the_pinned_tree(
+    repos: Repos,
+    files: dict[str, str],
+    more: dict[str, object],
+    requirements: tuple[str, ...],
+    imports: tuple[str, ...],
+) -> None:
+    needs = read_needs([source(repos, files, **more)])
+    assert [(each.requirements, each.imports) for each in needs] == (
+        [] if requirements is None else [(requirements, imports)]
+    )
+
+
+def locked(supply: Supply, sources: list[Source], said: list[str], **profile: object) -> Lock:
+    exact = {"python": ["3.11"], "smoke": [], "sources": [each.model_dump(mode="json") for each in sources], **profile}
+    stack = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": exact}})
+    return create_lock(stack, "exact", supply=supply, standalone={}, say=said.append)
+
+
+def versions(lock: Lock) -> dict[str, str]:
+    return {package.name: package.version for package in lock.variants[0].packages}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    folder = tmp_path / "house"
+    for name, version, requires in (
+        ("hatchling", "1.4", []), ("hatchling", "1.9", ["pluggy"]), ("pluggy", "1.0", []), ("wheel", "0.40", []),
+        ("setuptools", "59.5.0", []), ("setuptools", "70.0", []), ("cython", "3.0", []), ("alpha", "1.0", []),
+    ):  # fmt: skip
+        make_wheel(folder, name, version, requires=requires)
+    return folder
+
+
+def test_d04_a_build_backend_is_locked_with_its_bound_and_what_it_needs(
+    repos: Repos, supply: MakeSupply, house: Path
+) -> None:
+    said: list[str] = []
+    lock = locked(supply(house), [source(repos, {"pyproject.toml": HATCH})], said, packages=["alpha"])
+    assert versions(lock) == {"alpha": "1.0", "hatchling": "1.9", "pluggy": "1.0"} and said == []
+
+
+def test_d04_what_the_stack_itself_names_is_its_own_business_and_said(
+    repos: Repos, supply: MakeSupply, house: Path
+) -> None:
+    said: list[str] = []
+    tree = {"pyproject.toml": PLAIN, "setup.py": "import mystery\n"}
+    lock = locked(supply(house), [source(repos, tree)], said, constraints=["setuptools<60"], packages=["setuptools"])
+    assert versions(lock) == {"cython": "3.0", "setuptools": "59.5.0", "wheel": "0.40"}
+    assert said == [
+        "source x is built with setuptools>=60; `packages` of the stack makes it 59.5.0",
+        "setup.py of source x imports mystery: add what brings it to `packages`",
+    ]
+
+
+def test_d04_an_address_is_said_and_a_base_answers_for_what_it_provides(
+    repos: Repos, supply: MakeSupply, house: Path
+) -> None:
+    said: list[str] = []
+    tree = {"pyproject.toml": '[build-system]\nrequires = ["own @ https://x.org/own.whl", "setuptools", "wheel"]\n'}
+    bases = [{"kind": "system", "provides": ["setuptools"]}]
+    lock = locked(supply(house), [source(repos, tree)], said, bases=bases, packages=[])
+    assert versions(lock) == {"wheel": "0.40"}
+    assert said == [
+        "source x is built with own @ https://x.org/own.whl, which no lock can hold: add what fits to `packages`"
+    ]
+
+
+def test_d04_a_backend_that_the_index_has_not_is_named_when_it_is_locked(
+    repos: Repos, supply: MakeSupply, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "poor", "alpha", "1.0")
+    with pytest.raises(EnvbuildError) as found:
+        locked(supply(tmp_path / "poor"), [source(repos, {"pyproject.toml": HATCH})], [], packages=["alpha"])
+    assert "hatchling" in found.value.what + found.value.why
+
+
+class Index(SimpleHTTPRequestHandler):
+    """An index that states upload times."""
+
+    def guess_type(self, path: object) -> str:
+        return "application/vnd.pypi.simple.v1+json" if str(path).endswith("index.html") else "application/octet-stream"
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def dated(tmp_path: Path, home: Path) -> Iterator[Callable[..., None]]:
+    """`dated(name, {version: age in days}, requires)` puts a project into the index that uv is configured with."""
+    root = tmp_path / "simple"
+
+    def put(name: str, ages: dict[str, int], requires: tuple[str, ...] = ()) -> None:
+        files = []
+        for version, days in ages.items():
+            wheel = make_wheel(root / name, name, version, requires=requires)
+            time = f"{datetime.now(UTC) - timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"
+            files.append(
+                {"filename": wheel.name, "url": wheel.name, "hashes": {"sha256": sha256(wheel)}, "upload-time": time}
+            )
+        page = {"meta": {"api-version": "1.1"}, "name": name, "files": files, "versions": list(ages)}
+        (root / name / "index.html").write_text(json.dumps(page))
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Index, directory=str(root))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        (home / ".config" / "uv" / "uv.toml").write_text(
+            f'index = [{{url = "http://127.0.0.1:{server.server_port}", default = true}}]\n'
+        )
+        yield put
+        server.shutdown()
+
+
+def test_d54_a_young_project_that_nobody_named_is_said_when_it_is_locked_first(
+    supply: MakeSupply, dated: Callable[..., None]
+) -> None:
+    dated("logger", {"1.0": 900}, ("unheard", "steady", "aged"))
+    dated("unheard", {"0.0.1b1": 30})
+    dated("steady", {"1.0": 2000, "9.0": 3})
+    dated("aged", {"1.0": 800})
+    dated("youngster", {"1.0": 20})
+    said: list[str] = []
+    lock = locked(supply(), [], said, packages=["logger", "youngster"])
+    assert set(versions(lock)) == {"logger", "unheard", "steady", "aged", "youngster"}
+    (sentence,) = said
+    assert sentence.startswith("unheard 0.0.1b1 is new in this lock, nobody named it, and its project is young")
+    again: list[str] = []
+    stack = Stack.from_plain(
+        {
+            "name": "demo",
+            "summary": "s",
+            "profiles": {"exact": {"python": ["3.11"], "smoke": [], "packages": ["logger"]}},
+        }
+    )
+    create_lock(stack, "exact", supply=supply(), standalone={}, previous=lock, say=again.append)
+    assert again == [], "it is not new any more"
