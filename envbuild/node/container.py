@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
 # s that it has to end once it is told to: a client of podman or docker that is killed leaves its container behind.
-_GRACE = 10.0
+# Seconds that a runtime has to end its container; on a loaded node that takes a while.
+_GRACE = 30.0
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":

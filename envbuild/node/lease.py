@@ -28,7 +28,8 @@ BEAT = 5.0
 STALE_AFTER = 120.0
 # Of a run that has ended, on a machine of this name: it was started again, or is a container that was.
 RESTARTED_AFTER = 30.0
-_GRACE = 10.0
+# Seconds that an earlier step has to put away what it began.
+_GRACE = 30.0
 _POLL = 0.2
 
 

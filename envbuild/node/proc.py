@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 OUTPUT_LIMIT = 64 * 1024 * 1024
-_GRACE = 0.5
+# Seconds between SIGTERM and SIGKILL; who ends in time costs none of them, and a loaded node is slow.
+_GRACE = 2.0
 _DRAIN = 5.0
 
 
@@ -62,6 +63,10 @@ class _Live:
         self.starting = False
         self.late = None  # type: BaseException | None
 
+    def stop(self, group: "int") -> "None":
+        """Who was given a grace gets SIGTERM."""
+        self.kill(group, signal.SIGTERM if group in self.gentle else signal.SIGKILL)
+
     def kill(self, group: "int", number: "int") -> "None":
         try:
             os.killpg(group, number)
@@ -76,7 +81,7 @@ def stop_all() -> "None":
     """Kill every running program and refuse new ones; for signal handlers. Who was given a grace gets SIGTERM."""
     _LIVE.stopping = True
     for group in list(_LIVE.groups):
-        _LIVE.kill(group, signal.SIGTERM if group in _LIVE.gentle else signal.SIGKILL)
+        _LIVE.stop(group)
 
 
 @contextlib.contextmanager
@@ -167,12 +172,13 @@ def run(
 
     `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
     At the deadline, or once more than `limit` bytes came from stdout or stderr, the whole process group is killed:
-    SIGTERM, then SIGKILL half a second later. `grace`: seconds instead of that, and also when this process is stopped,
+    SIGTERM, then SIGKILL two seconds later. `grace`: seconds instead of that, and also when this process is stopped,
     for a program that has to end what is not its child.
     """
     import subprocess
 
     begun = time.monotonic()
+    process = None  # type: subprocess.Popen[bytes] | None
     try:
         with starting():
             process = subprocess.Popen(
@@ -188,14 +194,16 @@ def run(
             if grace:
                 _LIVE.gentle.add(process.pid)
             if _LIVE.stopping:
-                _LIVE.kill(process.pid, signal.SIGKILL)
-    except (OSError, ValueError) as error:
-        return Finished(err=str(error), missing=True)
-    try:
+                _LIVE.stop(process.pid)
         return _collect(process, timeout, stdin, limit, begun, grace or _GRACE)
+    except (OSError, ValueError) as error:
+        if process is not None:
+            raise
+        return Finished(err=str(error), missing=True)
     finally:
-        _wind_down(process, grace)
-        _end_group(process)
+        if process is not None:
+            _wind_down(process, grace)
+            _end_group(process)
 
 
 def _collect(

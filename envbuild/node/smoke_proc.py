@@ -25,7 +25,7 @@ _START = (
 )
 _TAIL = 6000
 _EVENTS_LIMIT = 4 * 1024 * 1024
-_GRACE = 1.5  # s after the deadline, for the stack dump of the program itself
+_GRACE = 3.0  # s after the deadline, for the stack dump of the program itself
 _SIBLING_GRACE = 5.0  # s for the other ranks to end by themselves after one has died
 
 

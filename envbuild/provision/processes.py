@@ -16,6 +16,8 @@ from envbuild.node.identity import start_time
 
 _PROC = Path("/proc")
 _SOCKETS = "envbuild-ssh-"
+# Seconds to end by itself; a step that puts an environment back on a loaded node needs them.
+GRACE = 30.0
 
 
 def marker_value() -> str:
@@ -23,7 +25,7 @@ def marker_value() -> str:
     return f"{os.getpid()}.{start_time(os.getpid())}.{time.monotonic_ns()}"
 
 
-def end_orphans(name: str, *, grace: float = 5.0) -> list[int]:
+def end_orphans(name: str, *, grace: float = GRACE) -> list[int]:
     """End processes whose marker names an owner that was killed before it could end them. Returns their ids."""
     values = {value for value in _marked(name).values() if not _owner_lives(value)}
     return [process for value in values for process in end_marked(name, value, grace=grace)]
@@ -62,7 +64,7 @@ def _marked(name: str) -> dict[int, str]:
     return found
 
 
-def end_marked(name: str, value: str, *, grace: float = 5.0) -> list[int]:
+def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
     """End these processes: SIGTERM, up to `grace` seconds, then SIGKILL. Returns the ids that were found first."""
     first = found = find_marked(name, value)
     _signal(found, signal.SIGTERM)

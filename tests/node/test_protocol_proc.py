@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ def test_missing_program_is_a_value() -> None:
     assert (done.rc, done.missing, done.ok) == (None, True, False)
 
 
-def test_deadline_kills_the_whole_group(tmp_path: Path) -> None:
+def test_deadline_kills_the_whole_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc, "_GRACE", 0.3)
     marker = tmp_path / "late"
     begun = time.monotonic()
     done = proc.run(["/bin/sh", "-c", f"trap '' TERM; (sleep 1.5; touch {marker}) & sleep 30"], timeout=0.3)
@@ -39,26 +41,41 @@ def test_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marker, begun = tmp_path / "late", subprocess.Popen
+@pytest.fixture
+def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process gets SIGTERM while it starts a program, once that has made the file here."""
+    began, start = tmp_path / "began", subprocess.Popen
 
-    def signalled(*args: Any, **options: Any) -> Any:
-        process = begun(*args, **options)
+    def started(*args: Any, **options: Any) -> Any:
+        process = start(*args, **options)
+        while not began.exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
         return process
 
-    monkeypatch.setattr(subprocess, "Popen", signalled)
+    monkeypatch.setattr(subprocess, "Popen", started)
     monkeypatch.setattr(proc, "_LIVE", proc._Live())
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, node_main._on_signal)
-    try:
-        with pytest.raises(Interrupted):
-            proc.run(["/bin/sh", "-c", f"sleep 0.5; touch {marker}"])
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+    yield began
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, signalled: Path) -> None:
+    marker = tmp_path / "late"
+    with pytest.raises(Interrupted):
+        proc.run(["/bin/sh", "-c", f"touch {signalled}; sleep 0.5; touch {marker}"])
     time.sleep(1)
     assert not marker.exists()
+
+
+def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path, signalled: Path) -> None:
+    ended = tmp_path / "ended"
+    trap = f"trap 'sleep 0.3; touch {ended}; exit 143' TERM"
+    with pytest.raises(Interrupted):
+        proc.run(["/bin/sh", "-c", f"{trap}; touch {signalled}; while :; do sleep 0.1; done"], grace=30.0)
+    assert ended.exists()
 
 
 def test_grandchild_that_keeps_the_pipe_open_does_not_hold_us() -> None:
