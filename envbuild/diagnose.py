@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
+from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.doctor import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import HostSource, Target
@@ -236,18 +238,32 @@ def _free(disk: DiskFacts) -> str:
 
 
 def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    reached = sorted(name for name, good in facts.reachable.items() if good)
-    missed = sorted(name for name, good in facts.reachable.items() if not good)
+    reached, missed = _hosts(facts.reachable)
     proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
-    found = f"{len(reached)} of {len(facts.reachable)} package indexes reached"
-    found += f" ({_few(missed)} not)" if missed and reached else ""
+    told = [f"reached: {_few(reached)}"] if reached else []
+    told += [f"not reached: {_few(missed)}"] if missed else []
+    if DEFAULT_INDEX not in facts.reachable:
+        told.append("the default index is not configured here and was not asked")
+    found = "; ".join(told)
     found += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:
         good = target.delivery == "controller"
         return [_line("network", "ok" if good else "warning", found, "delivery: controller",
                       "" if good else "say `delivery: controller`: this machine fetches and sends")]  # fmt: skip
     jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
-    return [_line("network", "ok", found, f"delivery: node works on this host{jobs}")]
+    but = f" for what is not on {_few(missed)}" if missed else ""
+    return [_line("network", "ok", found, f"delivery: node works on this host{but}{jobs}")]
+
+
+def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """The hosts of package indexes that were reached and those that were not; many indexes are one host."""
+    indexes = load_indexes()
+    found: dict[str, bool] = {}
+    for name, good in reachable.items():
+        url = indexes[name].url if name in indexes else ""
+        host = urlsplit(url).hostname or ("the default index" if name == DEFAULT_INDEX else name)
+        found[host] = found.get(host, False) or good
+    return sorted(host for host, good in found.items() if good), sorted(h for h, good in found.items() if not good)
 
 
 def _containers(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild import resources
+from envbuild.catalog.indexes import load_indexes
 from envbuild.diagnose import diagnose_node, diagnose_without_python, is_compute
 from envbuild.doctor import Diagnosis
 from envbuild.model.facts import NodeFacts
@@ -215,3 +216,20 @@ def test_the_job_that_is_tried_is_the_targets_and_never_without_a_partition() ->
         "--nodes=4", "--time=1", "--partition=hpc", "--account=lab", "--constraint=a100&ib",
     ]  # fmt: skip
     assert trial(target()) is None
+
+
+def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> None:
+    pytorch = dict.fromkeys(("pytorch-cpu", "pytorch-cu118", "pytorch-cu121"), False)
+    line = lines(facts(reachable={"pypi": True, **pytorch}), site(), target())["network"]
+    host = load_indexes()["pytorch-cpu"].url.split("/")[2]
+    assert line.found == f"reached: the default index; not reached: {host}; no proxy"
+    assert (
+        line.level,
+        line.consequence.startswith(f"delivery: node works on this host for what is not on {host}"),
+    ) == (
+        "ok",
+        True,
+    )
+    line = lines(facts(reachable=pytorch), site(), target())["network"]
+    assert f"not reached: {host}; the default index is not configured here and was not asked" in line.found
+    assert line.consequence == "delivery: controller"

@@ -95,13 +95,41 @@ def create(
 
 
 @lock.command("check")
-@click.argument("stack")
+@click.argument("stack", required=False)
 @_profile
 @_lock_file
 @click.option("--offline", is_flag=True, help="Do not ask the repositories of the sources.")
 @common_options
-def check(ui: Ui, stack: str, profile: str | None, lock_file: Path | None, offline: bool) -> int:
-    """Compare the lock of STACK with the stack file and with the repositories of its sources."""
+def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, offline: bool) -> int:
+    """Compare the lock of STACK with the stack file and with the repositories of its sources.
+
+    Without STACK, the locks of all profiles of all shipped stacks.
+    """
+    if stack is None:
+        if profile or lock_file:
+            raise click.UsageError("--profile and --lock are about one STACK: name it")
+        return _check_all(ui, offline=offline)
+    code, data, text = _check_one(stack, profile, lock_file, offline=offline)
+    ui.result(data, lambda: text)
+    return code
+
+
+def _check_all(ui: Ui, *, offline: bool) -> int:
+    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
+
+    loaded = [load_stack(name) for name in list_stacks()]
+    every = [(each.stack.name, profile) for each in loaded for profile in each.stack.profiles
+             if lock_path(each, profile).exists()]  # fmt: skip
+    found = [_check_one(name, profile, None, offline=offline) for name, profile in every]
+    data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
+    ui.result(data, lambda: "\n".join(text for _, _, text in found))
+    return gravest(code for code, _, _ in found)
+
+
+def _check_one(
+    stack: str, profile: str | None, lock_file: Path | None, *, offline: bool
+) -> tuple[ExitCode, dict[str, Any], str]:
+    """Exit code, data and text of one lock."""
     from envbuild.lock.check import check_lock
 
     loaded, made, path = _read(stack, profile, lock_file)
@@ -117,8 +145,7 @@ def check(ui: Ui, stack: str, profile: str | None, lock_file: Path | None, offli
         "online": not offline,
         "findings": [finding.as_dict() for finding in findings],
     }
-    ui.result(data, lambda: _checked(path, made, findings, offline=offline))
-    return code
+    return code, data, _checked(path, made, findings, offline=offline)
 
 
 @lock.command("diff")

@@ -20,13 +20,17 @@ def report() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write all forms into a folder.")
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
-    """Show the report of RUN (an id, its beginning, or `last`), rendered anew from its evidence."""
+    """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
     from envbuild.config import load_config
     from envbuild.provision.rundir import open_run
     from envbuild.report import render, terminal
 
     root = load_config().runs_root
-    path = Path(run) if run.endswith(".json") else open_run(root, run).path / "evidence.json"
+    if run.endswith(".json"):
+        path = Path(run)
+    else:
+        folder = Path(run) if (Path(run) / "evidence.json").is_file() else open_run(root, run).path
+        path = folder / "evidence.json"
     evidence = render.load_evidence(path)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import os
 from functools import partial
 
-from envbuild.node import probe, probe_disk, proc, protocol
+from envbuild.node import pipconf, probe, probe_disk, proc, protocol
 from envbuild.node.probe_files import read, search_path, which
 from envbuild.node.protocol import NodeError
 
@@ -36,6 +36,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     if submit is not None and not (isinstance(submit, list) and all(isinstance(each, str) for each in submit)):
         raise NodeError("request-invalid", "`args.submit` is not a list of text")
     folders = search_path()
+    request = _asking_default(request)
     questions = [
         partial(probe.run, request),
         partial(_scheduler, folders, submit),
@@ -57,6 +58,15 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "subordinate_ids": _has_subordinate_ids(),
     }  # type: dict[str, Any]
     return False, {"facts": answers[0][1], "site": site}
+
+
+def _asking_default(request: "dict[str, Any]") -> "dict[str, Any]":
+    """The request with the default index among those to be reached, where this host's configuration has an address."""
+    config = pipconf.read(os.environ)
+    url = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url
+    args = request["args"]
+    reach = args.get("reach")
+    return dict(request, args=dict(args, reach=dict(reach, pypi=url))) if url and isinstance(reach, dict) else request
 
 
 def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, dict[str, Any]]":

@@ -54,7 +54,7 @@ def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Sources without what differs between nodes that have the same."""
     out = []
     for source in sources:
-        build = _mapping(source.get("build"))
+        build = mapping(source.get("build"))
         kept = {key: value for key, value in build.items() if key not in _OF_ONE_NODE}
         patches = [{"name": patch.get("name"), "digest": patch.get("digest")} for patch in _patches(source)]
         out.append({key: value for key, value in source.items() if key not in ("build", "patches")})
@@ -92,11 +92,11 @@ def _dated(node: NodeEvidence, source: Mapping[str, Any]) -> Mapping[str, Any]:
     """The source; what an unchanged node tells from its stamp was built `earlier`, however long that took then."""
     if node.status != "unchanged" or _came(source) != "built":
         return source
-    return {**source, "build": {**_mapping(source.get("build")), "from": "earlier"}}
+    return {**source, "build": {**mapping(source.get("build")), "from": "earlier"}}
 
 
 def _came(source: Mapping[str, Any]) -> object:
-    return _mapping(source.get("build")).get("from")
+    return mapping(source.get("build")).get("from")
 
 
 def _view(name: str, holders: _Holders) -> SourceView:
@@ -111,13 +111,13 @@ def _view(name: str, holders: _Holders) -> SourceView:
         made=_made(holders),
         patches=tuple(_patch(patch) for patch in _patches(with_diff)),
         rows=tuple((title, value) for title, value in _rows(holders) if value),
-        extensions=tuple(_extensions(_mapping(source.get("build")))),
+        extensions=tuple(_extensions(mapping(source.get("build")))),
     )
 
 
 def _made(holders: _Holders) -> str:
     """`built in 83 s with 16 jobs, 12 extensions, sm_90`, `built earlier, …`, `from the wheel store`, or nothing."""
-    builds = [(node, _mapping(source.get("build"))) for node, source in holders]
+    builds = [(node, mapping(source.get("build"))) for node, source in holders]
     builds = [(node, build) for node, build in builds if build]
     if not builds:
         return ""
@@ -154,38 +154,38 @@ def _effort(build: Mapping[str, Any]) -> str:
 
 def _compared(holders: _Holders) -> str:
     """`; built again: equal, byte by byte` where somebody asked for it."""
-    again = dict.fromkeys(_rebuild(_mapping(source.get("build"))) for _, source in holders)
+    again = dict.fromkeys(_rebuild(mapping(source.get("build"))) for _, source in holders)
     said = "; ".join(text for text in again if text)
     return f"; built again: {said}" if said else ""
 
 
 def _contents(build: Mapping[str, Any]) -> str:
     """`12 extensions, sm_90`."""
-    names = _texts(build.get("extensions"))
+    names = texts(build.get("extensions"))
     found = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
     parts = [_plural(len(names), "extension")] if names else []
     return ", ".join([*parts, " ".join(found)] if found else parts)
 
 
 def _found(build: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    found = _mapping(_mapping(build.get("arch")).get("found"))
-    return [(str(name), _texts(archs)) for name, archs in sorted(found.items(), key=lambda each: str(each[0]))]
+    found = mapping(mapping(build.get("arch")).get("found"))
+    return [(str(name), texts(archs)) for name, archs in sorted(found.items(), key=lambda each: str(each[0]))]
 
 
 def _extensions(build: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     found = {name: ", ".join(archs) or "no device code" for name, archs in _found(build)}
-    for name in dict.fromkeys([*_texts(build.get("extensions")), *found]):
+    for name in dict.fromkeys([*texts(build.get("extensions")), *found]):
         yield name, found.get(name) or found.get(name.rsplit(".", 1)[-1]) or "not looked at"
 
 
 def _rows(holders: _Holders) -> list[tuple[str, str]]:
-    build = _mapping(holders[0][1].get("build"))
+    build = mapping(holders[0][1].get("build"))
     if not build:
         return []
-    arch = _mapping(build.get("arch"))
-    wanted = ", ".join(_texts(arch.get("wanted"))) or "none demanded"
+    arch = mapping(build.get("arch"))
+    wanted = ", ".join(texts(arch.get("wanted"))) or "none demanded"
     proof = _text(arch.get("how"))
-    notes = _texts(arch.get("notes"))
+    notes = texts(arch.get("notes"))
     return [
         ("How", _made(holders)),
         ("Route", {"pep517": "PEP 517", "kernels": "kernels, ahead of time"}.get(_text(build.get("route")), "")
@@ -198,7 +198,7 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
         ("Build path", "not the canonical one, so another build may differ" if build.get("canonical") is False else ""),
         ("ccache", "used" if build.get("ccache") is True else ""),
         ("Second build", _rebuild(build)),
-        ("Store", "; ".join(_texts(_mapping(build.get("store")).get("notes")))),
+        ("Store", "; ".join(texts(mapping(build.get("store")).get("notes")))),
         ("Wheel", _text(build.get("wheel")).rsplit("/", 1)[-1]),
         ("Build key", _text(build.get("key"))),
         ("sha256", _text(build.get("sha256"))),
@@ -207,9 +207,9 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
 
 def _imports(build: Mapping[str, Any]) -> str:
     """`6 extensions import in the environment; not checked: flash_attn_2_cuda (no driver)`."""
-    told = _mapping(build.get("imports"))
-    good, plain = _texts(told.get("imported")), _texts(told.get("libraries"))
-    unchecked = [f"{name} ({str(why)[:80]})" for name, why in sorted(_mapping(told.get("unchecked")).items(), key=str)]
+    told = mapping(build.get("imports"))
+    good, plain = texts(told.get("imported")), texts(told.get("libraries"))
+    unchecked = [f"{name} ({str(why)[:80]})" for name, why in sorted(mapping(told.get("unchecked")).items(), key=str)]
     parts = [f"{_plural(len(good), 'extension')} imported in the environment"] if good else []
     parts += ["only loaded: " + ", ".join(plain)] if plain else []
     return "; ".join([*parts, *(["not checked: " + ", ".join(unchecked)] if unchecked else [])])
@@ -217,12 +217,12 @@ def _imports(build: Mapping[str, Any]) -> str:
 
 def _rebuild(build: Mapping[str, Any]) -> str:
     """Whether a second build gave the same bytes; empty where nobody asked."""
-    again = _mapping(build.get("rebuild"))
+    again = mapping(build.get("rebuild"))
     if not again:
         return ""
     if again.get("equal") is True:
         return "equal, byte by byte"
-    members = _texts(again.get("different"))
+    members = texts(again.get("different"))
     shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
     return f"different in {_plural(len(members), 'member')}: {shown}" if members else "different in the order or dates"
 
@@ -235,7 +235,7 @@ def _patch(patch: Mapping[str, Any]) -> PatchView:
         name=_text(patch.get("name")) or "patch",
         digest=_text(patch.get("digest")),
         hits=_plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
-        notes=tuple(_texts(patch.get("notes"))),
+        notes=tuple(texts(patch.get("notes"))),
         files=tuple((_text(each.get("path")), _text(each.get("hits"))) for each in files),
         diff=str(text),
         lines=tuple((_kind(line), line) for line in lines[:DIFF_LINES]),
@@ -260,7 +260,8 @@ def _mappings(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """What a node told, where it is an object; else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -268,7 +269,8 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _texts(value: object) -> list[str]:
+def texts(value: object) -> list[str]:
+    """What a node told as a list, as texts; else none."""
     return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
 
 

@@ -15,11 +15,16 @@ from typing import Any
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _HIDDEN_MORE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~#$])")
+_LINE_END = re.compile(r"\r+(?=\n|\Z)")
 _BACKTICKS = re.compile(r"`+")
 
 
 def visible(text: str, *, keep_newlines: bool = False) -> str:
-    """`text` with every control, BiDi and invisible character written out as an escape."""
+    """`text` with every control, BiDi and invisible character written out as an escape.
+
+    The carriage return that ssh ends its lines with goes.
+    """
+    text = _LINE_END.sub("", text)
     return "".join(char if (keep_newlines and char == "\n") or not _is_hidden(char) else _escape(char) for char in text)
 
 

@@ -13,7 +13,7 @@ from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
-from envbuild.report import images
+from envbuild.report import images, root
 from envbuild.report.equality import sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
@@ -216,7 +216,7 @@ def _build(group: tuple[NodeEvidence, ...]) -> Build:
         for candidate in (resolution.candidates if resolution else ())
         if not candidate.chosen
     )
-    identity = tuple((name, value) for name, value in rows if value)
+    identity = (*((name, value) for name, value in rows if value), *root.rows(first, python_version(first)))
     decisions = resolution.decisions if resolution else ()
     return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group))
 

@@ -35,6 +35,7 @@ def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -
     assert kinds[:5] == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
     assert kinds[-3:] == ["node-finished", "evidence-written", "run-finished"]
     assert "tiny" in built.good("report", "show", first["id"]).out
+    assert built.good("report", "show", run).out == built.good("report", "show", first["id"]).out
 
 
 def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -> None:

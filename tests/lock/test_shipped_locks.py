@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import click
 import pytest
 from packaging.utils import parse_wheel_filename
 
 from envbuild import resources
 from envbuild.catalog.loader import list_stacks, load_stack, lock_path
+from envbuild.cli.lock_cmd import check
 from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.files import read_lock, render_lock
@@ -129,3 +134,12 @@ def test_every_patch_of_a_shipped_lock_is_pinned(file: str) -> None:
     for variant in shipped(file).variants:
         for source in variant.sources:
             assert tuple(pin.name for pin in source.patch_pins) == source.patches
+
+
+def test_lock_check_without_a_stack_checks_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert int(check.main(args=["--offline", "--json"], standalone_mode=False)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    assert {Path(row["lock"]).name for row in found["locks"]} == set(FILES)
+    with pytest.raises(click.UsageError):
+        check.main(args=["--profile", "exact"], standalone_mode=False)

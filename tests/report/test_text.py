@@ -67,3 +67,8 @@ def test_a_code_span_and_a_block_cannot_be_left(text: str) -> None:
     block = markdown_block(text)
     fence = block.split("text\n", 1)[0]
     assert fence not in block[len(fence) : -len(fence)]
+
+
+def test_the_line_ends_of_ssh_are_no_escapes() -> None:
+    assert visible("Permission denied (publickey).\r\r\nagain\r") == "Permission denied (publickey). again"
+    assert visible("over\rwritten") == "over\\x0dwritten", "one that acts on a terminal is still shown"
