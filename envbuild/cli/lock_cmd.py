@@ -39,6 +39,7 @@ def lock() -> None:
 @click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
 @click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+@click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
 @click.option("--images", is_flag=True, help="Ask registries for the digests of the images it is built on.")
 @click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
 @common_options
@@ -51,6 +52,7 @@ def create(
     base_python: Path | None,
     find_links: tuple[str, ...],
     indexes: tuple[str, ...],
+    allow_build: tuple[str, ...],
     images: bool,
     output: Path | None,
 ) -> int:
@@ -58,16 +60,22 @@ def create(
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest.
     """
+    from envbuild import resources
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.create import create_lock, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
     from envbuild.lock.first_use import read_first_uses
+    from envbuild.lock.packages import sdists
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.profile import refuse, refuse_locked
 
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
+    compat = load_compat(resources.catalog() / "compat")
+    refuse(loaded.stack.profiles[name], compat)
     ui.note(f"resolving {loaded.stack.name}, profile {name}")
     made = create_lock(
         loaded.stack,
@@ -76,12 +84,17 @@ def create(
         base_python=base_python,
         find_links=find_links,
         indexes=_named_urls(indexes),
+        allow_build=allow_build,
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
         first_uses=read_first_uses(),
         say=ui.warn,
     )
+    refuse_locked(made, compat)
+    built = sorted({name for variant in made.variants for name in sdists(variant.packages)})
+    if built:
+        ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")
     if images:
         made = _with_images(ui, loaded, made, path, upgrade=upgrade)
     changed = made != previous

@@ -55,14 +55,20 @@ def show(ui: Ui, stack: str | None) -> int:
 @common_options
 def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
     """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""
+    from envbuild import resources
     from envbuild.catalog.loader import load_stack
     from envbuild.cli.output import print_error
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.profile import refuse
 
+    compat = load_compat(resources.catalog() / "compat")
     rows: list[dict[str, Any]] = []
     failed: EnvbuildError | None = None
     for ref in stacks:
         try:
             loaded = load_stack(ref)
+            for profile in loaded.stack.profiles.values():
+                refuse(profile, compat)
         except EnvbuildError as error:
             failed = failed or error
             print_error(error)

@@ -20,7 +20,7 @@ from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.newcomers import newcomers
-from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve
+from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -39,7 +39,9 @@ from envbuild.model.stack import Profile, Stack
 from envbuild.node import pipconf
 
 
-def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | None = None) -> Supply:
+def default_supply(
+    find_links: Sequence[str] = (), indexes: Mapping[str, str] | None = None, allow_build: Sequence[str] = ()
+) -> Supply:
     """Where wheels come from: the given find-links, pip's own, the catalog's indexes and records.
 
     `indexes` replaces the address of a named index, for a mirror: name to URL.
@@ -59,6 +61,7 @@ def default_supply(find_links: Sequence[str] = (), indexes: Mapping[str, str] | 
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
         records=load_records(),
         reachable=can_reach,
+        allow_build=tuple(allow_build),
     )
 
 
@@ -72,6 +75,7 @@ def create_lock(
     indexes: Mapping[str, str] | None = None,
     previous: Lock | None = None,
     upgrade: bool = False,
+    allow_build: Sequence[str] = (),
     supply: Supply | None = None,
     standalone: Mapping[str, LockedInterpreter] | None = None,
     first_uses: Mapping[str, FirstUse] | None = None,
@@ -85,7 +89,7 @@ def create_lock(
     resolution, sources, bases and records raise.
     """
     profile = _profile(stack, profile_name)
-    supply = supply or default_supply(find_links, indexes)
+    supply = supply or default_supply(find_links, indexes, allow_build)
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
@@ -211,6 +215,8 @@ class _Maker:
             find_links=self.supply.find_links,
             pins={name: package.version for name, package in previous.items()} if keep else {},
             indexes={"torch": choice.index} if choice and choice.index else {},
+            # What a lock has as a source distribution was allowed when it was made.
+            allow_build=tuple(dict.fromkeys((*self.supply.allow_build, *sdists(previous.values())))),
         )
 
     def _packages(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.packages import PYPI, Index, Request, resolve
+from envbuild.lock.packages import PYPI, Index, Request, resolve, sdists
 from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unrecorded import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
@@ -139,6 +139,7 @@ def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
         find_links=places.find_links,
         indexes=elsewhere,
         no_deps=True,
+        allow_build=sdists(variant.packages),
     )
     try:
         offers = resolve(request)

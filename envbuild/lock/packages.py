@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,8 @@ class Request:
     """One resolution. `excludes` are package names never resolved; `pins` are versions to keep where they fit.
 
     `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
-    `no_deps` takes the requirements alone.
+    `no_deps` takes the requirements alone. `allow_build` are the packages whose source distributions may be used: what
+    they need is known only after code of theirs has run here.
     """
 
     python: str
@@ -43,12 +44,14 @@ class Request:
     pins: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, Index] = field(default_factory=dict)
     no_deps: bool = False
+    allow_build: tuple[str, ...] = ()
 
 
 def resolve(request: Request) -> list[Offer]:
     """The packages that satisfy a request, with the files that the index offers, by name.
 
-    Raises EnvbuildError `resolution-failed`, `package-not-found` (exit 7), `index-unreachable`, `uv-timeout` (exit 75).
+    Raises EnvbuildError `resolution-failed`, `package-not-found`, `build-not-allowed` (exit 7), `index-unreachable`,
+    `uv-timeout` (exit 75).
     """
     if not request.requirements:
         return []
@@ -87,6 +90,7 @@ def arguments(work: Path, request: Request) -> list[str]:
         options += ["--exclude-newer", f"{request.as_of}T23:59:59Z"]
     if request.no_deps:
         options.append("--no-deps")
+    options += ["--only-binary", ":all:", *(word for name in request.allow_build for word in ("--no-binary", name))]
     return options
 
 
@@ -130,6 +134,11 @@ def _pins_text(pins: Mapping[str, str]) -> str:
 
     packages = [{"name": name, "version": version} for name, version in sorted(pins.items())]
     return tomlkit.dumps({"lock-version": "1.0", "created-by": "envbuild", "packages": packages})
+
+
+def sdists(packages: Iterable[LockedPackage]) -> tuple[str, ...]:
+    """The packages that are locked as source distributions."""
+    return tuple(p.name for p in packages if not any(file.file.endswith(".whl") for file in p.files))
 
 
 def lock_offers(

@@ -50,6 +50,7 @@ class Supply:
     """Where wheels can come from: find-links entries (absolute), and each release's flavour on PyPI.
 
     `torch_index(version, flavour)` names the other index; it raises EnvbuildError `index-unknown` (exit 2).
+    `allow_build`: packages that may come as source distributions, whose code then runs here.
     """
 
     find_links: tuple[str, ...]
@@ -57,6 +58,7 @@ class Supply:
     pypi_flavours: Mapping[str, str | None]
     records: TorchRecords
     reachable: Callable[[Index], bool]
+    allow_build: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

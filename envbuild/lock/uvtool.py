@@ -20,6 +20,8 @@ _NETWORK = re.compile(
 )
 # No version at all, in any index: a wrong name, or an index that answered with something else than a list of files.
 _NOT_THERE = re.compile(r"(there are no versions of (\S+) and|(\S+) was not found in the)")
+# What uv adds where only a source distribution would do.
+_NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`")
 _TIMEOUT_S = 900
 
 
@@ -75,6 +77,16 @@ def _failure(why: str) -> EnvbuildError:
             why=why,
             hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
             exit_code=ExitCode.TRY_AGAIN,
+        )
+    unbuilt = list(dict.fromkeys(_NO_WHEEL.findall(why)))
+    if unbuilt:
+        options = " ".join(f"--allow-build {name}" for name in unbuilt)
+        return EnvbuildError(
+            "build-not-allowed",
+            f"{', '.join(unbuilt)} has no wheel that fits, and locking builds no source distribution unasked",
+            why=why,
+            hint=f"`{options}` runs its setup code here, to learn what it needs; or another version",
+            exit_code=ExitCode.REFUSED,
         )
     missing = _NOT_THERE.search(why)
     if missing:

@@ -1,0 +1,108 @@
+"""What is refused before and while a lock is made: wrong flavours, homonyms, setup code that nobody allowed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli.lock_cmd import create
+from envbuild.cli.stack_cmd import validate
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.packages import Request, arguments, sdists
+from envbuild.resolve.engine import resolve
+from tests.resolve.builders import compat, make_lock, node_facts, package, target
+
+STACK = "{{name: mine, summary: s, profiles: {{exact: {{python: ['3.11'], {0}}}}}}}\n"
+SETUP = (
+    "import pathlib, setuptools\npathlib.Path({!r}).write_text('ran')\nsetuptools.setup(name='old', version='1.0')\n"
+)
+
+
+def stack(tmp_path: Path, fields: str) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(STACK.format(fields))
+    return str(path)
+
+
+def refused(command: Any, *arguments: str) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        command.main(args=list(arguments), standalone_mode=False)
+    return caught.value
+
+
+def make_sdist(folder: Path, ran: Path) -> None:
+    """old-1.0.tar.gz, whose setup.py leaves the file `ran`."""
+    folder.mkdir()
+    with tarfile.open(folder / "old-1.0.tar.gz", "w:gz") as archive:
+        texts = {"setup.py": SETUP.format(str(ran)), "PKG-INFO": "Metadata-Version: 1.0\nName: old\nVersion: 1.0\n"}
+        for name, text in texts.items():
+            info = tarfile.TarInfo(f"old-1.0/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+
+
+@pytest.mark.parametrize("flavours", ["cu116", "cu113, cu116"])
+def test_d18_a_flavour_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path, flavours: str) -> None:
+    error = refused(create, stack(tmp_path, f"torch: {{version: 1.10.0, flavours: [{flavours}]}}"))
+    assert (error.code, error.exit_code) == ("torch-flavour-exists", ExitCode.REFUSED)
+    assert "cu102, cu111, cu113" in error.why
+    assert "torch 1.10.0+cu113" in error.hint
+    assert "torch 1.12.1+cu116" in error.hint
+
+
+def test_d18_validate_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stack(tmp_path, "torch: {version: 1.10.0, flavours: [cu116]}")
+    assert validate.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
+    assert "cu102, cu111, cu113" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["apex", "Apex==0.9.10.dev0", "sklearn", "pytorch>=1"])
+def test_d17_a_known_homonym_is_refused_by_name(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stack(tmp_path, f"packages: ['{name}']")
+    error = refused(create, path)
+    assert (error.code, error.exit_code) == ("package-homonym", ExitCode.REFUSED)
+    assert error.hint.endswith("if that was meant")
+    assert validate.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
+    assert "package-homonym" in capsys.readouterr().err
+
+
+def test_d17_a_lock_that_holds_one_is_refused() -> None:
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("apex", "0.9.10")]})
+    found = resolve(node_facts("cpu-laptop"), lock, target(), compat())
+    assert [d.rule for d in found.decisions if d.verdict == "refuse"] == ["package-homonym"]
+
+
+@pytest.mark.usefixtures("home")
+def test_d17_locking_runs_no_setup_code_unasked(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    make_sdist(tmp_path / "links", ran)
+    path = stack(tmp_path, "packages: [old==1.0]")
+    error = refused(create, path, "--find-links", str(tmp_path / "links"))
+    assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
+    assert "--allow-build old" in error.hint
+    assert not ran.exists()
+
+
+def test_d17_a_lock_says_which_packages_are_source_distributions() -> None:
+    lock = make_lock(
+        {
+            "id": "v",
+            "python": "3.11",
+            "packages": [package("old", "1.0", file="old-1.0.tar.gz"), package("new", "1.0")],
+        }
+    )
+    assert sdists(lock.variants[0].packages) == ("old",)
+
+
+def test_d17_an_allowed_build_is_offered_and_no_other(tmp_path: Path) -> None:
+    request = Request(python="3.11", platform="linux_x86_64", requirements=("old",), allow_build=("old",))
+    assert arguments(tmp_path, request) == ["--only-binary", ":all:", "--no-binary", "old"]
+
+
+def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate.main(args=["opt-175b", "megatron-alpa", "torch-smoke"], standalone_mode=False) == 0
+    assert "refused" not in capsys.readouterr().out
