@@ -9,6 +9,7 @@ from envbuild.node import (
     aside,
     base,
     bring_tools,
+    build_folder,
     builds,
     lease,
     merkle,
@@ -145,10 +146,11 @@ def _tool(job: "_Job") -> "uv.Uv":
             raise paths.os_error(error, folder) or NodeError(
                 "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
             ) from error
-    # Under the lease nobody else builds or tests here: what is there is left of runs that were killed.
+    # Under the lease nobody else builds here: what is there is left of runs that were killed.
     for each in sorted(os.listdir(own)) if os.path.isdir(own) else ():
-        if each.startswith(("install-", "smoke-")):
+        if each.startswith("install-"):
             paths.remove_tree(os.path.join(own, each))
+    build_folder.sweep(own, "smoke-")  # an environment in use is tested without the lease
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
     tmp = tempfile.mkdtemp(prefix="install-", dir=top)
     # Beside the environment, whose files are linked to it until it goes.

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from envbuild.node import proc, redact
+from envbuild.node import build_folder, proc, redact
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
@@ -100,6 +100,7 @@ class Scratch:
         if self._tmp and not os.path.isdir(self._tmp):
             os.makedirs(self._tmp)
         self.path = tempfile.mkdtemp(prefix="smoke-", dir=self._tmp or None)
+        build_folder.sign(self.path)
         package = os.path.join(self.path, "envbuild_smoke")
         os.mkdir(package)
         os.mkdir(os.path.join(self.path, "tmp"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import base, envs, lease, merkle, packages, pipconf, remove, use
+from envbuild.node import base, envs, identity, lease, merkle, packages, pipconf, remove, use
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.node.test_fetch import tampered
@@ -520,7 +520,26 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
 def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node, name: str) -> None:
     left = node.prefix / "tmp" / name
     (left / "deep").mkdir(parents=True)
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    (left / "owner.json").write_text(json.dumps({**identity.here(), "pid": killed.pid}))
     other = node.prefix / "tmp" / "not-ours"
     other.mkdir()
     node.install(make_variant([make_wheel(node.wheels)]), tmp=str(node.prefix / "tmp"))
     assert list((node.prefix / "tmp").iterdir()) == [other]
+
+
+def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_is_built(node: Node) -> None:
+    tmp = node.prefix / "tmp"
+    code = (
+        "import sys\nfrom envbuild.node.smoke_proc import Scratch\n"
+        "with Scratch(sys.argv[1]) as scratch:\n    print(scratch.path, flush=True)\n    sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:
+        assert test.stdin is not None and test.stdout is not None
+        folder = Path(test.stdout.readline().strip())
+        node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
+        assert (folder / "envbuild_smoke" / "smoke_sound.py").exists()
+        test.stdin.close()
+    assert (test.returncode, folder.exists()) == (0, False)
