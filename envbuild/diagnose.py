@@ -247,12 +247,12 @@ def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[
     found = "; ".join(told)
     found += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:
-        good = target.delivery == "controller"
-        return [_line("network", "ok" if good else "warning", found, "delivery: controller",
-                      "" if good else "say `delivery: controller`: this machine fetches and sends")]  # fmt: skip
+        good = target.delivery != "node"
+        return [_line("network", "ok" if good else "warning", found, "this machine fetches and sends, where it can",
+                      "" if good else "take `delivery: node` out of the target")]  # fmt: skip
     jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
-    but = f" for what is not on {_few(missed)}" if missed else ""
-    return [_line("network", "ok", found, f"delivery: node works on this host{but}{jobs}")]
+    but = f", but not what is on {_few(missed)}" if missed else ""
+    return [_line("network", "ok", found, f"this host can fetch for itself{but}{jobs}")]
 
 
 def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:

@@ -192,7 +192,7 @@ class NodeSteps:
         if not files:
             return ()
         names = ", ".join(file.file for _, file in files)
-        here = self.target.delivery == "controller"
+        here = self._is_delivered
         request = self._request(
             "fetch",
             files=[fetch_row(package, file) for package, file in files],
@@ -209,15 +209,20 @@ class NodeSteps:
         )
         return (step,)
 
+    @property
+    def _is_delivered(self) -> bool:
+        return self.resolution.delivery.by == "controller"
+
     def _deliver(self, cost: Estimate) -> tuple[Step, ...]:
-        if self.target.delivery != "controller":
+        if not self._is_delivered:
             return ()
         packages, sources = len(self.variant.packages), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
+        both = f"{_count(packages, 'file')} and {_count(sources, 'source')}"
         step = Step(
             kind="deliver",
-            what=f"bring {_count(packages, 'file')} and {_count(sources, 'source')} to {store}",
-            why="the target says that nodes fetch nothing themselves",
+            what=f"fetch {both} on this machine and bring them to {store}",
+            why=self.resolution.delivery.why,
             fetch_bytes=cost.fetch_bytes,
             disk_bytes=cost.fetch_bytes,
             inodes=packages + sources,
@@ -229,7 +234,7 @@ class NodeSteps:
         given = self.inputs.artifacts.get(self.facts.node)
         if given is not None:
             return dict(given)
-        if self.target.delivery == "controller":
+        if self._is_delivered:
             return delivered(self.facts.stage_prefix, self.variant)
         named = {package.index for package in self.variant.packages}
         indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
@@ -259,12 +264,12 @@ class NodeSteps:
         if self.facts.shared:
             args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())
-        fetched = self.target.delivery == "node"
+        fetched = not self._is_delivered
         compiled = compile_text(self.variant, self._jobs)
         return Step(
             kind="install",
             what=f"build {self.variant.id} on {self._standing()}: {cost.in_words()}{compiled and f'; {compiled}'}",
-            why=why,
+            why="; ".join(filter(None, (why, self.resolution.delivery.why if fetched else ""))),
             request=self._request("install", **args),
             fetch_bytes=cost.fetch_bytes if fetched else 0,
             disk_bytes=cost.disk_bytes,

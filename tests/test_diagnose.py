@@ -179,9 +179,9 @@ def test_a_noexec_temporary_folder_names_another_one() -> None:
 
 def test_no_way_out_means_that_the_controller_fetches() -> None:
     line = lines(facts(reachable={"pypi": False}), site(proxies={"https": "proxy:3128"}), target())["network"]
-    assert (line.level, line.consequence) == ("warning", "delivery: controller")
+    assert (line.level, line.consequence) == ("ok", "this machine fetches and sends, where it can")
     assert "proxy: https through proxy:3128" in line.found
-    assert lines(facts(reachable={"pypi": False}), site(), target(delivery="controller"))["network"].level == "ok"
+    assert lines(facts(reachable={"pypi": False}), site(), target(delivery="node"))["network"].level == "warning"
 
 
 def test_gpus_that_are_not_all_visible_are_as_they_should_be_inside_a_job_alone() -> None:
@@ -225,11 +225,11 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
     assert line.found == f"reached: the default index; not reached: {host}; no proxy"
     assert (
         line.level,
-        line.consequence.startswith(f"delivery: node works on this host for what is not on {host}"),
+        line.consequence.startswith(f"this host can fetch for itself, but not what is on {host}"),
     ) == (
         "ok",
         True,
     )
     line = lines(facts(reachable=pytorch), site(), target())["network"]
     assert f"not reached: {host}; the default index is not configured here and was not asked" in line.found
-    assert line.consequence == "delivery: controller"
+    assert line.consequence == "this machine fetches and sends, where it can"

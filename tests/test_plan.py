@@ -176,7 +176,7 @@ def test_delivery_by_the_controller_makes_the_install_offline() -> None:
     store = f"/data/envbuild/store/{only(plan).variant_digest[:12]}"
     assert artifacts["offline"] is True and artifacts["find_links"] == [f"{store}/wheels"]
     assert artifacts["sources"] == {"lib": f"{store}/sources/lib-{'1' * 40}-{'2' * 12}.bundle"}
-    assert only(plan).steps[1].what == f"bring 1 file and 1 source to {store}"
+    assert only(plan).steps[1].what == f"fetch 1 file and 1 source on this machine and bring them to {store}"
     deliver, install = only(plan).steps[1:3]
     assert (deliver.fetch_bytes, install.fetch_bytes) == (5, 0)
 

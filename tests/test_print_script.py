@@ -41,8 +41,8 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     )
     facts = options.pop("change", lambda value: value)(facts)
     fleet = {facts.node: facts}
-    where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "node"))
-    resolutions = resolve_fleet(fleet, lock, target(), compat())
+    where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "auto"))
+    resolutions = resolve_fleet(fleet, lock, where, compat())
     return make_plan(
         lock.stack, lock.profile, where, lock, fleet, resolutions,
         run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools={facts.node: FakeTools()}, **options,

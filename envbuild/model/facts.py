@@ -139,11 +139,11 @@ class StampFacts(_Fact):
 class NodeFacts(_Fact):
     """Everything a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
 
-    `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: index
-    name -> a TCP connection to it (or to the proxy) succeeded. `busy`: the lease of who is changing the prefix.
-    `product`: what the firmware says the machine is, where it says so.
-    `brief`: the probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares
-    with the login host, where the prefix lies on a disk of its own; no probe says it, the target does.
+    `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: name of
+    an index, or address of a git source -> a TCP connection to its host (or to the proxy) succeeded. `busy`: the lease
+    of who is changing the prefix. `product`: what the firmware says the machine is, where it says so. `brief`: the
+    probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
+    login host, where the prefix lies on a disk of its own; no probe says it, the target does.
     """
 
     protocol: int

@@ -34,12 +34,19 @@ class Candidate(StrictModel):
     decisions: tuple[Decision, ...]
 
 
+class DeliveryChoice(StrictModel):
+    """Who fetches the files and sources of one node, and why; `why` is empty where there is nothing to say."""
+
+    by: Literal["node", "controller"] = "node"
+    why: str = ""
+
+
 class Resolution(StrictModel):
     """The outcome for one node: the variant to build, the interpreter to build it with, and for which GPUs.
 
     `arch_list` is what CUDA code of the sources is compiled for, None where none is or where the stack says it; `nvcc`
     the path of the compiler for it, `gcc` that of the host compiler where it is not to be the usual one; `wheels_from`
-    the node that compiles for this one, which cannot.
+    the node that compiles for this one, which cannot; `delivery` who fetches for it.
     """
 
     node: str
@@ -52,6 +59,7 @@ class Resolution(StrictModel):
     nvcc: str | None = None
     gcc: str | None = None
     wheels_from: str | None = None
+    delivery: DeliveryChoice = DeliveryChoice()
     decisions: tuple[Decision, ...]
     candidates: tuple[Candidate, ...]
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-NORMAL_INDEX = "pypi"
 _PART = ".part-"
 
 
@@ -151,7 +150,7 @@ def _pages(wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pi
     asked = [os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url]
     asked += config.extra_index_urls
     pages = [url.rstrip("/") + below for url in asked if url and pipconf.local_path(url) is None]
-    if wanted["index"] != NORMAL_INDEX or not pages:
+    if wanted["index"] != pipconf.NORMAL_INDEX or not pages:
         raise NodeError(
             "index-unknown",
             "nothing says where the index `%s` is" % wanted["index"],

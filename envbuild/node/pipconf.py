@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# The name of the index that is asked where a lock names no other.
+NORMAL_INDEX = "pypi"
 # What pip's `install` and `download` read, the strongest first.
 _SECTIONS = ("install", "download", "global")
 _LIMIT = 1 << 20
@@ -23,11 +25,19 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"@]+@")
 class PipConfig:
     """`index_url` and `cert` (text, empty when not set), `extra_index_urls` and `find_links` (lists), as written.
 
-    `find_links` are pip's, then those of UV_FIND_LINKS.
+    `find_links` are pip's, then those of UV_FIND_LINKS. `no_index`: pip asks no index at all.
     """
 
-    def __init__(self, index_url: "str", extra_index_urls: "list[str]", find_links: "list[str]", cert: "str") -> "None":
+    def __init__(
+        self,
+        index_url: "str",
+        extra_index_urls: "list[str]",
+        find_links: "list[str]",
+        cert: "str",
+        no_index: "bool" = False,
+    ) -> "None":
         """Plain data."""
+        self.no_index = no_index
         self.index_url = index_url
         self.extra_index_urls = extra_index_urls
         self.find_links = find_links
@@ -86,7 +96,9 @@ def read(environ: "Mapping[str, str]") -> "PipConfig":
 
     links = option("find-links").split()
     links += [link for link in environ.get("UV_FIND_LINKS", "").split(",") if link and link not in links]
-    return PipConfig(option("index-url").strip(), option("extra-index-url").split(), links, option("cert").strip())
+    no_index = option("no-index").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    extra = option("extra-index-url").split()
+    return PipConfig(option("index-url").strip(), extra, links, option("cert").strip(), no_index)
 
 
 def local_path(link: "str") -> "str | None":

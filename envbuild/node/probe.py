@@ -6,6 +6,7 @@ import time
 from functools import partial
 
 from envbuild.node import (
+    pipconf,
     probe_disk,
     probe_gpu,
     probe_prefix,
@@ -33,7 +34,7 @@ def _addresses(args: "dict[str, Any]") -> "dict[str, str]":
     value = {} if args.get("reach") is None else args["reach"]
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise NodeError("request-invalid", "`args.reach` is not an object of text")
-    return value
+    return dict(value)
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
@@ -46,7 +47,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     from envbuild.node import probe_python, probe_tools
 
     reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
-    interpreters = _texts(args, "interpreters")
+    interpreters, repositories = _texts(args, "interpreters"), _texts(args, "repositories")
+    if pipconf.NORMAL_INDEX in reach:
+        reach[pipconf.NORMAL_INDEX] = probe_prefix.configured_index(reach[pipconf.NORMAL_INDEX])
     modules = probe_system.modules_system()
     asked = {
         "gpu": partial(probe_gpu.gpu_facts, folders),
@@ -59,7 +62,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "quota": partial(probe_disk.quotas, folders),
         "scheduler": partial(probe_system.scheduler_facts, folders),
         "libc": partial(probe_system.libc_facts, folders),
-        "reachable": partial(probe_prefix.reachable, reach),
+        "reachable": partial(probe_prefix.reachable, reach, repositories),
     }  # type: dict[str, Callable[[], Any]]
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}

@@ -1,7 +1,8 @@
-"""What is under the prefix already, and which wanted files and indexes this node can get at."""
+"""What is under the prefix already, and which wanted files, indexes and repositories this node can get at."""
 
 import json
 import os
+import re
 from functools import partial
 
 from envbuild.node import proc
@@ -9,11 +10,16 @@ from envbuild.node.probe_files import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 STAMP = os.path.join(".envbuild", "stamp.json")
 REACH_DEADLINE = 3.0
-_PORTS = {"http": 80, "https": 443}
+# `user@host:path`, as git has it.
+_SCP = re.compile(r"\A([^/:]+):")
+_PORTS = {"http": 80, "https": 443, "ssh": 22}
+# What uv.toml says of the default index; one that is switched off has no address.
+_UV_INDEX = re.compile(r"^\s*(?:(?:index-url|url)\s*=\s*\"([^\"]*)\"|no-index\s*=\s*true)", re.MULTILINE)
 
 
 def _json_object(path: "str") -> "dict[str, Any] | None":
@@ -73,14 +79,51 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     return found
 
 
-def reachable(targets: "dict[str, str]", deadline: "float" = REACH_DEADLINE) -> "dict[str, bool]":
-    """Index name -> a TCP connection to its host, or to the proxy for it, came up within `deadline` seconds."""
-    if not targets:
+def reachable(
+    targets: "dict[str, str]", repositories: "Sequence[str]" = (), deadline: "float" = REACH_DEADLINE
+) -> "dict[str, bool]":
+    """Index name, or address of a repository -> a TCP connection to its host, or to the proxy for it, came up within
+    `deadline` seconds.
+
+    A repository is where git's configuration (`insteadOf`) says it is; a file address is reached where it is there.
+    """
+    asked = {name: partial(_connects, targets[name], deadline) for name in targets}
+    asked.update({address: partial(_git_connects, address, deadline) for address in repositories})
+    if not asked:
         return {}
-    ordered = sorted(targets)
+    ordered = sorted(asked)
     # Resolving a name has no deadline of its own, so late answers are given up here.
-    answers = proc.parallel([partial(_connects, targets[name], deadline) for name in ordered], deadline + 1.0)
+    answers = proc.parallel([asked[name] for name in ordered], deadline + 1.0)
     return {name: bool(answer) for name, answer in zip(ordered, answers)}  # noqa: B905 - of Python 3.10
+
+
+def configured_index(default: "str") -> "str":
+    """The address of the index that uv asks when a lock names none: that of its or of pip's configuration, else
+    `default`; empty where the configuration says that there is none.
+    """
+    from envbuild.node import pipconf
+
+    named = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    named = named or pipconf.read(os.environ).index_url
+    if named:
+        return named
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    places = (os.path.join(config, "uv", "uv.toml"), "/etc/uv/uv.toml")
+    for path in [os.environ["UV_CONFIG_FILE"]] if os.environ.get("UV_CONFIG_FILE") else places:
+        said = _UV_INDEX.search(read(path))
+        if said is not None:
+            return said.group(1) or ""
+    return default
+
+
+def _git_connects(address: "str", deadline: "float") -> "bool":
+    """Whether the host that git would ask for a repository takes connections; without git, the one that is named."""
+    told = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
+    where = told.out.strip() if told.ok else address
+    if "://" in where:
+        return _connects(where, deadline)
+    host = _SCP.match(where)
+    return _connects("ssh://" + host.group(1), deadline) if host else os.path.exists(where)
 
 
 def _connects(url: "str", deadline: "float") -> "bool":
@@ -94,7 +137,7 @@ def _connects(url: "str", deadline: "float") -> "bool":
             return os.path.exists(unquote(parts.path))
         host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
         proxies = getproxies()
-        proxy = proxies.get(parts.scheme) or proxies.get("all")
+        proxy = proxies.get(parts.scheme) or (proxies.get("all") if parts.scheme != "ssh" else None)
         if host and proxy and not proxy_bypass(host):
             via = urlsplit(proxy if "://" in proxy else "http://" + proxy)
             host, port = via.hostname, via.port or _PORTS.get(via.scheme) or 1080

@@ -59,7 +59,7 @@ def _git(folder: "str", *args: "str") -> "proc.Finished":
         raise NodeError(
             "git-missing",
             "this stack has git sources and there is no git on this node",
-            hint="install git, or use `delivery: controller`",
+            hint="install git on the node",
             exit_code=Exit.REFUSED,
         )
     return done

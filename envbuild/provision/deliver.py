@@ -127,7 +127,7 @@ def fetch_delivery(
                     if on_fetch is not None:
                         on_fetch(f"{package.name} {package.version}")
                 _download(part, index, variant, cache)
-    paths = tuple(_place(file, cache) for _, file in chosen)
+    paths = tuple(place(file, cache) for _, file in chosen)
     return Delivery(paths, {name: _bundle(name, each, cache, on_fetch) for name, each in bundles(variant).items()})
 
 
@@ -148,13 +148,14 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> A
     return file
 
 
-def _place(file: ArtifactFile, cache: Path) -> Path:
+def place(file: ArtifactFile, cache: Path) -> Path:
+    """Where the cache keeps a file, whether it has it or not."""
     return cache / "packages" / file.sha256 / file.file
 
 
 def _cached(file: ArtifactFile, cache: Path) -> Path | None:
     """The cached file, if it is there and still what its hash says; a damaged one is removed."""
-    path = _place(file, cache)
+    path = place(file, cache)
     if not path.exists():
         return None
     if sha256_of(path) == file.sha256:
@@ -178,7 +179,7 @@ def _keep(found: Path, file: ArtifactFile, cache: Path) -> None:
     digest = sha256_of(found)
     if digest != file.sha256:
         raise _wrong_hash(file.file, f"sha256 is {digest}, the lock says {file.sha256}")
-    with _half(_place(file, cache)) as half:
+    with _half(place(file, cache)) as half:
         shutil.copyfile(found, half)
 
 

@@ -1,8 +1,7 @@
 """First use: files whose hash nobody has recorded are fetched once, compared over all nodes, and recorded.
 
-It comes before everything that uses them, because the environment is named by what they are. With `delivery: node`
-every node that needs such a file fetches it, and all have to see the same; with `delivery: controller` this machine
-does.
+It comes before everything that uses them, because the environment is named by what they are. A node that fetches for
+itself fetches such a file, and all have to see the same; for the others this machine does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.first_use import add_first_uses, fill
 from envbuild.model.first_use import FirstUse, fetch_row
-from envbuild.model.plan import Plan, Step
+from envbuild.model.plan import Plan
 from envbuild.node import paths, pipconf
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
@@ -47,18 +46,18 @@ def settle(work: Work, plan: Plan) -> None:
     (exit 7) where the nodes that should fetch are reached by jobs alone.
     """
     target = work.prepared.target
-    here = target.delivery == "controller"
-    if target.connection.kind == "job" and not here:
+    steps = {node.node: step for node in plan.nodes for step in node.steps if step.kind == "fetch"}
+    there = {node: step.request for node, step in steps.items() if step.request is not None}
+    if target.connection.kind == "job" and there:
         raise EnvbuildError(
             "first-use-through-jobs",
             f"the target {target.name} cannot fetch a file on first use",
             why="its nodes are reached through jobs alone, and a first use is settled before anything is submitted",
-            hint="`delivery: controller` in the target lets this machine fetch it; once it is recorded, either will do",
+            hint="without `delivery: node` in the target this machine fetches it",
             exit_code=ExitCode.REFUSED,
         )
-    steps = {node.node: step for node in plan.nodes for step in node.steps if step.kind == "fetch"}
     with work.phase("first-use", "fetching files whose hash nobody has recorded"):
-        seen = _fetch_here(work, steps) if here else _fetch_on_nodes(work, steps)
+        seen = _fetch_here(work, [node for node in steps if node not in there]) + _fetch_on_nodes(work, there)
         packages = _packages(work, steps)
         _fail(work, differing(seen))
         agreed = {one.row["file"]: one for one in reversed(seen) if one.node not in work.survey.errors}
@@ -75,8 +74,8 @@ def _packages(work: Work, nodes: Iterable[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _fetch_on_nodes(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
-    requests = {node: {"fetch": step.request} for node, step in steps.items() if step.request is not None}
+def _fetch_on_nodes(work: Work, asked: Mapping[str, dict[str, Any]]) -> list[Seen]:
+    requests = {node: {"fetch": request} for node, request in asked.items()}
     outcome = run_hosts(requests, {node: node_files(work, node) for node in requests}, work)
     seen: list[Seen] = []
     for node in requests:
@@ -97,8 +96,10 @@ def _fetch_on_nodes(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
     return seen
 
 
-def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
-    """Fetch into the cache that deliveries are made from; every node gets this one file."""
+def _fetch_here(work: Work, nodes: list[str]) -> list[Seen]:
+    """Fetch into the cache that deliveries are made from; every one of `nodes` gets this one file."""
+    if not nodes:
+        return []
     from envbuild.catalog.indexes import index_addresses
     from envbuild.provision.deliver import artifact_cache, sweep
 
@@ -107,12 +108,12 @@ def _fetch_here(work: Work, steps: Mapping[str, Step]) -> list[Seen]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        _fail(work, dict.fromkeys(steps, _unwritten(error, str(folder))))
+        _fail(work, dict.fromkeys(nodes, _unwritten(error, str(folder))))
         return []
     artifacts: dict[str, Any] = {"find_links": [], "indexes": index_addresses()}
     known: dict[str, Row | EnvbuildError] = {}
     seen: list[Seen] = []
-    for node in steps:
+    for node in nodes:
         for package, file in unrecorded_files(work.survey.variants[node], work.survey.facts[node]):
             if file.file not in known:
                 wanted = fetch_row(package, file)

@@ -21,17 +21,18 @@ from envbuild.provision.job_local import is_local, keep_only_wanted, require_sha
 from envbuild.provision.job_site import PROBE_LIMIT, JobSite
 from envbuild.provision.keep import can_keep, kept
 from envbuild.provision.prepare import Prepared
-from envbuild.provision.survey import Survey, decide, probe_args
+from envbuild.provision.survey import Survey, ask_here, decide, is_reach_known, probe_args
 from envbuild.provision.work import Work
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
 _SHARED = ("environments", "toolchain", "prefix", "busy")
 
 
-def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False) -> Survey:
+def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: bool = False) -> Survey:
     """Facts and resolutions of the nodes of a cluster; nodes on which nothing has to be done need no job.
 
     `bring_python`: stage a Python for nodes that have none, and ask again; else they are among `without_python`.
+    `anew`: do not rely on what an earlier job has found.
 
     Raises EnvbuildError `nodes-unknown` (exit 7) where a script is wanted and no earlier job has asked the nodes.
     """
@@ -40,7 +41,7 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False) -> Sur
     scripted = work.settings.script
     # What a base provides is part of the identity: an answer of last week may name another environment.
     based = prepared.target.base not in (None, "none") or all(v.base.kind != "none" for v in prepared.lock.variants)
-    anew = work.settings.repair or based
+    anew = anew or work.settings.repair or based
     known = {} if anew and not scripted else read_facts(facts_file(prepared.target, site.login))
     if scripted and not known:
         raise _unknown(site)
@@ -59,7 +60,10 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False) -> Sur
         plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
         survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
     rest = [node for node in survey.facts if node not in survey.kept and node not in survey.errors]
+    if rest and known and not scripted and not is_reach_known(prepared, survey):
+        return survey_jobs(work, site, bring_python=bring_python, anew=True)
     if rest:
+        ask_here(prepared, survey)
         decide(prepared, survey, rest)
     if is_local(prepared.target):
         keep_only_wanted(survey, prepared, rest)

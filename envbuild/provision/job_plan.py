@@ -30,7 +30,7 @@ def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: b
         raise EnvbuildError(
             "not-yet-supported",
             "nodes of a job cannot fetch files whose hash nobody has recorded",
-            hint="let this machine fetch them: `delivery: controller` in the target",
+            hint="let this machine fetch them: take `delivery: node` out of the target",
             exit_code=ExitCode.REFUSED,
         )
     _refuse_different(working, variants or {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -233,8 +232,7 @@ def _bring_python(work: Work) -> None:
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
     again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)
     again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
-    for part in fields(Survey):
-        getattr(work.survey, part.name).update(getattr(again, part.name))
+    work.survey.add(again)
 
 
 def python_broken(node: str, path: str) -> EnvbuildError:

@@ -25,6 +25,7 @@ from envbuild.provision.prepare import Prepared
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
+    from envbuild.resolve.supply import Supply
 
 # Where a brief answer shows that nothing has to be done, these are all that is still to be read.
 _NEXT = ("envbuild.plan", "envbuild.catalog.patches", "envbuild.provision.equality", "envbuild.report.terminal")
@@ -34,7 +35,8 @@ _NEXT = ("envbuild.plan", "envbuild.catalog.patches", "envbuild.provision.equali
 class Survey:
     """Per node: facts, resolution, the variant as it will be built, or the error that ended it.
 
-    `kept` are nodes whose environment in use needs nothing; they have no resolution of their own.
+    `kept` are nodes whose environment in use needs nothing; they have no resolution of their own. `supply`: what this
+    machine could deliver, asked where a node does not reach all it needs.
     """
 
     facts: dict[str, NodeFacts] = field(default_factory=dict)
@@ -43,6 +45,13 @@ class Survey:
     contacts: dict[str, ContactResult] = field(default_factory=dict)
     kept: dict[str, NodePlan] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
+    supply: Supply | None = None
+
+    def add(self, other: Survey) -> None:
+        """Take over what another one knows."""
+        for part in ("facts", "resolutions", "variants", "contacts", "kept", "errors"):
+            getattr(self, part).update(getattr(other, part))
+        self.supply = other.supply or self.supply
 
     @property
     def without_python(self) -> list[str]:
@@ -101,6 +110,7 @@ def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey
         ask(nodes, prepared, run, args, survey)
         reading.result()
     there = [node for node in nodes if node in survey.facts and node not in survey.errors]
+    ask_here(prepared, survey)
     decide(prepared, survey, there)
     open_questions = [node for node in there if not _settled(survey, node)]
     if open_questions:
@@ -121,12 +131,34 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
     }
     if prepared.target.tmp:
         args["tmp"] = prepared.target.tmp
-    if everything and prepared.target.delivery == "node":
-        from envbuild.catalog.indexes import load_indexes
-
-        needed = {package.index for variant in prepared.lock.variants for package in variant.packages}
-        args["reach"] = {name: e.url for name, e in load_indexes().items() if e.url and name in needed}
+    if prepared.target.delivery != "controller" and prepared.target.engine != "container":
+        args.update(_places(prepared))
     return args
+
+
+def _places(prepared: Prepared) -> dict[str, Any]:
+    """Where a node would fetch from, as arguments of a probe."""
+    from envbuild.provision.reach import index_addresses
+    from envbuild.resolve.supply import sources_needed
+
+    return {"reach": index_addresses(prepared.lock), "repositories": sources_needed(prepared.lock)}
+
+
+def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
+    """Whether every node was asked for all places that it would fetch from, where that is to decide who fetches."""
+    if prepared.target.delivery != "auto":
+        return True
+    asked = {name for names in _places(prepared).values() for name in names}
+    return all(asked <= set(facts.reachable) for facts in survey.facts.values())
+
+
+def ask_here(prepared: Prepared, survey: Survey) -> None:
+    """Ask what this machine could deliver, where it is to decide and a node does not reach everything."""
+    short = any(not all(facts.reachable.values()) for facts in survey.facts.values())
+    if short and survey.supply is None and prepared.target.delivery == "auto":
+        from envbuild.provision.reach import controller_supply
+
+        survey.supply = controller_supply(prepared.lock)
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:
@@ -140,19 +172,12 @@ def _asked_interpreters(prepared: Prepared) -> list[str]:
 
 
 def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
-    from envbuild.catalog.indexes import load_indexes
-    from envbuild.resolve.supply import indexes_needed
-
-    named: set[str] = set()
-    if prepared.target.delivery == "node":
-        named = {name for node in nodes for name in indexes_needed(prepared.lock, survey.facts[node])}
-    addresses = {name: entry.url for name, entry in load_indexes().items() if name in named and entry.url}
-    more: dict[str, Any] = {"reach": addresses, "base_packages": True}
+    more: dict[str, Any] = {"base_packages": True}
     without = not all(survey.facts[node].pythons for node in nodes)
     if without:
         # None of the wanted version: say which others there are.
         more["pythons"] = []
-    if addresses or without or any(variant.base.kind != "none" for variant in prepared.lock.variants):
+    if without or any(variant.base.kind != "none" for variant in prepared.lock.variants):
         ask(nodes, prepared, run, {**args, **more}, survey)
         decide(prepared, survey, nodes)
 
@@ -174,6 +199,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         prepared.lock,
         prepared.target,
         rules(),
+        survey.supply,
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
         trust_first_use=prepared.choice.trust_first_use,

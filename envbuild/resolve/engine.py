@@ -10,7 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.resolution import Candidate, Decision, Resolution
+from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
@@ -25,6 +25,7 @@ from envbuild.resolve.candidate import (
     recorded_rule,
     request_for,
     stamp_of,
+    unrecorded_files,
 )
 from envbuild.resolve.classes import signature
 from envbuild.resolve.compat import Compat
@@ -34,7 +35,7 @@ from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules import evaluate
 from envbuild.resolve.rules_build import other_gcc
-from envbuild.resolve.supply import Supply, out_of_reach
+from envbuild.resolve.supply import Supplied, Supply, supplied
 
 # What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
 NODE_RULES = (
@@ -58,12 +59,13 @@ _DRIVER_RULES = ("driver-floor", "driver-cuda-compat")
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """One variant judged on one node: the variant as it would be built, its interpreter, its decisions, its rank."""
+    """One variant judged on one node: as it would be built, its interpreter, its decisions, its rank, who fetches."""
 
     variant: Variant
     python: PythonFacts | None
     decisions: Decisions
     rank: tuple[int, ...]
+    delivery: DeliveryChoice
 
     @property
     def fits(self) -> bool:
@@ -170,6 +172,7 @@ class Resolver:
             arch_list=best.variant.arch_list if best else None,
             nvcc=self._nvcc(best, facts) if best else None,
             gcc=self._gcc(best, facts) if best else None,
+            delivery=best.delivery if best else DeliveryChoice(),
             decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
             candidates=tuple(
                 Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
@@ -180,9 +183,9 @@ class Resolver:
         found, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
-        # A finished environment needs neither its files nor room for them again.
         built = stamp is not None
-        missing = () if built else out_of_reach(bound, facts, self.target, self.supply, platform)
+        # A finished environment needs neither its files nor room for them again.
+        found_at = Supplied(DeliveryChoice()) if built else self._supplied(bound, facts, platform)
         ruled = self._shared(variant, found.python, facts, shared)
         decisions = (*found.decisions, *(item for item in ruled if item.rule not in without))
         if not built:
@@ -191,19 +194,28 @@ class Resolver:
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
             decisions += NOTHING if refused(decisions) else disk_rules(cost, len(variant.packages), facts)
         decisions += (
-            *_reach_rule([p.name for p in missing], sorted({p.index for p in missing})),
+            *_reach_rule(found_at),
             *_gpu_use(variant, facts, cost),
         )
         rank = (
             int(not (stamp is not None and stamp.current)),
-            int(bool(missing)),
+            int(bool(found_at.missing)),
             int(variant.base.kind != "none"),
             _flavour_rank(variant, facts, decisions),
             self._flavours[variant.flavour],
             self._pythons[variant.python],
             place,
         )
-        return _Judged(bound, found.python, decisions, rank)
+        return _Judged(bound, found.python, decisions, rank, found_at.choice)
+
+    def _supplied(self, variant: Variant, facts: NodeFacts, platform: Platform) -> Supplied:
+        """Who fetches; nodes of jobs can take no file whose hash nobody has recorded, so this machine does."""
+        found = supplied(variant, facts, self.target, self.supply, platform)
+        left = self.target.connection.kind == "job" and self.target.delivery == "auto" and found.choice.by == "node"
+        if left and variant.id in self._unrecorded and unrecorded_files(variant, facts):
+            why = "a first use is settled before a job is submitted"
+            return replace(found, choice=DeliveryChoice(by="controller", why=why))
+        return found
 
     def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:
         """The interpreter of a variant on a node, and the variant with what its base provides and its GPUs."""
@@ -321,14 +333,15 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
     return (decision("cuda-without-gpu", "warn", what, compared, OURS, "a CPU variant, where its files can be had"),)
 
 
-def _reach_rule(packages: list[str], indexes: list[str]) -> Decisions:
+def _reach_rule(found: Supplied) -> Decisions:
     """`files-out-of-reach`: a warning, because a cache may still have them."""
-    if not packages:
+    names = found.missing
+    if not names:
         return NOTHING
-    shown = ", ".join(packages[:3]) + (f" and {len(packages) - 3} more" if len(packages) > 3 else "")
-    compared = (shown, f"index {', '.join(indexes)} cannot be reached")
-    what = f"{shown} cannot be fetched: no file was found and the index cannot be reached"
-    instead = "put the files into a find-links folder, or give a mirror or a proxy"
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    compared = (shown, f"{', '.join(found.places)} cannot be reached")
+    what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
+    instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
     return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
 
 

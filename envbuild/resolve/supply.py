@@ -1,64 +1,113 @@
-"""What can be had from where: which files and indexes a lock asks for, and whether they can be reached."""
+"""What can be had from where, and so who fetches: the node itself, or the controller for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, LockedPackage, Variant
+from envbuild.model.resolution import DeliveryChoice
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
-
-NORMAL_INDEX = "pypi"
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What the controller found: index name -> a connection succeeded; file name -> path in its find-links folders."""
+    """What the controller found: name of an index or address of a git source -> it can be reached; file name -> path in
+    its find-links folders or its cache. Empty: it was not asked.
+    """
 
     reachable: Mapping[str, bool] = field(default_factory=dict)
     files_found: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Supplied:
+    """Who fetches for one node, and what can be had from nowhere: names of packages and sources, and the places."""
+
+    choice: DeliveryChoice
+    missing: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
 def wanted_files(lock: Lock) -> list[str]:
-    """Names of the files that a find-links folder may have: those whose index is not the normal one, sorted."""
+    """Names of the files that a find-links folder may have, sorted."""
     packages = (package for variant in lock.variants for package in variant.packages)
-    return sorted({file.file for package in packages if package.index != NORMAL_INDEX for file in package.files})
+    return sorted({file.file for package in packages for file in package.files})
 
 
-def indexes_needed(lock: Lock, facts: NodeFacts | None = None) -> list[str]:
-    """Names of the indexes that the lock's packages come from, sorted.
+def indexes_needed(lock: Lock) -> list[str]:
+    """Names of the indexes that the lock's packages come from, sorted."""
+    return sorted({package.index for variant in lock.variants for package in variant.packages})
 
-    With `facts`, an index is left out when the node already has a file of every package that it would give.
+
+def sources_needed(lock: Lock) -> list[str]:
+    """Addresses of the repositories that the lock's sources come from, sorted."""
+    return sorted({address for variant in lock.variants for _, address in repositories(variant)})
+
+
+def repositories(variant: Variant) -> Iterator[tuple[str, str]]:
+    """The sources of a variant and their submodules: the source's name and the repository's address."""
+    for source in variant.sources:
+        yield source.name, source.git
+        for part in source.submodules:
+            yield source.name, part.git
+
+
+def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply, platform: Platform) -> Supplied:
+    """Who fetches what a variant needs: as the target says; else the node where it can, the controller where only that
+    one can. What is not known to be out of reach counts as within.
     """
-    found = facts.files_found if facts is not None else {}
-    names = set()
-    for variant in lock.variants:
-        for package in variant.packages:
-            if not any(file.file in found for file in package.files):
-                names.add(package.index)
-    return sorted(names)
+    reach = {**supply.reachable, **facts.reachable}
+    own = [] if all(reach.values()) else list(_lacking(variant, reach, facts.files_found, platform))
+    if target.delivery == "node" or (target.delivery == "auto" and not own):
+        return _of(DeliveryChoice(by="node", why=_within(variant, facts, target)), own)
+    ours = list(_lacking(variant, supply.reachable, supply.files_found, platform))
+    if target.delivery == "controller":
+        return _of(DeliveryChoice(by="controller", why="the target says that nodes fetch nothing themselves"), ours)
+    if ours:
+        return _of(DeliveryChoice(by="node"), own)
+    asked = "this machine does" if supply.reachable else "whether this machine does is asked by `provision`"
+    places = ", ".join(dict.fromkeys(place for _, place in own))
+    return _of(DeliveryChoice(by="controller", why=f"the node does not reach {places}; {asked}"), [])
 
 
-def out_of_reach(
-    variant: Variant, facts: NodeFacts, target: Target, supply: Supply, platform: Platform
-) -> tuple[LockedPackage, ...]:
-    """Packages of a variant whose file was not found and whose index is known not to be reachable."""
-    reach = {**supply.reachable, **(facts.reachable if target.delivery == "node" else {})}
-    if all(reach.values()):
-        return ()
-    return tuple(p for p in variant.packages if not _can_be_had(p, facts, target, supply, platform))
+def _of(choice: DeliveryChoice, lacking: Iterable[tuple[str, str]]) -> Supplied:
+    names, places = (tuple(dict.fromkeys(texts)) for texts in zip(*lacking, strict=True)) if lacking else ((), ())
+    return Supplied(choice, names, places)
 
 
-def _can_be_had(package: LockedPackage, facts: NodeFacts, target: Target, supply: Supply, platform: Platform) -> bool:
-    fetches_itself = target.delivery == "node"
-    reach = supply.reachable.get(package.index)
-    found = supply.files_found
-    if fetches_itself:
-        reach = facts.reachable.get(package.index, reach)
-        found = facts.files_found
-    if reach is not False:
-        return True
+def _lacking(
+    variant: Variant, reach: Mapping[str, bool], found: Mapping[str, str], platform: Platform
+) -> Iterator[tuple[str, str]]:
+    """What is known to be out of reach: the name of each package or source, and the place that it comes from."""
+    for package in variant.packages:
+        if reach.get(package.index) is False and not _is_found(package, found, platform):
+            yield package.name, f"the index {package.index}"
+    for name, address in repositories(variant):
+        if reach.get(address) is False:
+            yield name, place(address)
+
+
+def _is_found(package: LockedPackage, found: Mapping[str, str], platform: Platform) -> bool:
     best = fitting_file(package, platform)
     return any(file.file in found for file in ((best,) if best is not None else package.files))
+
+
+def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
+    """What is known of the reach of a node that fetches for itself."""
+    if target.delivery == "node":
+        return ""
+    needed = {f"the index {package.index}": package.index for package in variant.packages}
+    needed |= {place(address): address for _, address in repositories(variant)}
+    unknown = sorted(name for name, key in needed.items() if key not in facts.reachable)
+    if not needed or not unknown:
+        return "the node reaches what it needs" if needed else ""
+    return f"whether the node reaches {', '.join(unknown)} is not known"
+
+
+def place(address: str) -> str:
+    """The host of a repository, which people know."""
+    return urlsplit(address).hostname or address

@@ -54,7 +54,7 @@ class FleetWorld(World):
         hosts = [node.address for node in nodes]
         target = {"name": "nodes", "extends": "ssh", "hosts": hosts, "connection": connection, "prefix": PREFIX}
         path = self.work / "nodes.yaml"
-        path.write_text(yaml.safe_dump({**target, "delivery": "controller", "stack": f"./{STACK}.yaml", **more}))
+        path.write_text(yaml.safe_dump({**target, "stack": f"./{STACK}.yaml", **more}))
 
     def fleet(self, verb: str, *args: str, **more: Any) -> Done:
         """`envbuild VERB --target ./nodes.yaml --json ARGS`."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import NodeFacts
+from envbuild.node import probe_prefix
 from envbuild.provision.bundle import node_pyz
 from tests.node.pythons import require_python
 
@@ -301,6 +302,56 @@ def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> No
         assert node.probe(reach=proxied, pythons=["3.99"]).reachable == {"far": True}
         node.env["no_proxy"] = "unknown.invalid"
         assert node.probe(reach=proxied, pythons=["3.99"]).reachable == {"far": False}
+
+
+def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, tmp_path: Path) -> None:
+    import socket
+
+    (tmp_path / "mirror" / "one").mkdir(parents=True)
+    config = tmp_path / "gitconfig"
+    node.env.update(GIT_CONFIG_GLOBAL=str(config), GIT_CONFIG_NOSYSTEM="1", no_proxy="*")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config.write_text(
+            f'[url "file://{tmp_path}/mirror/"]\n\tinsteadOf = https://git.example.org/\n'
+            f'[url "http://127.0.0.1:{port}/"]\n\tinsteadOf = https://up.invalid/\n'
+            f'[url "git@127.0.0.1:"]\n\tinsteadOf = https://scp.invalid/\n'
+            f'[url "{tmp_path}/mirror/"]\n\tinsteadOf = https://plain.invalid/\n'
+        )
+        wanted = {
+            "https://git.example.org/one": True,
+            "https://git.example.org/two": False,
+            "https://up.invalid/x": True,
+            "https://down.invalid/x": False,
+            "https://plain.invalid/one": True,
+            f"ssh://git@127.0.0.1:{port}/x": True,
+            "ssh://git@127.0.0.1:1/x": False,
+        }
+        assert node.probe(repositories=list(wanted), pythons=["3.99"]).reachable == wanted
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ({}, "https://default.example/simple"),
+        ({"UV_DEFAULT_INDEX": "http://uv.example"}, "http://uv.example"),
+        ({"PIP_INDEX_URL": "http://pip.example"}, "http://pip.example"),
+        ({"toml": "no-index = true\n"}, ""),
+        ({"toml": 'offline = false\nindex-url = "http://toml.example"\n'}, "http://toml.example"),
+        ({"toml": '[[index]]\nname = "x"\nurl = "http://table.example"\n'}, "http://table.example"),
+    ],
+)
+def test_d12_the_default_index_is_the_configured_one(
+    said: dict[str, str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
+    (tmp_path / "uv.toml").write_text(said.pop("toml", ""))
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert probe_prefix.configured_index("https://default.example/simple") == where
 
 
 def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:

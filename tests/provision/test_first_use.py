@@ -149,12 +149,13 @@ def test_another_record_that_came_in_between_is_refused(home: Path, monkeypatch:
 
 def test_nodes_behind_a_scheduler_are_not_asked_to_fetch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no way to them but a job; SSH would find closed doors, or nodes that do not exist yet."""
-    fields = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
+    fields: dict[str, Any] = {"delivery": "node"}
+    fields |= {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
     cluster = Target.from_plain({"name": "cluster", "prefix": "/prefix", "placement": "shared", **fields})
     with pytest.raises(EnvbuildError, match="cannot fetch a file on first use") as found:
         settled(home, monkeypatch, {"n1": A}, cluster)
     assert (found.value.code, found.value.exit_code) == ("first-use-through-jobs", 7)
-    assert "delivery: controller" in found.value.hint
+    assert "without `delivery: node`" in found.value.hint
     assert read_first_uses() == {}
 
 

@@ -121,6 +121,70 @@ def test_nothing_reachable_still_decides_and_warns() -> None:
     assert "files-out-of-reach" in rules(got, "warn")
 
 
+SOURCE = {"name": "lib", "git": "https://git.example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
+FORGE = SOURCE["git"]
+
+
+def sourced() -> Lock:
+    return make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")], "sources": [SOURCE]})
+
+
+def reaching(**reach: bool) -> NodeFacts:
+    named = {"pypi" if name == "pypi" else FORGE: good for name, good in reach.items()}
+    return node_facts("cpu-laptop").model_copy(update={"reachable": named})
+
+
+def test_d12_the_controller_fetches_where_the_node_cannot_and_it_can() -> None:
+    here = Supply(reachable={"pypi": True, FORGE: True})
+    got = decided(reaching(pypi=False, forge=False), sourced(), supply=here)
+    assert (got.delivery.by, rules(got, "warn")) == ("controller", [])
+    assert got.delivery.why == "the node does not reach the index pypi, git.example.org; this machine does"
+    got = decided(reaching(pypi=True, forge=True), sourced(), supply=here)
+    assert (got.delivery.by, got.delivery.why) == ("node", "the node reaches what it needs")
+
+
+def test_d12_without_an_answer_of_this_machine_the_plan_says_that_it_is_asked_later() -> None:
+    got = decided(reaching(pypi=True, forge=False), sourced())
+    assert got.delivery.by == "controller"
+    assert (
+        got.delivery.why == "the node does not reach git.example.org; whether this machine does is asked by `provision`"
+    )
+    got = decided(reaching(pypi=True), sourced())
+    assert (got.delivery.by, got.delivery.why) == ("node", "whether the node reaches git.example.org is not known")
+
+
+def test_d12_where_nobody_can_fetch_it_the_node_tries_and_the_plan_warns() -> None:
+    nobody = Supply(reachable={"pypi": True, FORGE: False})
+    got = decided(reaching(pypi=True, forge=False), sourced(), supply=nobody)
+    assert (got.delivery.by, rules(got, "warn")) == ("node", ["files-out-of-reach"])
+    (warning,) = [d for d in got.decisions if d.rule == "files-out-of-reach"]
+    assert warning.compared == ("lib", "git.example.org cannot be reached")
+
+
+def test_d12_what_the_target_says_of_delivery_stands() -> None:
+    here, far = Supply(reachable={"pypi": True, FORGE: True}), reaching(pypi=False, forge=False)
+    assert decided(far, sourced(), supply=here, target={"delivery": "node"}).delivery.by == "node"
+    near = reaching(pypi=True, forge=True)
+    assert decided(near, sourced(), supply=here, target={"delivery": "controller"}).delivery.by == "controller"
+
+
+def test_d06_a_source_that_the_node_cannot_reach_is_delivered_though_its_base_has_all_packages() -> None:
+    base = {"kind": "system", "provides": ["torch==2.13.0"]}
+    lock = make_lock({"id": "v", "python": "3.11", "base": base, "packages": [], "sources": [SOURCE]})
+    facts = with_site(reaching(forge=False), TORCH_SITE)
+    got = decided(facts, lock, target={"base": "system"})
+    assert (got.variant_id, got.delivery.by) == ("v", "controller")
+
+
+def test_d12_a_first_use_of_nodes_behind_a_scheduler_is_fetched_by_the_controller() -> None:
+    unhashed = package("a", "1")
+    unhashed["files"][0].update(sha256="unrecorded", reason="out of reach")
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [unhashed]})
+    job = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
+    got = decided(reaching(pypi=True), lock, target=job, trust_first_use=True)
+    assert (got.delivery.by, got.delivery.why) == ("controller", "a first use is settled before a job is submitted")
+
+
 def test_base_system_only_when_asked() -> None:
     facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
     assert decided(facts).variant_id == "cpu-py3.11"
@@ -366,11 +430,8 @@ def test_64_equal_nodes_cost_the_rules_of_one() -> None:
 
 def test_supply_helpers_name_what_a_lock_needs() -> None:
     lock = torch_lock(("3.11",))
-    file = lock.variants[0].packages[0].files[0].file
-    assert wanted_files(lock) == [file]
+    assert set(wanted_files(lock)) == {f.file for v in lock.variants for p in v.packages for f in p.files}
     assert indexes_needed(lock) == ["pypi", "pytorch-cpu"]
-    facts = node_facts("cpu-laptop").model_copy(update={"files_found": {file: "/w"}})
-    assert indexes_needed(lock, facts) == ["pypi"]
 
 
 @pytest.mark.parametrize("name", sorted(node_rows()))

@@ -33,7 +33,6 @@ class JobWorld(World):
             "extends": "slurm",
             "hosts": {"slurm": "gpu"},
             "prefix": str(self.prefix),
-            "delivery": "controller",
         }
         path = self.work / "cluster.yaml"
         path.write_text(yaml.safe_dump({**given, "stack": "./tiny.yaml", "scheduler": scheduler, **more}))

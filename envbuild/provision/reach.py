@@ -1,0 +1,39 @@
+"""What can be fetched from here: the places that a lock names, and what this machine has or reaches of it."""
+
+from __future__ import annotations
+
+import os
+
+from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
+from envbuild.model.lock import Lock
+from envbuild.node import pipconf, probe_prefix
+from envbuild.plan_store import bundle_name, bundles
+from envbuild.provision.deliver import artifact_cache, place
+from envbuild.resolve.supply import Supply, indexes_needed, sources_needed
+
+
+def index_addresses(lock: Lock) -> dict[str, str]:
+    """The address of every index that the lock names; of the default one, that which no configuration replaces."""
+    # pip has the one address that the catalog leaves to the configuration of a machine.
+    from pip._internal.models.index import PyPI
+
+    known = load_indexes()
+    needed = ((name, known[name].url) for name in indexes_needed(lock) if name in known)
+    return {name: url or PyPI.simple_url for name, url in needed if url or name == DEFAULT_INDEX}
+
+
+def controller_supply(lock: Lock) -> Supply:
+    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders."""
+    config = pipconf.read(os.environ)
+    cache = artifact_cache()
+    indexes = index_addresses(lock)
+    if DEFAULT_INDEX in indexes and config.index_url:
+        indexes[DEFAULT_INDEX] = config.index_url
+    reachable = dict.fromkeys(indexes, False)
+    reachable |= probe_prefix.reachable({} if config.no_index else indexes, sources_needed(lock))
+    files = {file.file: place(file, cache) for v in lock.variants for p in v.packages for file in p.files}
+    for variant in lock.variants:
+        for name, source in bundles(variant).items():
+            reachable[source.git] |= (cache / "sources" / bundle_name(name, source)).exists()
+    found = {name: str(path) for name, path in files.items() if path.exists()}
+    return Supply(reachable, {**probe_prefix.files_found(list(files)), **found})
