@@ -82,7 +82,9 @@ def explain(
         ui.result(data, lambda: f"{render_summary(explanation)}annotated document: {html}\n")
     else:
         ui.result(data, lambda: render_text(explanation))
-    return ExitCode.CHECK_FAILED if any(result.outcome == "broken" for result in results) else ExitCode.OK
+    if any(result.outcome == "broken" for result in results):
+        return ExitCode.CHECK_FAILED
+    return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK
 
 
 def _compat() -> Compat:

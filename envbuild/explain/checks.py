@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class CheckResult:
     """What one check of one finding gave.
 
     `holds`: the finding is still true; `broken`: it is not, the catalog is out of date; `not-run`: something needed
-    was out of reach, and `detail` says what. `question` says in words what was asked.
+    was out of reach, and `detail` says what, `error` with which code. `question` says in words what was asked.
     """
 
     finding: str
@@ -37,16 +37,14 @@ class CheckResult:
     question: str
     outcome: Outcome
     detail: str
+    error: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """For `--json`."""
-        return {
-            "finding": self.finding,
-            "kind": self.kind,
-            "question": self.question,
-            "outcome": self.outcome,
-            "detail": self.detail,
-        }
+        data = asdict(self)
+        if not self.error:
+            del data["error"]
+        return data
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _run(stack: Stack, finding: str, check: f.Check, means: Means) -> CheckResul
         if error.exit_code != ExitCode.TRY_AGAIN:
             detail = f"{error.what}: {error.why}" if error.why else error.what
             return CheckResult(finding, check.kind, question, "broken", detail.splitlines()[0])
-        return CheckResult(finding, check.kind, question, "not-run", error.what)
+        return CheckResult(finding, check.kind, question, "not-run", error.what, error.code)
     return CheckResult(finding, check.kind, question, "holds" if holds else "broken", detail)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git import resolve_ref, run_git, unreachable
+from envbuild.lock.git import refuse_incomplete, resolve_ref, run_git, unreachable
+from envbuild.node.sources import object_missing
 
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
 _BATCH = 400
@@ -31,7 +32,7 @@ class GitReader:
     def tree(self, url: str, commit: str) -> dict[str, tuple[str, str]]:
         """Path to (mode, object id) of everything in a commit.
 
-        Raises EnvbuildError `source-unreachable` (exit 75), `commit-missing` (exit 5).
+        Raises EnvbuildError `source-unreachable`, `object-missing` (exit 75), `commit-missing` (exit 5).
         """
         key = (url, commit)
         if key not in self._trees:
@@ -105,6 +106,7 @@ class GitReader:
         done = run_git(command, cwd=place)
         if done.returncode == 0:
             return
+        refuse_incomplete(url, done)
         # A repository that answers but lacks the commit is another finding than one that does not answer.
         if run_git(["ls-remote", "--quiet", "origin", "HEAD"], cwd=place).returncode:
             raise unreachable(url, done.stderr)
@@ -120,7 +122,14 @@ class GitReader:
         missing = [oid for oid in oids if oid not in self._blobs]
         for start in range(0, len(missing), _BATCH):
             batch = missing[start : start + _BATCH]
-            self._fetch(place, url, ["--filter=blob:none"], batch)
+            try:
+                self._fetch(place, url, ["--filter=blob:none"], batch)
+            except EnvbuildError as error:
+                if error.code != "commit-missing":
+                    raise
+                # The commit's own tree names these files, so it is the copy that is not whole.
+                lost = next((oid for oid in batch if oid in error.why), batch[0])
+                raise EnvbuildError.from_dict(object_missing(url, lost, error.why).as_dict()) from error
             self._blobs.update(batch)
 
 

@@ -153,6 +153,7 @@ def _moved(source: LockedSource, ref: str) -> list[LockFinding]:
 
 
 def _failed(error: EnvbuildError, name: str) -> LockFinding:
-    if error.exit_code == ExitCode.TRY_AGAIN:
+    # A copy that lost objects answered: that is a finding, and says nothing of the lock.
+    if error.exit_code == ExitCode.TRY_AGAIN and error.code != "object-missing":
         return LockFinding(error.code, "unchecked", name, f"not checked: {error.what}")
     return LockFinding(error.code, "problem", name, error.what, error.exit_code)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import proc
-from envbuild.node.sources import REPOSITORY_VARIABLES
+from envbuild.node.sources import REPOSITORY_VARIABLES, lost_object, object_missing
 
 _TIMEOUT_S = 900
 _SAFE = ("-c", "protocol.ext.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")
@@ -121,7 +121,7 @@ def fetched(
 ) -> Iterator[Repository]:
     """Fetch one commit into a temporary bare repository; with its `history`, with its `trees`, with all its `files`.
 
-    Raises EnvbuildError `source-unreachable` (exit 75), `commit-missing` (exit 5).
+    Raises EnvbuildError `source-unreachable`, `object-missing` (exit 75), `commit-missing` (exit 5).
     """
     with tempfile.TemporaryDirectory(prefix="envbuild-git-") as folder:
         place = Path(folder)
@@ -131,6 +131,7 @@ def fetched(
         # Only what the questions need: for a tree hash the commit object is enough.
         options = ([] if history else ["--depth=1"]) + _filter(trees=trees, files=files)
         done = run_git(["fetch", "--quiet", "--no-tags", *options, "origin", commit], cwd=place)
+        refuse_incomplete(url, done)
         if done.returncode:
             _fetch_everything(repository, done.stderr)
         kind = repository.git("cat-file", "-t", commit).strip()
@@ -151,6 +152,7 @@ def _fetch_everything(repository: Repository, why: str) -> None:
     if head.returncode:
         raise unreachable(repository.url, head.stderr)
     everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=repository.folder)
+    refuse_incomplete(repository.url, everything)
     found = run_git(["cat-file", "-e", repository.commit], cwd=repository.folder)
     if everything.returncode or found.returncode:
         raise _no_commit(repository, why.strip())
@@ -164,6 +166,13 @@ def _no_commit(repository: Repository, why: str) -> EnvbuildError:
         hint="check the commit; a force-push or a deleted branch may have removed it upstream",
         exit_code=ExitCode.INTEGRITY,
     )
+
+
+def refuse_incomplete(url: str, done: subprocess.CompletedProcess[str]) -> None:
+    """Raises EnvbuildError `object-missing` (exit 75) where a fetch failed because the other side lost an object."""
+    lost = lost_object(done.stderr) if done.returncode else ""
+    if lost:
+        raise EnvbuildError.from_dict(object_missing(url, lost, done.stderr.strip()[-1000:]).as_dict())
 
 
 def unreachable(url: str, why: str) -> EnvbuildError:

@@ -47,6 +47,8 @@ _TRANSPORT = re.compile(
     r"Could not resolve host|unable to access|Connection (refused|timed out|reset)|Network is unreachable"
     r"|early EOF|RPC failed|The requested URL returned error: 5|Operation timed out|No route to host"
 )
+# What git says, on its own or for the other side, of a repository that lost objects.
+_LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commit)(?: object)?) '?([0-9a-f]{40})")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
 
@@ -108,8 +110,8 @@ def fetch(
     """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
 
     `bundle`: a git bundle, or a repository of `mirror`, to take the commit from instead of the URL; `parts`: the same
-    for submodules, by path. Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` (75),
-    `source-unreachable` and `git-failed` (4).
+    for submodules, by path. Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` and
+    `object-missing` (75), `source-unreachable` and `git-failed` (4).
     """
     log("fetching source %s at %.12s" % (source["name"], source["commit"]))
     _checkout(source, folder, source["name"], bundle)
@@ -190,7 +192,7 @@ def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | No
         done = _git(folder, "fetch", "--quiet", "--no-tags", *shallow, "--", bundle, refs)
     else:
         done = _git(folder, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", pin["git"], pin["commit"])
-        if not done.ok and not _TRANSPORT.search(done.err):
+        if not done.ok and not _TRANSPORT.search(done.err) and not lost_object(done.err):
             # Some servers hand out only what a branch or tag names: fetch all and look for the commit.
             wanted = ("+refs/heads/*:refs/envbuild/heads/*", "+refs/tags/*:refs/envbuild/tags/*")
             done = _git(folder, "fetch", "--quiet", "--no-tags", "--", pin["git"], *wanted)
@@ -213,6 +215,9 @@ def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str
     text = redact_text(done.err).strip()[-1000:]
     if "No space left on device" in text or "Disk quota exceeded" in text:
         raise paths.full_disk(folder, text)
+    lost = lost_object(done.err)
+    if lost:
+        raise object_missing(origin, lost, text)
     transport = done.timed_out or _TRANSPORT.search(text) is not None
     raise NodeError(
         "network-unreachable" if transport else "source-unreachable",
@@ -220,6 +225,24 @@ def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str
         why=text,
         hint="check the network and the proxy, set `url.<base>.insteadOf` for a mirror, or deliver a bundle",
         exit_code=Exit.TRY_AGAIN if transport else Exit.BUILD_FAILED,
+        changed=True,
+    )
+
+
+def lost_object(said: "str") -> "str":
+    """The id of the object that a repository names in its commits and does not have, as git said it; else empty."""
+    found = _LOST.search(said)
+    return found.group(1) if found is not None else ""
+
+
+def object_missing(origin: "str", lost: "str", why: "str") -> "NodeError":
+    """The error for a repository, often a mirror, that is not whole: the commit is there and cannot be had."""
+    return NodeError(
+        "object-missing",
+        "%s lacks object %s" % (origin, lost),
+        why=why,
+        hint="that copy is incomplete; take a whole one (git's `url.<base>.insteadOf`), or mend it (`git fsck` there)",
+        exit_code=Exit.TRY_AGAIN,
         changed=True,
     )
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.env_support import git
 from tests.node.forge import download
 from tests.node.test_sources import PROJECT
+from tests.support.repositories import lose_file
 
 # What a Megatron checkout does with its helpers: compiled beside the code, by the environment's own Python.
 SETUP = """
@@ -166,3 +168,36 @@ def test_d04_a_users_sources_of_three_backends_need_no_word_about_build_tools(wo
     assert "warning" not in done.err
     world.built()
     assert world.python("import hatched, tooled, legacy; hatched.main()") == "hatched"
+
+
+def test_d09_a_mirror_that_lost_an_object_is_one_error_for_every_verb(world: World) -> None:
+    pinned = source(world)
+    world.tiny(sources=[{**pinned, "install": "path"}])
+    stack = world.work / "tiny.yaml"
+    check = {"kind": "text-in-tree", "at": "lib", "text": "import", "expected": 99}
+    finding = {
+        "id": "one",
+        "says": "s",
+        "truth": "t",
+        "evidence": "e",
+        "does": "d",
+        "severity": "wrong",
+        "check": check,
+    }
+    stack.write_text(yaml.safe_dump({**yaml.safe_load(stack.read_text()), "findings": [{**finding, "check": check}]}))
+    lost = lose_file(world.hub / "lib", next(iter(PROJECT)))
+    says = f"https://git.example.org/lib lacks object {lost}"
+
+    checked = world.run("lock", "check", "./tiny.yaml", "--json")
+    [problem] = checked.json["findings"]
+    assert (checked.rc, problem["code"], problem["says"]) == (75, "object-missing", says)
+    for target in ("local", "./far.yaml"):
+        (world.work / "far.yaml").write_text("name: far\nextends: local\ndelivery: controller\n")
+        done = world.run("provision", "--target", target, "--stack", "./tiny.yaml", "--json")
+        error = done.node["error"] if target == "local" else done.json["error"]
+        assert (done.rc, error["code"], error["what"]) == (75, "object-missing", says), done.err
+        assert nothing_was_built(world)
+    explained = world.run("explain", "./tiny.yaml", "--run-checks", "--json")
+    [result] = explained.json["findings"][0]["check_results"]
+    assert (explained.rc, result["outcome"], result["error"]) == (75, "not-run", "object-missing")
+    assert result["detail"] == says

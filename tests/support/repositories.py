@@ -27,3 +27,10 @@ def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "x")
     return git(folder, "rev-parse", "HEAD"), git(folder, "rev-parse", "HEAD^{tree}")
+
+
+def lose_file(folder: Path, path: str) -> str:
+    """Make a repository incomplete: the object of one file is gone, the commit and its tree stay; the object's id."""
+    lost = git(folder, "rev-parse", f"HEAD:{path}")
+    (folder / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    return lost
