@@ -14,7 +14,6 @@ from envbuild.model.target import Target
 from envbuild.plan_node import Inputs, NodeSteps, NodeTools
 from envbuild.redact import looks_secret
 from envbuild.resolve.candidate import bound_variant, stamp_of
-from envbuild.resolve.estimate import size
 from envbuild.resolve.expect import unexpected
 
 
@@ -129,8 +128,3 @@ def _worded(item: Decision) -> str:
 
 def _names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def total_fetch(plan: Plan) -> str:
-    """What comes over the network in all, for the headline of a plan."""
-    return size(sum(step.fetch_bytes for node in plan.nodes for step in node.steps))

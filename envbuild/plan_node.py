@@ -152,7 +152,7 @@ class NodeSteps:
         what = f"build an image with {self.variant.id} on {base}: {cost.in_words()}, and {base} itself"
         why = "the target's engine is container"
         sums = {key: getattr(cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
-        build = Step(kind="install", what=what, why=why, **sums)
+        build = Step(kind="install", what=what, why=why, unsized=(*cost.unsized, base), **sums)
         return (build, self._smoke().model_copy(update={"request": None}))
 
     def _why_activate(self, stamp: StampFacts) -> str | None:
@@ -224,6 +224,7 @@ class NodeSteps:
             what=f"fetch {both} on this machine and bring them to {store}",
             why=self.resolution.delivery.why,
             fetch_bytes=cost.fetch_bytes,
+            unsized=cost.unsized,
             disk_bytes=cost.fetch_bytes,
             inodes=packages + sources,
             seconds=round(cost.fetch_bytes / 40e6, 1),
@@ -265,13 +266,15 @@ class NodeSteps:
             args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())
         fetched = not self._is_delivered
+        words = cost.in_words(fetched=fetched)
         compiled = compile_text(self.variant, self._jobs)
         return Step(
             kind="install",
-            what=f"build {self.variant.id} on {self._standing()}: {cost.in_words()}{compiled and f'; {compiled}'}",
+            what=f"build {self.variant.id} on {self._standing()}: {words}{compiled and f'; {compiled}'}",
             why="; ".join(filter(None, (why, self.resolution.delivery.why if fetched else ""))),
             request=self._request("install", **args),
             fetch_bytes=cost.fetch_bytes if fetched else 0,
+            unsized=cost.unsized,
             disk_bytes=cost.disk_bytes,
             inodes=cost.inodes,
             seconds=cost.seconds + compile_seconds(self.variant, self._jobs or self.facts.cpus),

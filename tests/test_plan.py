@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.patches import load_patch
+from envbuild.cli.provision_cmd import plan_text
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan import chosen_variant, make_plan, total_fetch
+from envbuild.plan import chosen_variant, make_plan
+from envbuild.provision.survey import Survey
 from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expect import unexpected
 from envbuild.resolve.supply import Supply
@@ -190,7 +192,40 @@ def test_estimates_count_one_file_a_package_and_say_what_has_no_size() -> None:
     assert install.fetch_bytes == 100
     assert "no recorded size: b" in install.what
     assert install.disk_bytes > 100 and install.inodes > 2 and install.seconds > 0
-    assert total_fetch(plan) == "0 kB"
+    assert install.what.split(": ")[1].startswith("at least 0 kB to fetch, at least 0 kB and ")
+    assert install.unsized == ("b",)
+
+
+def test_d08_a_sum_without_some_sizes_says_at_least_and_what_is_not_counted() -> None:
+    source = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
+    packages = [package("a", "1", size=5_000_000), package("b", "1", size=None)]
+    for rows, says in (
+        ({"packages": packages[:1]}, "5 MB to fetch, about "),
+        ({"packages": packages}, "at least 5 MB to fetch, at least "),
+        ({"packages": packages[:1], "sources": [source]}, "at least 5 MB to fetch, about "),
+        ({"packages": [], "sources": [source]}, "an unknown amount to fetch, about "),
+    ):
+        lock = make_lock({"id": "v", "python": "3.11", **rows})
+        facts = node_facts("cpu-laptop")
+        plan = planned(facts, lock)
+        said = plan_text(plan, Survey(facts={facts.node: facts})).splitlines()
+        (total,) = [line for line in said if "in all" in line]
+        left = [*(["b"] if len(rows["packages"]) > 1 else []), *(["source lib"] if "sources" in rows else [])]
+        assert total.strip().startswith(f"in all     {says}")
+        assert total.endswith(f"; not counted: {', '.join(left)}") if left else "not counted" not in total
+
+
+def test_d06_the_plan_says_which_sources_are_delivered_and_why() -> None:
+    source = {"name": "lib", "git": "https://example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [], "sources": [source]})
+    facts = node_facts("cpu-laptop").model_copy(update={"reachable": {source["git"]: False}})
+    plan = planned(facts, lock, supply=Supply(reachable={source["git"]: True}))
+    assert kinds(plan) == ["toolchain", "deliver", "install", "smoke", "activate"]
+    deliver, install = only(plan).steps[1:3]
+    assert deliver.what.startswith("fetch 0 files and 1 source on this machine and bring them to ")
+    assert deliver.why == "the node does not reach example.org; this machine has or reaches it"
+    assert install.request is not None and install.request["args"]["artifacts"]["offline"] is True
+    assert "to fetch" not in install.what
 
 
 def test_gigabytes_for_a_missing_gpu_are_said_first() -> None:

@@ -13,9 +13,10 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from envbuild.model.plan import Plan
+    from envbuild.model.plan import Plan, Step
     from envbuild.provision.hosts import Selection
     from envbuild.provision.prepare import Prepared
     from envbuild.provision.survey import Survey
@@ -202,8 +203,6 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
 def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) -> str:
     """The plan for people: per class of equal plans what, where, why and what it costs."""
-    from envbuild.resolve.estimate import size
-
     lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
@@ -218,14 +217,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue
         lines += [f"    {kind:<10} {what}\n{'':15}because {why}" for kind, what, why in steps]
-        total = [
-            sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")
-        ]
-        if any(total[:3]):  # what an image takes is known when it is built
-            lines.append(
-                f"    in all     {size(int(total[0]))} to fetch, {size(int(total[1]))} and about {int(total[2])} "
-                f"inodes on disk, roughly {_duration(total[3])}"
-            )
+        lines += _total(node.steps)
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
         lines.append(f"  {node_name}: error[{error.code}]: {error.what}")
@@ -233,6 +225,19 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
         rows = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
         lines += [f"    {label}: {text}" for label, text in rows if text]
     return "\n".join(lines) + "\n"
+
+
+def _total(steps: Sequence[Step]) -> list[str]:
+    """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
+    from envbuild.resolve.estimate import disk_words, fetch_words, few
+
+    fetch, disk, inodes = (sum(getattr(step, key) for step in steps) for key in ("fetch_bytes", "disk_bytes", "inodes"))
+    if not (fetch or disk or inodes):  # what an image takes is known when it is built
+        return []
+    unsized = list(dict.fromkeys(name for step in steps for name in step.unsized))
+    cost = f"{fetch_words(fetch, unsized)}, {disk_words(disk, unsized)} and about {inodes} inodes on disk"
+    left = f"; not counted: {few(unsized)}" if unsized else ""
+    return [f"    in all     {cost}, roughly {_duration(sum(step.seconds for step in steps))}{left}"]
 
 
 def _names(names: list[str]) -> str:

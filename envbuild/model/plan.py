@@ -14,7 +14,8 @@ class Step(StrictModel):
     """One step on one node.
 
     `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
-    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `seconds` a rough estimate.
+    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `seconds` a rough estimate;
+    `unsized` names what is not counted in them, because nobody has recorded its size.
     """
 
     kind: StepKind
@@ -25,6 +26,7 @@ class Step(StrictModel):
     disk_bytes: int = 0
     inodes: int = 0
     seconds: float = 0.0
+    unsized: tuple[str, ...] = ()
 
 
 class NodePlan(StrictModel):

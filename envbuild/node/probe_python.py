@@ -69,7 +69,8 @@ def python_facts(
     packages: "bool" = False,
     asked: "Sequence[str]" = (),
 ) -> "list[dict[str, Any]]":
-    """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those.
+    """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those
+    and what was asked for by name.
 
     `folders` are PATH's; pyenv, uv, /opt, the usual conda homes and `<prefix>/tools` are looked into as well. An
     interpreter in a virtual environment is its own entry, because its site packages are. `asked` are paths of more
@@ -86,7 +87,7 @@ def python_facts(
     answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
     found = {}  # type: dict[str, dict[str, Any]]
     for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
-        if answer and (not wanted or ".".join(answer["version"].split(".")[:2]) in wanted):
+        if answer and (not wanted or key in also or ".".join(answer["version"].split(".")[:2]) in wanted):
             fact = found.setdefault(answer["path"], answer)
             if key in also:
                 fact["also"] = also[key]

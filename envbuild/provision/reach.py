@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
@@ -22,18 +23,26 @@ def index_addresses(lock: Lock) -> dict[str, str]:
     return {name: url or PyPI.simple_url for name, url in needed if url or name == DEFAULT_INDEX}
 
 
-def controller_supply(lock: Lock) -> Supply:
-    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders."""
-    config = pipconf.read(os.environ)
+def controller_supply(lock: Lock, known: Mapping[str, bool] | None = None) -> Supply:
+    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders.
+
+    `known`: what it reaches, where it was asked as a node already.
+    """
     cache = artifact_cache()
+    reachable = dict(known) if known is not None else _reached(lock)
+    files = {file.file: place(file, cache) for v in lock.variants for p in v.packages for file in p.files}
+    repositories = [item for variant in lock.variants for item in bundles(variant).items()]
+    kept = {each.git for name, each in repositories if (cache / "sources" / bundle_name(name, each)).exists()}
+    reachable.update(dict.fromkeys(kept, True))
+    found = {name: str(path) for name, path in files.items() if path.exists()}
+    return Supply(reachable, {**probe_prefix.files_found(list(files)), **found})
+
+
+def _reached(lock: Lock) -> dict[str, bool]:
+    """What pip and git reach from here."""
+    config = pipconf.read(os.environ)
     indexes = index_addresses(lock)
     if DEFAULT_INDEX in indexes and config.index_url:
         indexes[DEFAULT_INDEX] = config.index_url
-    reachable = dict.fromkeys(indexes, False)
-    reachable |= probe_prefix.reachable({} if config.no_index else indexes, sources_needed(lock))
-    files = {file.file: place(file, cache) for v in lock.variants for p in v.packages for file in p.files}
-    for variant in lock.variants:
-        for name, source in bundles(variant).items():
-            reachable[source.git] |= (cache / "sources" / bundle_name(name, source)).exists()
-    found = {name: str(path) for name, path in files.items() if path.exists()}
-    return Supply(reachable, {**probe_prefix.files_found(list(files)), **found})
+    none = dict.fromkeys(indexes, False)
+    return none | probe_prefix.reachable({} if config.no_index else indexes, sources_needed(lock))

@@ -154,11 +154,13 @@ def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
 
 def ask_here(prepared: Prepared, survey: Survey) -> None:
     """Ask what this machine could deliver, where it is to decide and a node does not reach everything."""
-    short = any(not all(facts.reachable.values()) for facts in survey.facts.values())
-    if short and survey.supply is None and prepared.target.delivery == "auto":
+    short = next((facts for facts in survey.facts.values() if not all(facts.reachable.values())), None)
+    if short is not None and survey.supply is None and prepared.target.delivery == "auto":
         from envbuild.provision.reach import controller_supply
 
-        survey.supply = controller_supply(prepared.lock)
+        # This machine as a node has been asked, with uv's configuration and not with pip's.
+        known = short.reachable if prepared.target.connection.kind == "local" else None
+        survey.supply = controller_supply(prepared.lock, known)
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

@@ -18,7 +18,7 @@ from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.decide import OURS, Decisions, decision, refused
-from envbuild.resolve.estimate import Estimate, size
+from envbuild.resolve.estimate import Estimate, disk_words, size
 from envbuild.resolve.image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules_packages import from_source, meets, scanned, traits_of
@@ -296,11 +296,21 @@ def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decisio
     wanted = f"Python {variant.python}" + (f" as {asked}" if asked else "")
     if variant.base.kind == "prefix":
         wanted += f" under {variant.base.prefix}"
-    what = f"{wanted} is not on the node"
+    what = asked_python(asked, variant.python, facts) if asked else f"{wanted} is not on the node"
     instead = (
         f"install a Python {variant.python} (`uv python install {variant.python}`, a module, or the system's package)"
     )
     return decision("python-not-there", "refuse", what, (wanted, f"there: {there}"), OURS, instead)
+
+
+def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
+    """Why an interpreter that somebody named, by path or version, is not taken where `wanted` is needed."""
+    named = next((p for p in facts.pythons if asked in (p.path, *p.also)), None)
+    if named is not None:
+        return f"{asked} is Python {named.version}, and the stack needs Python {wanted}"
+    if "/" in asked or asked == MODULE_PYTHON:
+        return f"{asked} is no Python on this node; the stack needs Python {wanted}"
+    return f"Python {asked} was asked for; the stack needs Python {wanted}, and no such one is on this node"
 
 
 def disk_rules(cost: Estimate, packages: int, facts: NodeFacts) -> Decisions:
@@ -315,7 +325,7 @@ def disk_rules(cost: Estimate, packages: int, facts: NodeFacts) -> Decisions:
     inodes = min((n for n in (prefix.free_inodes, prefix.quota_inodes) if n is not None), default=None)
     out = []
     if free is not None:
-        compared = (f"{size(free)} free in {prefix.path}", f"about {size(cost.disk_bytes)} needed")
+        compared = (f"{size(free)} free in {prefix.path}", f"{disk_words(cost.disk_bytes, cost.unsized)} needed")
         out.append(_room("disk-space", free, cost.disk_bytes, cost.fetch_bytes, compared))
     # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
     if inodes is not None and prefix.total_inodes != 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
@@ -17,8 +17,10 @@ from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.borrow import borrow
 from envbuild.resolve.candidate import (
     Interpreter,
+    asked_python,
     bound_variant,
     disk_rules,
+    dotted_minor,
     interpreter_rule,
     platform_of,
     platform_rules,
@@ -30,7 +32,7 @@ from envbuild.resolve.candidate import (
 from envbuild.resolve.classes import signature
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
-from envbuild.resolve.estimate import Estimate, estimate, size
+from envbuild.resolve.estimate import Estimate, estimate, fetch_words, few
 from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules import evaluate
@@ -173,7 +175,9 @@ class Resolver:
             nvcc=self._nvcc(best, facts) if best else None,
             gcc=self._gcc(best, facts) if best else None,
             delivery=best.delivery if best else DeliveryChoice(),
-            decisions=best.decisions + _why_not_cuda(best, judged) if best else _why_nothing(judged, facts),
+            decisions=best.decisions + _why_not_cuda(best, judged)
+            if best
+            else _why_nothing(judged, facts, self.interpreter or self.target.base_python),
             candidates=tuple(
                 Candidate(variant_id=j.variant.id, chosen=j is best, decisions=j.decisions) for j in judged
             ),
@@ -328,8 +332,8 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
     if usable:
         return NOTHING
     compared = ("no usable GPU", f"flavour {variant.flavour}")
-    amount = size(cost.fetch_bytes) if not cost.unsized else f"at least {size(cost.fetch_bytes)}"
-    what = f"{amount} to fetch for a CUDA build on a node without a usable GPU; it runs on the CPU"
+    amount = fetch_words(cost.fetch_bytes, cost.unsized)
+    what = f"{amount} for a CUDA build on a node without a usable GPU; it runs on the CPU"
     return (decision("cuda-without-gpu", "warn", what, compared, OURS, "a CPU variant, where its files can be had"),)
 
 
@@ -338,7 +342,7 @@ def _reach_rule(found: Supplied) -> Decisions:
     names = found.missing
     if not names:
         return NOTHING
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    shown = few(names)
     compared = (shown, f"{', '.join(found.places)} cannot be reached")
     what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
     instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
@@ -358,7 +362,7 @@ def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
     return NOTHING
 
 
-def _why_nothing(judged: list[_Judged], facts: NodeFacts) -> tuple[Decision, ...]:
+def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> tuple[Decision, ...]:
     """The most helpful refusals: of the variant that was nearest, and the interpreter where none was to be had."""
     without = [j for j in judged if any(d.rule == "python-not-there" and d.verdict == "refuse" for d in j.decisions)]
     if len(without) == len(judged):
@@ -366,7 +370,14 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts) -> tuple[Decision, ...
         there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons) or "none"
         what = f"the interpreter of the stack is not to be had: it needs Python {wanted}"
         first = wanted.split(" or ")[0]
-        instead = f"install a Python {first} (`uv python install {first}`, a module, or the system's package)"
+        fits = next((p.path for p in facts.pythons if dotted_minor(p) in wanted.split(" or ")), None)
+        if asked:
+            what = asked_python(asked, wanted, facts)
+        instead = (
+            f"name {fits}, or no interpreter"
+            if asked and fits
+            else f"install a Python {first} (`uv python install {first}`, a module, or the system's package)"
+        )
         compared = (f"Python {wanted}", f"there: {there}")
         rest = _refusals(min(judged, key=_distance), skip="python-not-there")
         return (decision("python-not-there", "refuse", what, compared, OURS, instead), *rest)

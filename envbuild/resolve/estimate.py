@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envbuild.model.lock import LockedPackage, Variant
@@ -18,6 +19,7 @@ FILES_PER_PACKAGE = 100
 WHEEL_BYTES_PER_FILE = 16_000
 MOST_FILES_PER_PACKAGE = 12_500
 # A git source is not sized in a lock; this stands for one.
+SOURCE = "source "
 SOURCE_BYTES = 60_000_000
 SOURCE_FILES = 2_000
 # Rough rates of one node: bytes fetched, bytes written, a package's own cost.
@@ -36,13 +38,29 @@ class Estimate:
     seconds: float
     unsized: tuple[str, ...]
 
-    def in_words(self) -> str:
-        """`202 MB to fetch, about 747 MB and 12000 files on disk; no recorded size: torch`."""
-        text = f"{size(self.fetch_bytes)} to fetch, about {size(self.disk_bytes)} and {self.inodes} files on disk"
-        if not self.unsized:
-            return text
-        shown = ", ".join(self.unsized[:3]) + (f" and {len(self.unsized) - 3} more" if len(self.unsized) > 3 else "")
-        return f"{text}; no recorded size: {shown}"
+    def in_words(self, *, fetched: bool = True) -> str:
+        """`202 MB to fetch, about 747 MB and 12000 files on disk`; `fetched`: say what comes over the network."""
+        disk = f"{disk_words(self.disk_bytes, self.unsized)} and {self.inodes} files on disk"
+        text = f"{fetch_words(self.fetch_bytes, self.unsized)}, {disk}" if fetched else disk
+        return f"{text}; no recorded size: {few(self.unsized)}" if self.unsized else text
+
+
+def disk_words(count: int, unsized: Sequence[str]) -> str:
+    """`about 747 MB`; `at least` where the size of a package is not known. A source has its allowance."""
+    known = all(name.startswith(SOURCE) for name in unsized)
+    return f"{'about' if known else 'at least'} {size(count)}"
+
+
+def fetch_words(count: int, unsized: Sequence[str]) -> str:
+    """`202 MB to fetch`; `at least` where something comes on top that nobody has sized."""
+    if unsized and not count:
+        return "an unknown amount to fetch"
+    return f"{'at least ' if unsized else ''}{size(count)} to fetch"
+
+
+def few(names: Sequence[str]) -> str:
+    """Three names, and how many more."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def size(count: int) -> str:
@@ -69,7 +87,7 @@ def estimate(variant: Variant, platform: Platform) -> Estimate:
     seconds = (
         fetch / FETCH_BYTES_PER_SECOND + disk / WRITE_BYTES_PER_SECOND + SECONDS_PER_PACKAGE * len(variant.packages)
     )
-    unsized += [f"source {source.name}" for source in variant.sources]
+    unsized += [f"{SOURCE}{source.name}" for source in variant.sources]
     return Estimate(fetch, int(disk), inodes, round(seconds, 1), tuple(unsized))
 
 

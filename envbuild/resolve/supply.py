@@ -69,7 +69,9 @@ def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply,
         return _of(DeliveryChoice(by="controller", why="the target says that nodes fetch nothing themselves"), ours)
     if ours:
         return _of(DeliveryChoice(by="node"), own)
-    asked = "this machine does" if supply.reachable else "whether this machine does is asked by `provision`"
+    asked = (
+        "this machine has or reaches it" if supply.reachable else "whether this machine does is asked by `provision`"
+    )
     places = ", ".join(dict.fromkeys(place for _, place in own))
     return _of(DeliveryChoice(by="controller", why=f"the node does not reach {places}; {asked}"), [])
 

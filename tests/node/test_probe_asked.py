@@ -15,8 +15,9 @@ def test_a_named_interpreter_is_found_and_keeps_the_name_it_was_asked_by(tmp_pat
     assert (fact["path"], fact["also"]) == (PYTHON, [str(link)])
 
 
-def test_a_named_interpreter_of_another_version_does_not_count(tmp_path: Path) -> None:
-    assert python_facts([], str(tmp_path), ["3.5"], asked=[PYTHON]) == []
+def test_d07_a_named_interpreter_of_another_version_is_told_with_its_version(tmp_path: Path) -> None:
+    (fact,) = python_facts([], str(tmp_path), ["3.5"], asked=[PYTHON])
+    assert (fact["path"], fact["also"], fact["version"].startswith(f"{MINOR}.")) == (PYTHON, [PYTHON], True)
 
 
 def test_a_name_is_the_first_of_path_and_never_a_shim(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_d12_the_controller_fetches_where_the_node_cannot_and_it_can() -> None:
     here = Supply(reachable={"pypi": True, FORGE: True})
     got = decided(reaching(pypi=False, forge=False), sourced(), supply=here)
     assert (got.delivery.by, rules(got, "warn")) == ("controller", [])
-    assert got.delivery.why == "the node does not reach the index pypi, git.example.org; this machine does"
+    assert got.delivery.why == "the node does not reach the index pypi, git.example.org; this machine has or reaches it"
     got = decided(reaching(pypi=True, forge=True), sourced(), supply=here)
     assert (got.delivery.by, got.delivery.why) == ("node", "the node reaches what it needs")
 
@@ -297,6 +297,20 @@ def test_no_interpreter_says_which_are_there() -> None:
     assert first.compared is not None and "3.8.0 at /usr/bin/python3.8" in first.compared[1]
     assert "3.11 or 3.12 or 3.13" in first.what
     assert first.instead is not None and "uv python install 3.11" in first.instead
+
+
+def test_d07_an_interpreter_of_another_version_is_named_with_its_version() -> None:
+    facts = node_facts("cpu-laptop", pythons=[*PY311, "3.8.18"])
+    lock = make_lock({"id": "v", "python": "3.8", "packages": [package("a", "1")]})
+    path, version = facts.pythons[0].path, facts.pythons[0].version
+    got = resolve(facts, lock, target(), compat(), interpreter=path)
+    assert got.decisions[0].what == f"{path} is Python {version}, and the stack needs Python 3.8"
+    assert got.decisions[0].instead == f"name {facts.pythons[1].path}, or no interpreter"
+    for asked, says in (
+        ("/no/python", "/no/python is no Python on this node; the stack needs Python 3.8"),
+        ("3.8.1", "Python 3.8.1 was asked for; the stack needs Python 3.8, and no such one is on this node"),
+    ):
+        assert resolve(facts, lock, target(), compat(), interpreter=asked).decisions[0].what == says
 
 
 def test_an_interpreter_that_is_not_cpython_does_not_count() -> None:
