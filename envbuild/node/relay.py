@@ -29,6 +29,7 @@ _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
 _GREETING = b"envbuild-relay 1 "
 _NONCE = 32  # hexadecimal digits
 _BLOCK = 1 << 20
+_RECORD = 1 << 14
 _BEAT = 5.0
 _IDLE = 60.0  # seconds without a byte, after which the other side is gone
 _TRY = 3.0  # seconds for one attempt to connect
@@ -195,14 +196,15 @@ def _decline(parent: "dict[str, Any]", patience: "float", until: "float") -> "No
 def _stream(connection: "socket.socket", wanted: "_Wanted", half: "str", until: "float") -> "None":
     total = hashlib.sha256()
     left = wanted.size
-    with open(half, "xb") as out:
+    block = memoryview(bytearray(_RECORD))  # one for all: TLS gives no more at once, and a new one costs more than it
+    with open(half, "xb", buffering=_BLOCK) as out:
         while left:
-            block = connection.recv(min(_BLOCK, left))
-            if not block:
+            count = connection.recv_into(block, min(_RECORD, left))
+            if not count:
                 raise OSError("it closed with %d of %d bytes still to come" % (left, wanted.size))
-            total.update(block)
-            out.write(block)
-            left -= len(block)
+            total.update(block[:count])
+            out.write(block[:count])
+            left -= count
             _in_time(until)
     if total.hexdigest() != wanted.sha256:
         raise _damaged(wanted.path, "its sha256 is %s, not %s" % (total.hexdigest()[:12], wanted.sha256[:12]))
