@@ -82,6 +82,8 @@ def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
 ) -> None:
     world = World(tmp_path)
     pin = world.repository("quick", {**FILES, **files})
+    for name in ("setuptools", "wheel"):  # a setup.py has them locked; this one needs neither
+        world.wheel(name, "99.0", files={f"no_{name}.py": b""})
     world.tiny(sources=[{**pin, **source}])
     done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", *form, env=CALLERS)
     assert done.rc == 4
