@@ -56,7 +56,6 @@ NODE_RULES = (
     "cuda-without-gpu",
     "gpu-unused",
 )
-_DRIVER_RULES = ("driver-floor", "driver-cuda-compat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ class Resolver:
             int(not (stamp is not None and stamp.current)),
             int(bool(found_at.missing)),
             int(variant.base.kind != "none"),
-            _flavour_rank(variant, facts, decisions),
+            _flavour_rank(variant, facts),
             self._flavours[variant.flavour],
             self._pythons[variant.python],
             place,
@@ -303,17 +302,14 @@ def gpu_usable(facts: NodeFacts) -> bool:
     return visible_gpus(facts) > 0 and facts.driver.problem is None
 
 
-def _flavour_rank(variant: Variant, facts: NodeFacts, decisions: Decisions) -> int:
-    """0 is what the node's hardware wants; a driver that must be patched first comes after what just works."""
+def _flavour_rank(variant: Variant, facts: NodeFacts) -> int:
+    """0 is what the node's hardware wants."""
     is_cuda = variant.flavour is not None and variant.flavour != "cpu"
     if variant.flavour is None:
         return 0
     if not gpu_usable(facts):
         return 2 if is_cuda else 0
-    if not is_cuda:
-        return 1
-    by_hand = any(d.verdict == "patch" and d.rule in _DRIVER_RULES for d in decisions)
-    return 2 if by_hand else 0
+    return 0 if is_cuda else 1
 
 
 def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, Decisions, decision
@@ -86,22 +84,15 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
         what = "no compat package bridges this driver"
         return (decision("driver-cuda-compat", "refuse", what, compared, note, "a driver update"),)
     package = compat.cuda.compat_package.format(major=cuda[0], minor=cuda[1])
-    folder = _compat_folder(request)
-    if folder is not None:
-        what = f"the driver is below the floor of CUDA {dotted(cuda)}; LD_LIBRARY_PATH has {folder}, from {package}"
-        return (decision("driver-cuda-compat", "patch", what, compared, note, "a driver update"),)
-    what = f"the driver is below the floor of CUDA {dotted(cuda)}, and no compat package is on the library path"
+    if numbers(facts.driver.cuda_ceiling) >= cuda:
+        what = f"a compat package is in use: with this driver nvidia-smi says CUDA {facts.driver.cuda_ceiling}"
+        return (decision("driver-cuda-compat", "allow", what, compared, note),)
+    what = f"the driver is below the floor of CUDA {dotted(cuda)}, and no compat package is in use"
     instead = (
-        f"{package} on the node and `environment: {{LD_LIBRARY_PATH: /usr/local/cuda-{dotted(cuda)}/compat}}` in the "
-        f"target; or {_for_driver(request, driver, compat)}"
+        f"{package} on the node, where its loader finds it (a file in /etc/ld.so.conf.d): nvidia-smi then says CUDA "
+        f"{dotted(cuda)}; or {_for_driver(request, driver, compat)}"
     )
     return (decision("driver-cuda-compat", "refuse", what, compared, note, instead),)
-
-
-def _compat_folder(request: Request) -> str | None:
-    """The folder of a compat package on the library path of the run."""
-    folders = request.variables.get("LD_LIBRARY_PATH", "").split(":")
-    return next((folder for folder in folders if PurePosixPath(folder).name == "compat"), None)
 
 
 def driver_minor_compat(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

@@ -28,8 +28,6 @@ Answer = Callable[[Compat], object]
 
 # A cell with this value is taken away.
 REMOVED = object()
-# A run that has a compat package on its library path.
-COMPAT = {"LD_LIBRARY_PATH": "/usr/local/cuda/compat"}
 CHECKS = {rule: check for rule, _number, check in RULES}
 CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
 PROSE = (
@@ -121,6 +119,7 @@ def node(
     *,
     gpu: str = f"{CARD} @ 8.9",
     driver: str = "600.10",
+    ceiling: str | None = None,
     nvcc: str | None = None,
     gcc: str | None = None,
     glibc: str = "2.39",
@@ -130,6 +129,7 @@ def node(
         "cpu-laptop",
         gpus=f"1 x {gpu}",
         driver=driver,
+        ceiling=ceiling,
         glibc=glibc,
         nvcc=[nvcc] if nvcc else [],
         gcc=[gcc] if gcc else [],
@@ -250,8 +250,8 @@ def _drivers() -> Iterator[Probe]:
             answer = verdicts("driver-floor", node(driver=floor), asked)
             yield Probe(("cuda", "driver_floors", key, version), "999.1", answer)
     for index, branch in enumerate(cuda["forward_compat"]["excluded_branches"]):
-        below = node(gpu=f"{SERVER} @ 8.0", driver=f"{branch}.10")
-        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130", variables=COMPAT))
+        below = node(gpu=f"{SERVER} @ 8.0", driver=f"{branch}.10", ceiling="13.0")
+        answer = verdicts("driver-cuda-compat", below, Request(flavour="cu130"))
         yield Probe(("cuda", "forward_compat", "excluded_branches", index), 9999, answer)
     for capability, branch in cuda["gpu_drivers"]["first_branch"].items():
         known = node(gpu=f"{SERVER} @ {capability}", driver=f"{branch}.10")
@@ -332,12 +332,13 @@ def _compilers() -> Iterator[Probe]:
 
 
 def _gpus() -> Iterator[Probe]:
-    below = Request(flavour="cu130", variables=COMPAT)
+    below = Request(flavour="cu130")
     for kind in ("geforce", "workstation", "data-centre"):
         for index, pattern in enumerate(cell(("gpus", "kinds", kind))):
             # The first pattern that is found decides, so a server's name behind a card's is a card's.
             name = f"NVIDIA {pattern}" if kind == "data-centre" else f"NVIDIA {pattern} A100"
-            answer = verdicts("driver-cuda-compat", node(gpu=f"{name} @ 8.0", driver="535.10"), below)
+            old = node(gpu=f"{name} @ 8.0", driver="535.10", ceiling="13.0")
+            answer = verdicts("driver-cuda-compat", old, below)
             yield Probe(("gpus", "kinds", kind, index), "no such word", answer)
     for model, row in cell(("gpus", "models")).items():
         at: Path = ("gpus", "models", model)
