@@ -20,6 +20,7 @@ _PHASES = {
     "host-key-unknown": "at its host key",
     "host-key-changed": "at its host key",
     "ssh-auth-failed": "at the login",
+    "login-needs-terminal": "at the login",
     "node-without-python": "without a Python",
 }
 

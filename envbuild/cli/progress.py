@@ -41,9 +41,13 @@ class RunProgress:
         self._tty = sys.stderr.isatty() and not ui.quiet
 
     def __enter__(self) -> Self:
-        """Start the live display when there is a terminal."""
+        """Start the live display when there is a terminal; a question to the user makes it go away for a while."""
         if self._tty:
             from rich.live import Live
+
+            from envbuild.provision import questions
+
+            questions.around = self.pause
 
             self._live = Live(
                 get_renderable=self._table, console=self._ui.stderr_console(), refresh_per_second=8, transient=True
@@ -55,6 +59,10 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take the live display away; what it showed last stays as plain lines of the summary."""
+        if self._tty:
+            from envbuild.provision import questions
+
+            questions.around = questions.at_once
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -63,9 +71,11 @@ class RunProgress:
         """Let something else write to the terminal while the live display is away."""
         if self._live is not None:
             self._live.stop()
-        write()
-        if self._live is not None:
-            self._live.start()
+        try:
+            write()
+        finally:
+            if self._live is not None:
+                self._live.start()
 
     def stage(self, text: str) -> None:
         """The run as a whole begins something."""

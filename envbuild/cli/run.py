@@ -15,6 +15,16 @@ from envbuild.errors import EnvbuildError, ExitCode
 
 def run(arguments: list[str]) -> int:
     """Run and return the exit code; no traceback without `--debug`."""
+    try:
+        return _run(arguments)
+    finally:
+        # Here, not at the exit of the interpreter: an interrupted process skips that.
+        connections = sys.modules.get("envbuild.provision.ssh_config")
+        if connections is not None:
+            connections.close()
+
+
+def _run(arguments: list[str]) -> int:
     as_json, debug = "--json" in arguments, "--debug" in arguments
     try:
         result = cli.main(args=arguments, prog_name="envbuild", standalone_mode=False)

@@ -105,9 +105,9 @@ class HostAddress(StrictModel):
 class Connection(StrictModel):
     """How nodes are reached.
 
-    `local`: this machine. `ssh`: OpenSSH for work and Fabric for questions, host keys always verified against the
-    user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs the node
-    program on every node, submitted from `login`. `hosts`: by host name, what is other for that one.
+    `local`: this machine. `ssh`: what `ssh HOST` reaches with the user's configuration, host keys always verified
+    against the user's and the system's known_hosts, or `known_hosts` where given. `job`: one job of the scheduler runs
+    the node program on every node, submitted from `login`. `hosts`: by host name, what is other for that one.
     """
 
     kind: Literal["local", "ssh", "job"] = "local"

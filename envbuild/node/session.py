@@ -4,6 +4,7 @@ Without a terminal a process is not told: it would build on, alone, and hold the
 """
 
 import os
+import select
 import signal
 import threading
 
@@ -14,7 +15,10 @@ _POLL = 1.0
 
 
 def follow(connection: "str | None") -> "None":
-    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh."""
+    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh.
+
+    A connection may serve many sessions and go on; then the end of ours is that nobody reads what we write any more.
+    """
     if connection != "ansible.builtin.ssh":
         return
     session = find(os.getppid())
@@ -44,6 +48,13 @@ def _name_and_parent(pid: "int") -> "tuple[str, int]":
 
 def _watch(session: "dict[str, object]", pid: "int") -> "None":
     gone = threading.Event()
-    while identity.is_alive(session):
+    while identity.is_alive(session) and not _unread(1):
         gone.wait(_POLL)
     os.kill(pid, signal.SIGTERM)
+
+
+def _unread(stream: "int") -> "bool":
+    """Whether the other end of a pipe or socket is closed."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

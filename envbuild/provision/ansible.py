@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +25,11 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.ansible_config import configuration, variables, without_user_settings
 from envbuild.provision.processes import (
     end_marked,
-    end_masters,
     end_masters_of_the_dead,
     end_orphans,
     marker_value,
-    sockets_prefix,
 )
+from envbuild.provision.ssh_config import end_connections
 
 if TYPE_CHECKING:
     from envbuild.provision.inventory import Inventory
@@ -107,16 +105,18 @@ def run_playbook(
     inventory.write(private / "inventory.yml")
     # A killed envbuild cannot end what it started; until that has ended, it would hold the prefix.
     end_orphans(MARKER)
-    with _sockets(inventory) as sockets:
-        (private / "ansible.cfg").write_text(configuration(private, sockets), encoding="utf-8")
-        marker = marker_value()
-        watch = _Watch(cancel, time.monotonic() + deadline, marker)
-        with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
-            try:
-                rc = _run(program, playbook, private, marker, forks, collector, watch)
-            finally:
-                # Whatever a cancelled task left behind.
-                end_marked(MARKER, marker)
+    end_masters_of_the_dead()
+    (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
+    marker = marker_value()
+    watch = _Watch(cancel, time.monotonic() + deadline, marker)
+    with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
+        try:
+            rc = _run(program, playbook, private, marker, forks, collector, watch)
+        finally:
+            # Whatever a cancelled task left behind, here and on nodes.
+            end_marked(MARKER, marker)
+            if watch.reason:
+                end_connections()
     if watch.reason:
         raise _ended_early(name, watch.reason, deadline, collector)
     if rc != 0 and not collector.nodes:
@@ -144,20 +144,6 @@ def find_ansible_playbook() -> Path:
             exit_code=ExitCode.INTERNAL,
         )
     return Path(found)
-
-
-@contextmanager
-def _sockets(inventory: Inventory) -> Iterator[Path]:
-    """A folder for OpenSSH's control sockets, with a short path: they must fit in 108 bytes."""
-    if inventory.connection.kind == "local":
-        yield Path("/nonexistent")
-        return
-    end_masters_of_the_dead()
-    with tempfile.TemporaryDirectory(prefix=sockets_prefix()) as folder:
-        try:
-            yield Path(folder)
-        finally:
-            end_masters(Path(folder))
 
 
 class _Watch:

@@ -41,7 +41,7 @@ def without_user_settings(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def configuration(private: Path, sockets: Path) -> str:
+def configuration(private: Path) -> str:
     """The text of our own ansible.cfg. `%` is the interpolation sign of the format."""
 
     def text(path: Path) -> str:
@@ -73,6 +73,6 @@ pipelining = True
 [ssh_connection]
 pipelining = True
 retries = 2
-control_path_dir = {text(sockets)}
-ssh_args = -o ControlMaster=auto -o ControlPersist=15s -o ServerAliveInterval=30 -o ServerAliveCountMax=10
+# How connections are shared is in the file of `-F`, which the inventory names.
+ssh_args =
 """

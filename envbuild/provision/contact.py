@@ -16,12 +16,11 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
@@ -29,9 +28,6 @@ from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.bundle import node_pyz
-
-if TYPE_CHECKING:
-    import fabric
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
 OUTPUT_LIMIT = 16 * 1024 * 1024
@@ -204,21 +200,11 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-@dataclass(frozen=True)
-class Raw:
-    """What a transport brings back: both streams, and whether it was cut at the cap or at the deadline."""
-
-    out: bytes
-    err: str
-    truncated: bool = False
-    timed_out: bool = False
-
-
 # This machine has the controller's own Python and the package itself: nothing has to be looked for or sent.
 _HERE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from envbuild.node.__main__ import main; sys.exit(main())"
 
 
-def _local(request: dict[str, Any], nonce: str, deadline: float) -> Raw:
+def _local(request: dict[str, Any], nonce: str, deadline: float) -> proc.Finished:
     """The same answer as a first contact gives, from the node program of this installation."""
     package = str(Path(__file__).resolve().parents[2])
     argv = [sys.executable, "-I", "-c", _HERE, package, str(request["verb"])]
@@ -230,35 +216,27 @@ def _local(request: dict[str, Any], nonce: str, deadline: float) -> Raw:
         limit=OUTPUT_LIMIT,
     )
     lines = [_marker("begin", nonce), f"python={sys.executable}", f"response={done.out.rstrip()}", f"exit={done.rc}"]
-    return Raw("\n".join([*lines, _marker("end", nonce), ""]).encode(), done.err, done.truncated, done.timed_out)
-
-
-# Connections that were begun before anybody knew what to ask: by node and options.
-_begun: dict[tuple[str, str], Future[fabric.Connection]] = {}
+    done.out = "\n".join([*lines, _marker("end", nonce), ""])
+    return done
 
 
 def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
     """Begin to log in on nodes that are asked soon, while this process still reads what it will ask.
 
-    What goes wrong is told by `contact`, which takes these connections. Of very many nodes, the first.
+    What goes wrong is told by `contact`. Of very many nodes, the first.
     """
     if connection.kind != "ssh":
         return
-    options = connection.model_dump_json()
-    begun = {node: Future[Any]() for node in dict.fromkeys(nodes[:WORKERS])}
-    _begun.update({(node, options): future for node, future in begun.items()})
 
-    def one(node: str, future: Future[Any]) -> None:
+    def one(node: str) -> None:
         from envbuild.provision import ssh
 
-        try:
-            future.set_result(ssh.log_in(node, connection))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            future.set_exception(error)
+        with suppress(EnvbuildError):
+            ssh.log_in(node, connection, ahead=True)
 
     threading.Thread(target=node_pyz, daemon=True).start()
-    for node, future in begun.items():
-        threading.Thread(target=one, args=(node, future), daemon=True).start()
+    for node in dict.fromkeys(nodes[:WORKERS]):
+        threading.Thread(target=one, args=(node,), daemon=True).start()
 
 
 def run_node(node: str, request: dict[str, Any], connection: Connection, deadline: float = DEADLINE) -> ContactResult:
@@ -269,23 +247,19 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     """
     nonce = secrets.token_hex(16)
     if connection.kind == "local":
-        raw = _local(request, nonce, deadline)
+        done = _local(request, nonce, deadline)
     else:
         from envbuild.provision import ssh
 
-        begun = _begun.pop((node, connection.model_dump_json()), None) if _begun else None
         script = build_script(request, node_pyz(), nonce, follow=request["verb"] in _LONG)
-        out, err, truncated, timed_out = ssh.exchange(
-            node, script.encode(), connection, deadline, OUTPUT_LIMIT, begun.result if begun else None
-        )
-        raw = Raw(out, err, truncated, timed_out)
-    log = raw.err[-LOG_LIMIT:]
-    if raw.truncated:
+        done = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)
+    log = done.err[-LOG_LIMIT:]
+    if done.truncated:
         why = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
         raise _garbled(node, "contact-too-much-output", "the node prints without end", why, log)
-    if raw.timed_out:
+    if done.timed_out:
         raise _garbled(node, "contact-timeout", f"no answer within {deadline:g} s", log[-300:].strip(), log)
-    return parse_output(raw.out, nonce, node, log)
+    return parse_output(done.out.encode(), nonce, node, log)
 
 
 def contact(
@@ -307,6 +281,7 @@ def contact(
             with at_once:
                 return run_node(node, request_for(node), connection, deadline)
         except EnvbuildError as error:
+            error.details.setdefault("node", node)
             return error
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
             why = f"{type(error).__name__}: {error}"

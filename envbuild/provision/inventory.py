@@ -6,7 +6,6 @@ variables that exist are the ones named here.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
+from envbuild.provision.ssh_config import arguments
 
 if TYPE_CHECKING:
     from envbuild.model.target import Connection
@@ -117,40 +117,8 @@ def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
         out["ansible_user"] = user
     if port is not None:
         out["ansible_port"] = port
-    if connection.identity is not None:
-        out["ansible_ssh_private_key_file"] = str(Path(connection.identity).expanduser())
-    out["ansible_ssh_common_args"] = shlex.join(ssh_options(connection))
+    out["ansible_ssh_common_args"] = shlex.join(arguments(connection, host))
     return out
-
-
-def ssh_options(connection: Connection) -> list[str]:
-    """The options for OpenSSH, one argument each; the user's own ssh configuration stays in force.
-
-    Raises EnvbuildError `path-unusable` (exit 2) for a path that OpenSSH's option syntax cannot carry.
-    """
-    options: list[str] = []
-    if connection.config is not None:
-        options += ["-F", str(Path(connection.config).expanduser())]
-    options += ["-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes"]
-    options += ["-o", f"ConnectTimeout={max(1, math.ceil(connection.connect_timeout))}"]
-    if connection.known_hosts is not None:
-        options += ["-o", f"UserKnownHostsFile={_ssh_path(connection.known_hosts)}", "-o", "GlobalKnownHostsFile=none"]
-    if connection.identity is not None:
-        options += ["-o", "IdentitiesOnly=yes"]
-    return options
-
-
-def _ssh_path(path: str) -> str:
-    """A path inside an `-o` option: quoted, `%` doubled (ssh_config(5), TOKENS)."""
-    full = str(Path(path).expanduser())
-    if '"' in full or "${" in full or "\\" in full:
-        raise EnvbuildError(
-            "path-unusable",
-            f"OpenSSH cannot be given the path {full!r}",
-            why="it holds a double quote, a backslash or `${`",
-            hint="rename the file, or link to it under a plain name",
-        )
-    return '"' + full.replace("%", "%%") + '"'
 
 
 def is_plain_path(path: str) -> bool:

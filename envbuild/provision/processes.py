@@ -85,15 +85,16 @@ def sockets_prefix() -> str:
 
 
 def end_masters(folder: Path) -> None:
-    """End OpenSSH's connection masters with a socket in `folder`; what ran through them on nodes ends with them.
+    """End OpenSSH's processes that name `folder`: connection masters, and who uses them; what they run on nodes ends.
 
     A master writes its title over its environment, so that no marker is found there.
     """
-    title = os.fsencode(f"ssh: {folder}/")
+    named = os.fsencode(f"{folder}/")
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cmdline").read_bytes().startswith(title):
+                words = (entry / "cmdline").read_bytes()
+                if words.startswith((b"ssh: ", b"ssh\0")) and named in words:
                     _signal([int(entry.name)], signal.SIGTERM)
             except OSError:
                 continue

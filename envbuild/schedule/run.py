@@ -1,4 +1,4 @@
-"""Where a scheduler's programs run: on this machine, or on the login host through Fabric. Argument lists only."""
+"""Where a scheduler's programs run: on this machine, or on the login host over SSH. Argument lists only."""
 
 from __future__ import annotations
 
@@ -61,10 +61,9 @@ class Login:
         from envbuild.provision import ssh
 
         nonce = secrets.token_hex(16)
-        out, err, truncated, timed_out = ssh.exchange(
-            self.host, _script(argv, stdin, nonce).encode(), self.connection, timeout, LIMIT
+        return _finished(
+            ssh.exchange(self.host, _script(argv, stdin, nonce).encode(), self.connection, timeout, LIMIT), nonce
         )
-        return _finished(out, err, nonce, truncated=truncated, timed_out=timed_out)
 
 
 def _script(argv: Sequence[str], stdin: bytes | None, nonce: str) -> str:
@@ -78,14 +77,15 @@ def _script(argv: Sequence[str], stdin: bytes | None, nonce: str) -> str:
     )
 
 
-def _finished(out: bytes, err: str, nonce: str, *, truncated: bool, timed_out: bool) -> Finished:
-    _, found, rest = out.partition(f"\nbegin {nonce}\n".encode())
-    body, ended, code = rest.rpartition(f"\nend {nonce} ".encode())
+def _finished(done: Finished, nonce: str) -> Finished:
+    """What the program of `_script` left, between the lines that the script printed around it."""
+    _, found, rest = done.out.partition(f"\nbegin {nonce}\n")
+    body, ended, code = rest.rpartition(f"\nend {nonce} ")
     if not found or not ended:
-        said = (out if not found else rest).decode("utf-8", "replace")
-        return Finished(rc=None, out=said, err=err, timed_out=timed_out, truncated=truncated)
+        said = done.out if not found else rest
+        return Finished(out=said, err=done.err, timed_out=done.timed_out, truncated=done.truncated)
     number = int(code.split()[0])
-    return Finished(rc=number, out=body.decode("utf-8", "replace"), err=err, missing=number == 127, truncated=truncated)
+    return Finished(rc=number, out=body, err=done.err, missing=number == 127, truncated=done.truncated)
 
 
 def submit_host(target: Target) -> Runner:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,11 @@ def require_sshd() -> str:
 class Server:
     """One running sshd. `known` is its line for a known_hosts file."""
 
-    def __init__(self, root: Path, address: str, client_key: Path, force: str = "") -> None:
+    def __init__(
+        self, root: Path, address: str, client_key: Path, force: str = "", settings: Sequence[str] = (), pam: str = ""
+    ) -> None:
+        """`settings` stand first in its configuration; `pam` is the text of its PAM service."""
+        self.settings, self.pam = settings, pam
         self.address = address
         self.port = _free_port(address)
         self.root = root
@@ -47,6 +52,7 @@ class Server:
         """Start and wait until the port answers."""
         config = self.root / "sshd_config"
         lines = [
+            *self.settings,
             f"Port {self.port}",
             f"ListenAddress {self.address}",
             f"HostKey {self.key}",
@@ -63,6 +69,11 @@ class Server:
             lines.append(f"ForceCommand {self._force}")
         config.write_text("\n".join(lines) + "\n")
         argv = [require_sshd(), "-D", "-e", "-f", str(config)]
+        if self.pam:
+            (self.root / "pam").write_text(self.pam)
+            # A mount that only this server sees: PAM knows no other folder for its services.
+            mount = f'mount -t tmpfs none /etc/pam.d && cp {self.root}/pam /etc/pam.d/sshd && exec "$@"'
+            argv = ["unshare", "--mount", "sh", "-c", mount, "sh", *argv]
         with (self.root / "log").open("wb") as log:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 10

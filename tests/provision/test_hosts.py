@@ -14,7 +14,7 @@ from envbuild.model.target import Connection, HostAddress, Target
 from envbuild.provision.ansible_hosts import hosts_of
 from envbuild.provision.hosts import Narrowing, Selection, list_hosts, narrow, settle_hosts
 from envbuild.provision.inventory import connection_variables
-from envbuild.provision.ssh import open_connection
+from envbuild.provision.ssh import _command
 from envbuild.provision.supported import unsupported
 
 NAMES = [f"gpu{i:02}" for i in range(1, 9)]
@@ -251,9 +251,6 @@ def test_what_is_said_of_one_host_stands_above_the_connection() -> None:
         ("b", "you", 22),
         ("c", "me", 22),
     ]
-    opened = [open_connection(host, connection) for host in "abc"]
-    assert [(c.host, c.user, c.port) for c in opened] == [
-        ("10.0.0.1", "me", 2222),
-        ("b", "you", 22),
-        ("c", "me", 22),
-    ]
+    asked = [" ".join(_command(host, connection)) for host in "abc"]
+    ends = ("-l me -p 2222 -- 10.0.0.1", "-l you -p 22 -- b", "-l me -p 22 -- c")
+    assert [words.endswith(end) for words, end in zip(asked, ends, strict=True)] == [True] * 3, asked

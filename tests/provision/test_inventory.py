@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision.inventory import Inventory, NodeHost, expand_hosts, ssh_options
+from envbuild.provision.inventory import Inventory, NodeHost, expand_hosts
+from envbuild.provision.ssh_config import arguments
 
 
 class _Loader(yaml.SafeLoader):
@@ -112,26 +113,32 @@ def test_a_path_with_spaces_is_one_interpreter_to_ansible(tmp_path: Path) -> Non
 
 
 def test_ssh_inventory_quotes_paths_with_spaces_and_percent_signs(tmp_path: Path) -> None:
+    known, config = tmp_path / "known %h hosts", tmp_path / "my config"
+    known.touch()
+    config.write_text("# mine\n")
     connection = Connection(
-        kind="ssh", user="hpc", port=2222, identity="/k/my key", known_hosts="/k/known %h hosts", config="/k/my config"
+        kind="ssh", user="hpc", port=2222, identity="/k/my %h key", known_hosts=str(known), config=str(config)
     )
     inventory = Inventory((_host(),), connection)
     host = inventory.as_dict()["nodes"]["hosts"]["gpu1"]
     assert host["ansible_connection"] == "ansible.builtin.ssh"
     assert (host["ansible_user"], host["ansible_port"]) == ("hpc", 2222)
-    assert host["ansible_ssh_private_key_file"] == "/k/my key"
     options = shlex.split(host["ansible_ssh_common_args"])
-    assert options == ssh_options(connection)
-    assert options[:2] == ["-F", "/k/my config"]
-    assert 'UserKnownHostsFile="/k/known %%h hosts"' in options
-    assert "StrictHostKeyChecking=yes" in options
-    assert "BatchMode=yes" in options
+    assert options == arguments(connection, "gpu1")
+    assert 'IdentityFile="/k/my %%h key"' in options
+    file = Path(options[options.index("-F") + 1])
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    lines = file.read_text().splitlines()
+    assert f'UserKnownHostsFile "{str(known).replace("%", "%%")}"' in lines
+    assert {"StrictHostKeyChecking yes", "BatchMode yes", "# mine"} <= set(lines)
+    ssh = subprocess.run(["ssh", *options, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout
+    assert f"userknownhostsfile {known}" in ssh.replace("%%", "%")
 
 
 @pytest.mark.parametrize("path", ['/k/a"b', "/k/${HOME}", "/k/a\\b"])
 def test_a_path_that_openssh_would_expand_is_refused(path: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
-        ssh_options(Connection(kind="ssh", known_hosts=path))
+        arguments(Connection(kind="ssh", identity=path), "gpu1")
     assert caught.value.code == "path-unusable"
 
 

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from envbuild.model.target import Connection, Login, Target
+from envbuild.node.proc import Finished
 from envbuild.schedule import run
 from envbuild.schedule.run import Here
 
@@ -26,14 +27,14 @@ def test_a_login_host_runs_argument_lists_and_gives_streams_and_exit_code_back(s
     argv = ["sh", "-c", 'printf "[%s]" "$@"; cat; printf err >&2; exit 3', "x", "$(id)", "it's", "a\nb", ""]
     text = run._script(argv, stdin, "0" * 32)
     done = subprocess.run(["/bin/sh", "-s"], input=b"echo noise\n" + text.encode(), capture_output=True, check=False)
-    found = run._finished(done.stdout, done.stderr.decode(), "0" * 32, truncated=False, timed_out=False)
+    found = run._finished(Finished(out=done.stdout.decode(), err=done.stderr.decode()), "0" * 32)
     assert found.rc == 3
     assert found.out == "[$(id)][it's][a\nb][]" + (stdin or b"").decode()
     assert found.err == "err"
 
 
 def test_an_answer_that_was_cut_off_is_no_success() -> None:
-    found = run._finished(b"\nbegin abc\nhalf", "", "abc", truncated=False, timed_out=True)
+    found = run._finished(Finished(out="\nbegin abc\nhalf", timed_out=True), "abc")
     assert (found.rc, found.timed_out, found.ok) == (None, True, False)
 
 

@@ -1,0 +1,124 @@
+"""What `ssh -v` says when it does not get in, as coded errors that say what to do."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shlex
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
+
+_DENIED = re.compile(r"Permission denied \(([a-z0-9,@.-]*)\)|Too many authentication failures")
+_UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+) and you have requested strict checking")
+_CHANGED = re.compile(r"Host key for (\S+) has changed and you have requested strict checking")
+_OFFENDING = re.compile(r"^Offending (?:\S+ )?key in (.+):([0-9]+)$", re.MULTILINE)
+_OFFERED = re.compile(r"(\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?$", re.MULTILINE)
+_OFFERS = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)$", re.MULTILINE)
+# What `-v` adds, and what is no reason.
+_TALK = re.compile(r"debug[0-9]: |OpenSSH_|Authenticated |Transferred: |Bytes per second: |\*\*|Warning: ")
+_ANSWERED = {"keyboard-interactive", "password"}
+
+
+def denied(words: str) -> bool:
+    """A server was reached, and refused the login."""
+    return _DENIED.search(words) is not None
+
+
+def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
+    """The error for what `ssh -v` said."""
+    words = words.replace("\r", "")
+    if found := _CHANGED.search(words):
+        return _changed(node, options, found[1], words)
+    if found := _UNKNOWN.search(words):
+        return _unknown(node, options, found[2], words)
+    if denied(words):
+        return _refused(node, words)
+    return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), f"try `ssh {node} true`")
+
+
+def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:
+    found = {"node": node, **details}
+    return EnvbuildError(code, what, why=why, hint=hint, exit_code=ExitCode.UNREACHABLE, details=found)
+
+
+def _last(words: str) -> str:
+    """The last lines: the reason, and what a jump host said."""
+    said = [line.strip() for line in words.splitlines() if line.strip() and not _TALK.match(line)]
+    return "; ".join(said[-3:]) or "ssh gave no reason"
+
+
+def _host_and_port(name: str) -> tuple[str, str]:
+    if name.startswith("[") and "]:" in name:
+        host, _, port = name[1:].partition("]:")
+        return host, port
+    return name, "22"
+
+
+def _unknown(node: str, options: Connection, name: str, said: str) -> EnvbuildError:
+    host, port = _host_and_port(name)
+    offered = _OFFERS.findall(said.partition("host key is known for")[0])
+    kind, shown = offered[-1] if offered else ("a key", "")
+    into = f"-o UserKnownHostsFile={shlex.quote(options.known_hosts)} " if options.known_hosts else ""
+    return _unreachable(
+        node,
+        "host-key-unknown",
+        f"the host key of {name} is not known",
+        f"it offers {kind} {shown}".rstrip() + ", which is in no known_hosts file",
+        f"compare the fingerprint, then accept it: `ssh {into}-p {port} {host} true`",
+        fingerprint=shown,
+    )
+
+
+def _changed(node: str, options: Connection, name: str, words: str) -> EnvbuildError:
+    offered = _OFFERED.search(words)
+    kind, shown = (offered[1], offered[2]) if offered else ("a key", "")
+    known = next((_fingerprint(Path(path), int(line)) for path, line in _OFFENDING.findall(words)), "")
+    where = f" -f {shlex.quote(options.known_hosts)}" if options.known_hosts else ""
+    return _unreachable(
+        node,
+        "host-key-changed",
+        f"the host key of {name} is not the one that is known",
+        f"known: {known or 'another one'}; offered: {kind} {shown}",
+        f"find out why; if it is right, forget the old key: `ssh-keygen -R '{name}'{where}`, then log in once",
+        fingerprint=shown,
+    )
+
+
+def _fingerprint(path: Path, line: int) -> str:
+    """The fingerprint, as ssh prints it, of the key in one line of a known_hosts file; empty where there is none."""
+    try:
+        words = path.read_text(encoding="utf-8", errors="replace").splitlines()[line - 1].split()
+        key = base64.b64decode(words[3 if words[0].startswith("@") else 2], validate=True)
+    except (OSError, IndexError, ValueError):
+        return ""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _refused(node: str, words: str) -> EnvbuildError:
+    methods = {method for found in _DENIED.findall(words) for method in found.split(",")}
+    if methods & _ANSWERED and not can_answer():
+        return _unreachable(
+            node,
+            "login-needs-terminal",
+            f"{node} refuses a login that nobody answers its questions for",
+            f"{_last(words)}; there is no terminal to answer at",
+            "run envbuild in a terminal; or give the host a `ControlPath` in ~/.ssh/config, log in and leave that "
+            f"connection open (`ssh -fNM {node}`), and run the same command again",
+        )
+    hint = "check user and identity of the target's `connection:`; `ssh-add` unlocks a key with a passphrase"
+    return _unreachable(node, "ssh-auth-failed", f"{node} refuses the login", _last(words), hint)
+
+
+def can_answer() -> bool:
+    """Somebody can answer a question of `ssh`: at this process's terminal, or through the program SSH_ASKPASS."""
+    if os.environ.get("SSH_ASKPASS") and os.environ.get("SSH_ASKPASS_REQUIRE") == "force":
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return bool(os.environ.get("SSH_ASKPASS") and os.environ.get("DISPLAY"))
+    return True
