@@ -2,9 +2,9 @@
 
 All nodes of the tree run this at once. A child connects to its parent, waits there until the parent has the file, takes
 it, checks it, and gives it to its own children, one after another, those with most below them first; the root has it
-from the beginning. A connection begins with the parent's greeting and a nonce; the child answers with the HMAC of the
-nonce under the token that it and the parent were told, which is good once. Then the parent sends `.` while it waits,
-`F` and the file, or it closes because it will never have it; the child confirms with `K`. Nothing is encrypted.
+from the beginning. A connection is TLS with the certificate of this journey (`relay_tls.py`), and begins with the token
+that the child and the parent were told, which is good once. Then the parent sends `.` while it waits, `F` and the file,
+or it closes because it will never have it; the child confirms with `K`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 
-from envbuild.node import env_pack, paths
+from envbuild.node import env_pack, paths, relay_tls
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 FOLDER = os.path.join("store", "packs")  # below a prefix
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
-_GREETING = b"envbuild-relay 1 "
-_NONCE = 32  # hexadecimal digits
 _BLOCK = 1 << 20
 _RECORD = 1 << 14
 _BEAT = 5.0
@@ -42,10 +40,10 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Take `args.file` from `args.parent` and give it to `args.children`; or, with `args.remove`, delete it.
 
     `file` lies in `<prefix>/store/packs`; `sha256` and `bytes` say what it is. `parent`: `address`, `ports`, `token`,
-    or absent where the file is there. `children`: [{`name`, `token`}], in the order in which they are served at
-    `listen` (`address`, `ports`: the first that is free). `patience`: seconds in which the other side has to be there,
-    `deadline` seconds for all. Result: `file`, `there` (it was there before), `seconds`, `given` and `missed` (names of
-    children).
+    `certificate` (PEM), or absent where the file is there. `children`: [{`name`, `token`}], in the order in which they
+    are served at `listen` (`address`, `ports`: the first that is free; `certificate` and `key`, PEM). `patience`:
+    seconds in which the other side has to be there, `deadline` seconds for all. Result: `file`, `there` (it was there
+    before), `seconds`, `given` and `missed` (names of children).
 
     Raises NodeError `peer-unreachable`, `peer-gave-up` (exit 3), `transfer-damaged` (5), `disk-full` (75).
     """
@@ -138,10 +136,6 @@ def _secret(token: "Any") -> "bytes":
     if not isinstance(token, str) or not re.match(r"\A[0-9a-f]{64}\Z", token):
         raise NodeError("request-invalid", "`token` must be 64 hexadecimal digits")
     return token.encode("ascii")
-
-
-def _proof(token: "bytes", nonce: "bytes") -> "bytes":
-    return hmac.new(token, nonce, hashlib.sha256).hexdigest().encode("ascii")
 
 
 def _receive(connection: "socket.socket", count: "int") -> "bytes":
@@ -240,6 +234,7 @@ def _unreachable(where: "str", why: "str") -> "NodeError":
 def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "socket.socket":
     """A connection to the parent that has taken our token; it may begin to listen later than we begin to ask."""
     address, ports, token = str(parent.get("address")), parent.get("ports") or [], _secret(parent.get("token"))
+    context = relay_tls.taking(parent)
     began = time.monotonic()
     give_up, closed = min(until, began + patience), min(until, began + _TRY)
     last = "no port was named"
@@ -254,13 +249,12 @@ def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "
                 continue
             no_way = False
             try:
-                greeting = _receive(connection, len(_GREETING) + _NONCE)
-                if greeting.startswith(_GREETING):
-                    connection.sendall(_proof(token, greeting[len(_GREETING) :]))
-                    return connection
-                last = "%s port %s: another program listens there" % (address, port)
-            except OSError as error:
+                connection = context.wrap_socket(connection)
+                connection.sendall(token)
+            except OSError as error:  # another program listens there, or one with another certificate
                 last = "%s port %s: %s" % (address, port, error)
+            else:
+                return connection
             connection.close()
         if time.monotonic() > (closed if no_way else give_up):
             raise _unreachable(address, last)
@@ -282,6 +276,7 @@ class _Server:
         self.given = []  # type: list[int]
         self.sending = False
         listen = args.get("listen") or {}
+        self.context = relay_tls.giving(listen)
         self.socket = _bound(str(listen.get("address")), listen.get("ports") or [], len(self.names))
         if self.socket is not None:
             threading.Thread(target=self._accept, args=(self.socket,), daemon=True).start()
@@ -297,6 +292,8 @@ class _Server:
     def _serve(self, connection: "socket.socket") -> "None":
         child = None
         try:
+            connection.settimeout(_TRY * 2)
+            connection = self.context.wrap_socket(connection, server_side=True)
             child = self._welcomed(connection)
             if child is None or not self._turn_of(child, connection):
                 return
@@ -322,13 +319,10 @@ class _Server:
 
     def _welcomed(self, connection: "socket.socket") -> "int | None":
         """Which child it is; None for anybody else. A token is good once."""
-        connection.settimeout(_TRY * 2)
-        nonce = os.urandom(_NONCE // 2).hex().encode("ascii")
-        connection.sendall(_GREETING + nonce)
-        proof = _receive(connection, 64)
+        told = _receive(connection, 64)
         with self.turn:
             for child, token in enumerate(self.tokens):
-                if child not in self.seen and hmac.compare_digest(proof, _proof(token, nonce)):
+                if child not in self.seen and hmac.compare_digest(told, token):
                     self.seen.add(child)
                     self.queue.add(child)
                     self.turn.notify_all()

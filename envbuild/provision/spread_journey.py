@@ -6,6 +6,7 @@ import random
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,14 @@ class Journey:
 def relays(
     drawn: Mapping[str, list[str]], addresses: Mapping[str, str], pack: Mapping[str, Any], deadline: float
 ) -> dict[str, dict[str, Any]]:
-    """The arguments of `relay` for every node of a tree, with a token for each of its edges."""
+    """The arguments of `relay` for every node of a tree, with a token for each of its edges and one certificate."""
     parents = {child: parent for parent, children in drawn.items() for child in children}
     names = list(dict.fromkeys((*drawn, *parents)))
     ports = {name: random.sample(_PORTS, 4) for name in drawn}
     tokens = {child: secrets.token_hex(32) for child in parents}
     # Every node is contacted by a thread of this process; the last ones begin seconds after the first.
     patience = 15.0 + 0.5 * len(names)
+    certificate, key = _certificate()
     found = {}
     for name in names:
         args: dict[str, Any] = {"file": pack["file"], "sha256": pack["sha256"], "bytes": pack["bytes"]}
@@ -57,11 +59,30 @@ def relays(
         if name in parents:
             above = parents[name]
             args["parent"] = {"address": addresses[above], "ports": ports[above], "token": tokens[name]}
+            args["parent"]["certificate"] = certificate
         if name in drawn:
             args["children"] = [{"name": child, "token": tokens[child]} for child in drawn[name]]
-            args["listen"] = {"address": addresses[name], "ports": ports[name]}
+            args["listen"] = {"address": addresses[name], "ports": ports[name], "certificate": certificate, "key": key}
         found[name] = args
     return found
+
+
+def _certificate() -> tuple[str, str]:
+    """A new certificate and its key (PEM). Nothing else is trusted where it is, and nobody keeps the key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "envbuild")])
+    # Clocks of nodes may be off by years.
+    since, until = (datetime(year, 1, 1, tzinfo=UTC) for year in (1970, 2100))
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), since, until)
+    signed = made.sign(key, hashes.SHA256())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return signed.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
 
 
 def note(journey: Journey, drawn: Mapping[str, list[str]], answers: Answers) -> None:

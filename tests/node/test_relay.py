@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 import socket
@@ -12,17 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.node import relay
+from envbuild.node import relay, relay_tls
 from envbuild.node.protocol import NodeError
+from envbuild.provision.spread_journey import _certificate
 
 DATA = os.urandom(1 << 20) * 3
 SHA = hashlib.sha256(DATA).hexdigest()
 NAME = "tiny-exact-0123456789ab.tar"
+CERTIFICATE, KEY = _certificate()
 TOKENS = {name: str(number) * 64 for number, name in enumerate("abcdef")}
 
 
@@ -47,9 +49,10 @@ class Place:
         args: dict[str, Any] = {"file": str(self.file), "sha256": SHA, "bytes": len(DATA), "patience": 2, **more}
         if parent is not None:
             args["parent"] = {"address": "127.0.0.1", "ports": parent.ports, "token": TOKENS[self.name]}
+            args["parent"]["certificate"] = CERTIFICATE
         if children:
             args["children"] = [{"name": child.name, "token": TOKENS[child.name]} for child in children]
-            args["listen"] = {"address": "127.0.0.1", "ports": self.ports}
+            args["listen"] = {"address": "127.0.0.1", "ports": self.ports, "certificate": CERTIFICATE, "key": KEY}
         return args
 
     def put(self, data: bytes = DATA) -> None:
@@ -178,23 +181,92 @@ def test_nobody_without_the_token_gets_the_file_and_a_token_is_good_once(places:
     giving.start()
 
     def ask(token: str) -> bytes:
-        until = time.monotonic() + 5
-        while True:
-            try:
-                connection = socket.create_connection(("127.0.0.1", a.ports[0]), timeout=5)
-                break
-            except OSError:
-                assert time.monotonic() < until
-        with connection:
-            greeting = connection.recv(200)
-            proof = hmac.new(token.encode(), greeting[-relay._NONCE :], hashlib.sha256).hexdigest()
-            connection.sendall(proof.encode())
+        with relay_tls.taking({"certificate": CERTIFICATE}).wrap_socket(reached(a)) as connection:
+            connection.sendall(token.encode())
             return connection.recv(1 << 16).lstrip(b".")[:1]
 
     assert ask("0" * 64) == b""
     assert ask(TOKENS["b"]) in (b"F", b""), "the dots may come alone first"
     assert ask(TOKENS["b"]) == b""
     giving.join()
+
+
+def reached(place: Place) -> socket.socket:
+    """A connection to who gives, as soon as it listens."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", place.ports[0]), timeout=5)
+        except OSError:
+            assert time.monotonic() < until
+
+
+def test_d30_nobody_without_tls_gets_a_byte_of_the_file(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put()
+    giving = threading.Thread(target=lambda: a.run(a.args(None, (b,), patience=2)))
+    giving.start()
+    for words in (TOKENS["b"].encode(), b"GET / HTTP/1.1\r\n\r\n"):
+        with reached(a) as connection, suppress(ConnectionError):
+            connection.sendall(words)
+            heard = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            assert len(heard) < 16, "an alert of TLS at most"
+    giving.join()
+
+
+def test_d30_a_child_takes_nothing_from_who_has_another_certificate(places: list[Place]) -> None:
+    a, b = places[:2]
+    a.put()
+    other, key = _certificate()
+    listen = {"listen": {"address": "127.0.0.1", "ports": a.ports, "certificate": other, "key": key}}
+    giving = threading.Thread(target=lambda: a.run({**a.args(None, (b,), patience=2), **listen}))
+    giving.start()
+    with pytest.raises(NodeError) as caught:
+        args = b.args(a, patience=1)
+        args["parent"]["ports"] = a.ports[:1]
+        b.run(args)
+    assert (caught.value.code, caught.value.exit_code) == ("peer-unreachable", 3)
+    assert "certificate verify failed" in (caught.value.why or "")
+    assert list(b.file.parent.iterdir()) == []
+    giving.join()
+
+
+def test_d30_what_goes_over_the_network_is_not_what_is_in_the_file(places: list[Place]) -> None:
+    a, b = places[:2]
+    text = b"this is what nobody else may read\n" * 2000
+    args = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+    a.put(text)
+    child = b.args(a, **args)
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        child["parent"]["ports"] = [between.getsockname()[1]]
+        giving = a.start(a.args(None, (b,), **args))
+        taking = b.start(child)
+        down, up = between.accept()[0], reached(a)
+        seen = bytearray()
+
+        def pass_on(source: socket.socket, to: socket.socket) -> None:
+            for data in iter(lambda: source.recv(1 << 16), b""):
+                seen.extend(data)
+                to.sendall(data)
+
+        for ends in ((up, down), (down, up)):
+            threading.Thread(target=pass_on, args=ends, daemon=True).start()
+        assert ended(taking)["ok"]
+        assert ended(giving)["ok"]
+    assert len(seen) > len(text)
+    assert b"nobody else" not in seen
+    assert TOKENS["b"].encode() not in seen
+    assert b.file.read_bytes() == text
+
+
+def test_d30_a_python_without_ssl_leaves_the_way_to_the_controller(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = places[:2]
+    a.put()
+    monkeypatch.setattr(relay_tls, "ssl", None)
+    for place, args in ((a, a.args(None, (b,))), (b, b.args(a))):
+        assert code(args, place) == ("peer-unreachable", 3)
 
 
 def test_another_program_on_the_port_is_passed_over(places: list[Place]) -> None:
