@@ -128,8 +128,24 @@ def test_a_test_that_fails_on_the_builder_is_told_for_all_nodes(world: JobWorld)
     nodes = by_node(done)
     assert done.rc == 1, done.err
     assert {node["status"] for node in nodes.values()} == {"failed"}
-    assert [node["error"]["code"] for node in nodes.values() if node.get("error")] == ["not-built"]
+    assert sorted(node["error"]["code"] for node in nodes.values()) == ["not-built", "smoke-failed"]
     assert not (world.prefix / "current" / "tiny").exists()
+
+
+def test_d38_d40_a_repair_whose_step_is_killed_is_told_and_the_environment_in_use_stays(world: JobWorld) -> None:
+    bad = world.cluster.shared / f"bad of {world.top.name}"
+    code = f"import os, signal\nif os.path.exists({str(bad)!r}):\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+    world.wheel(files={"alpha/__init__.py": code.encode()})
+    world.target(scheduler={"nodes": 1})
+    world.tiny(imports=["alpha"], smoke=[{"name": "sound"}])
+    assert world.job().rc == 0
+    stamp = (world.prefix / "current" / "tiny" / ".envbuild" / "stamp.json").read_bytes()
+    bad.touch()
+    done = world.job("--repair")
+    assert done.rc == 9, done.err
+    assert "was in `smoke`, which was killed (signal 9" in done.node["error"]["what"]
+    assert (world.prefix / "current" / "tiny" / ".envbuild" / "stamp.json").read_bytes() == stamp
+    assert not (world.prefix / "lease.json").exists()
 
 
 def test_a_plan_asks_and_changes_nothing_on_the_prefix(world: JobWorld) -> None:
