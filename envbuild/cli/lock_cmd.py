@@ -68,7 +68,7 @@ def create(
     from envbuild.lock.first_use import read_first_uses
     from envbuild.lock.packages import sdists
     from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.profile import refuse, refuse_locked
+    from envbuild.resolve.profile import refuse, refuse_locked, scan_findings
 
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)
@@ -92,6 +92,8 @@ def create(
         say=ui.warn,
     )
     refuse_locked(made, compat)
+    for text in scan_findings(made, compat):
+        ui.note(text)
     built = sorted({name for variant in made.variants for name in sdists(variant.packages)})
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")

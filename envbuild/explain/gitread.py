@@ -72,6 +72,18 @@ class GitReader:
             raise _failed("grep", url, done.stderr)
         return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)
 
+    def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
+        """Paths of the Python files that an extended regular expression is found in. Raises as `tree` does."""
+        files = {
+            oid for path, (mode, oid) in self.tree(url, commit).items() if path.endswith(".py") and mode[:3] == "100"
+        }
+        place = self._repository(url, "files")
+        self._fetch_blobs(place, url, sorted(files))
+        done = run_git(["grep", "-I", "-l", "-z", "-E", "-e", pattern, commit, "--", "*.py"], cwd=place)
+        if done.returncode > 1:
+            raise _failed("grep", url, done.stderr)
+        return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)
+
     def submodules(self, url: str, commit: str) -> list[str]:
         """Paths of the gitlinks in a commit."""
         return sorted(path for path, (mode, _) in self.tree(url, commit).items() if mode == "160000")

@@ -21,6 +21,7 @@ from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
+from envbuild.lock.scan import with_uses
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -83,8 +84,9 @@ def create_lock(
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `say` gets a
-    sentence for what builds want and the lock has not, and for each newcomer. Raises
+    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `allow_build`:
+    packages whose setup code may run here. `say` gets a sentence for what builds want and the lock has not, for each
+    newcomer, and for each tree that could not be looked at. Raises
     EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what
     resolution, sources, bases and records raise.
     """
@@ -93,7 +95,7 @@ def create_lock(
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
-    sources = tuple(lock_source(source) for source in profile.sources)
+    sources = with_uses(tuple(lock_source(source) for source in profile.sources), previous, say)
     needs = read_needs(profile.sources)
     until = day.isoformat() if day else None
     uses = dict(first_uses or {})

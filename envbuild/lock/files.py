@@ -136,7 +136,8 @@ def _fill(table: Any, data: dict[str, Any]) -> None:
     ordered = [key for key in data if key not in last] + [key for key in last if key in data]
     for key in ordered:
         value = data[key]
-        if value in ({}, []):
+        # That a scan found nothing is not that nobody looked.
+        if value in ({}, []) and key != "uses":
             continue
         if key in _TABLES:
             table.add(_TABLES[key], _tables(value))

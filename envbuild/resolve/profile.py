@@ -45,6 +45,21 @@ def refuse_locked(lock: Lock, compat: Compat) -> None:
     _raise_first(tuple(item for item in found if item.verdict == "refuse"))
 
 
+def scan_findings(lock: Lock, compat: Compat) -> tuple[str, ...]:
+    """What the trees of a lock's sources do that its packages do not take, each in a sentence."""
+    out: dict[str, None] = {}
+    for variant in lock.variants:
+        stops, uses = rules_packages.scanned(variant.sources, compat)
+        packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
+        torch = packages.get("torch", "").partition("+")[0] or None
+        request = Request(torch=torch, python=variant.python, packages=packages, traits=stops, uses=uses)
+        for rule in compat.package_rules:
+            found = rules_packages.package_rule(rule, request) if rule.trait else None
+            if found is not None and found.verdict != "allow":
+                out[f"{found.rule}: {found.what} ({found.compared[0] if found.compared else ''})"] = None
+    return tuple(out)
+
+
 def _raise_first(found: Decisions) -> None:
     for item in found:
         here, there = item.compared or ("", "")
