@@ -28,6 +28,7 @@ from envbuild.node import (
     uv,
     wheel_handed,
     wheel_store,
+    wheelfile,
 )
 from envbuild.node.protocol import Exit, NodeError, log
 
@@ -116,6 +117,7 @@ class Builder:
             if (source.get("build") or {}).get("kind") == "inplace":
                 self._in_place(source)
             if source["name"] in self.wheels:
+                wheelfile.refuse_unsafe(self.wheels[source["name"]])
                 # Never from the cache: the same version may have been built from another commit before.
                 self._uv(["--link-mode", "copy", "--reinstall", _url(self.wheels[source["name"]])], source)
             if how == "path":

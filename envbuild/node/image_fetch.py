@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 
-from envbuild.node import paths, pipconf, proc, record, sources, web
+from envbuild.node import paths, pipconf, proc, record, sources, web, wheelfile
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -82,6 +82,7 @@ class _Places:
         for known in [kept] + [os.path.join(each, name) for each in self.links]:
             if known and os.path.isfile(known) and _digest(known) == digest:
                 shutil.copyfile(known, target)
+                _refuse_unsafe(target)
                 return os.path.getsize(target)
         log("fetching %s" % name)
         try:
@@ -90,6 +91,7 @@ class _Places:
             if name not in error.what:
                 error.what = "%s: %s" % (name, error.what)
             raise
+        _refuse_unsafe(target)
         if kept:
             _keep(target, kept)
         return os.path.getsize(target)
@@ -188,6 +190,11 @@ def _digest(path: "str") -> "str":
         for block in iter(lambda: stream.read(1 << 20), b""):
             total.update(block)
     return total.hexdigest()
+
+
+def _refuse_unsafe(path: "str") -> "None":
+    if path.endswith(".whl"):
+        wheelfile.refuse_unsafe(path)
 
 
 def _keep(path: "str", kept: "str") -> "None":

@@ -5,7 +5,7 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import build_causes, pipconf, record, uv, variables, wheel_entry
+from envbuild.node import build_causes, pipconf, record, uv, variables, wheel_entry, wheelfile
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -165,6 +165,9 @@ def _install_wheels(
     options: "list[str]",
 ) -> "None":
     options = ["--no-build"] + options
+    for folder in pipconf.folders(pipconf.alive(list(artifacts.get("find_links") or []) + tool.config.find_links)):
+        for each in [each for package in packages for each in package["files"]]:
+            wheelfile.refuse_unsafe(os.path.join(folder, each["file"]))
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
         try:

@@ -7,6 +7,9 @@ import base64
 import csv
 import hashlib
 import io
+import os
+import re
+import stat
 import zipfile
 import zlib
 
@@ -19,14 +22,17 @@ if TYPE_CHECKING:
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
 _TEXT_LIMIT = 64 << 20
+_DATA = ("", "purelib", "platlib", "scripts", "headers", "data")
 
 
 def check(path: "str", wanted: "dict[str, Any]") -> "int":
     """Compare every member that RECORD names with its hash there; returns how many agree.
 
     `wanted`: `file`, `package`, `version`. A RECORD that is wrong about the wheel's own metadata is only noted: torch's
-    was written before its wheels were renamed. Raises NodeError `artifact-damaged`, `record-mismatch` (exit 5).
+    was written before its wheels were renamed. Raises NodeError `artifact-damaged`, `record-mismatch`, `wheel-unsafe`
+    (exit 5).
     """
+    refuse_unsafe(path)
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -37,6 +43,43 @@ def check(path: "str", wanted: "dict[str, Any]") -> "int":
             return _check_members(archive, folder, wanted)
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
         raise _damaged(wanted, "%s: %s" % (type(error).__name__, str(error)[:200])) from error
+
+
+def refuse_unsafe(path: "str") -> "None":
+    """Raise NodeError `wheel-unsafe` (exit 5) when a member of the wheel would lie elsewhere or is no plain file.
+
+    uv drops such members without a word. What is no zip file at all is left to whoever reads its contents.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [(each.filename, _why_unsafe(each)) for each in archive.infolist()]
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
+        return
+    for name, why in found:
+        if why:
+            raise NodeError(
+                "wheel-unsafe",
+                "%s holds %r, %s" % (os.path.basename(path), name[:200], why),
+                hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
+                exit_code=Exit.INTEGRITY,
+            )
+
+
+def _why_unsafe(member: "zipfile.ZipInfo") -> "str":
+    """What is wrong with a member; empty when nothing is."""
+    # `orig_filename` is as written: ZipInfo cuts a name at NUL.
+    name = member.orig_filename
+    parts = name.split("/")
+    if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
+        return "which is no relative path"
+    if ".." in parts:
+        return "which leads out of its folder"
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "which is a link or a device"
+    if parts[0].endswith(".data") and len(parts) > 1 and parts[1] not in _DATA:
+        return "which belongs to no scheme of a wheel"
+    return ""
 
 
 def _dist_info(names: "list[str]", wanted: "dict[str, Any]") -> "str":

@@ -1,0 +1,78 @@
+"""A wheel with a member that would lie elsewhere is refused by name before anything unpacks it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.node import pipconf, wheelfile
+from envbuild.node.fetch import fetch_file
+from envbuild.node.protocol import NodeError
+from tests.e2e.world import World, snapshot
+from tests.support.wheels import write_wheel
+
+LINK = 0o120777 << 16
+UNSAFE = [
+    ("../evil.py", 0), ("alpha/../../evil.py", 0), ("/tmp/evil.py", 0), ("alpha-1.0.data/../evil.py", 0),
+    ("alpha-1.0.data/scripts/../../evil", 0), ("alpha\\..\\evil.py", 0), ("C:/evil.py", 0), ("alpha/link", LINK),
+    ("alpha-1.0.data/elsewhere/evil.py", 0), ("alpha/device", 0o020666 << 16),
+]  # fmt: skip
+
+
+def wheel(folder: Path, member: str, attributes: int = 0) -> Path:
+    path = write_wheel(folder, "alpha", "1.0", {"alpha/__init__.py": ""})
+    with zipfile.ZipFile(path, "a") as archive:
+        info = zipfile.ZipInfo("x")
+        info.filename = info.orig_filename = member
+        info.external_attr = attributes
+        archive.writestr(info, "/etc/passwd")
+    return path
+
+
+@pytest.mark.parametrize(("member", "attributes"), UNSAFE)
+def test_d28_an_unsafe_member_is_refused_by_its_name(member: str, attributes: int, tmp_path: Path) -> None:
+    with pytest.raises(NodeError) as caught:
+        wheelfile.refuse_unsafe(str(wheel(tmp_path, member, attributes)))
+    assert (caught.value.code, caught.value.exit_code) == ("wheel-unsafe", 5)
+    assert repr(member) in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "member", ["alpha/..py", "alpha/a..b/x", "alpha-1.0.data/scripts/run", "alpha-1.0.data/data/etc/x", "alpha/sub/"]
+)
+def test_usual_members_are_not(member: str, tmp_path: Path) -> None:
+    wheelfile.refuse_unsafe(str(wheel(tmp_path, member, 0o100755 << 16 if member[-1] != "/" else 0o040755 << 16)))
+
+
+def test_what_is_no_zip_file_is_left_to_who_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "alpha.whl").write_bytes(b"PK\x05\x06")
+    wheelfile.refuse_unsafe(str(tmp_path / "alpha.whl"))
+    wheelfile.refuse_unsafe(str(tmp_path / "nowhere.whl"))
+
+
+def test_d28_a_first_use_refuses_it_too_and_keeps_nothing(tmp_path: Path) -> None:
+    path = wheel(tmp_path / "links", "../evil.py")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    wanted = {"file": path.name, "package": "alpha", "version": "1.0", "index": "pypi"}
+    config = pipconf.PipConfig("", [], [str(path.parent)], "")
+    with pytest.raises(NodeError) as caught:
+        fetch_file(wanted, {}, config, str(kept))
+    assert caught.value.code == "wheel-unsafe"
+    assert os.listdir(kept) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", ["../evil.py", "alpha-1.0.data/../evil.py"])
+def test_d28_provision_refuses_it_before_uv_and_leaves_no_environment(member: str, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    wheel(world.wheels, member)
+    world.lock(world.stack())
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "wheel-unsafe")
+    assert member in done.node["error"]["what"]
+    assert not any("evil" in path for path in snapshot(world.prefix))
+    assert list((world.prefix / "envs").iterdir()) == []
