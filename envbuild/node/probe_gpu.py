@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SMI_DEADLINE = 10.0
+SMI_LIMIT = 1 << 20  # bytes; a node of 16 GPUs prints some kilobytes
 NVCC_DEADLINE = 10.0
 _FORMAT = "--format=csv,noheader,nounits"
 
@@ -41,25 +42,28 @@ def gpu_facts(folders: "list[str]", deadline: "float" = SMI_DEADLINE, root: "str
 
 def _ask(smi: "str", deadline: "float") -> "tuple[dict[str, Any], list[dict[str, Any]]]":
     query = [smi, "--query-gpu=" + ",".join(parse_nvidia.QUERY_FIELDS), _FORMAT]
-    both = proc.parallel([partial(proc.run, argv, timeout=deadline) for argv in ([smi], query)])
+    run = partial(proc.run, timeout=deadline, limit=SMI_LIMIT)
+    both = proc.parallel([partial(run, argv) for argv in ([smi], query)])
     plain, answer = both[0] or proc.Finished(missing=True), both[1] or proc.Finished(missing=True)
     header = parse_nvidia.parse_header(plain.out)
     driver = {
         "version": header["version"],
         "cuda_ceiling": header["cuda_ceiling"],
-        "problem": _problem(plain, deadline) or _problem(answer, deadline),
+        "problem": None,
     }  # type: dict[str, Any]
     fields = parse_nvidia.QUERY_FIELDS
     if parse_nvidia.query_is_too_new(answer.out + answer.err):
         fields = parse_nvidia.OLD_QUERY_FIELDS
-        answer = proc.run([smi, "--query-gpu=" + ",".join(fields), _FORMAT], timeout=deadline)
-        driver["problem"] = _problem(plain, deadline) or _problem(answer, deadline)
+        answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
     gpus = parse_nvidia.parse_query(answer.out, fields)
+    driver["problem"] = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
     for gpu in gpus:
         driver["version"] = driver["version"] or gpu["driver_version"]
         del gpu["driver_version"]
     if any(gpu["mig_enabled"] for gpu in gpus):
-        instances = parse_nvidia.parse_list(proc.run([smi, "-L"], timeout=deadline).out)
+        listed = run([smi, "-L"])
+        driver["problem"] = driver["problem"] or _problem(listed, deadline)
+        instances = parse_nvidia.parse_list(listed.out)
         for gpu in gpus:
             gpu["mig"] = instances.get(gpu["index"], [])
     return driver, gpus
@@ -70,11 +74,23 @@ def _problem(answer: "proc.Finished", deadline: "float") -> "str | None":
         return "nvidia-smi did not answer within %g s" % deadline
     if answer.missing:
         return "nvidia-smi could not be started: %s" % answer.err[:200]
+    if answer.truncated:
+        return "nvidia-smi printed more than %d MiB and was ended" % (SMI_LIMIT >> 20)
     said = parse_nvidia.parse_problem(answer.out + "\n" + answer.err)
     if said or answer.rc == 0 or parse_nvidia.query_is_too_new(answer.out + answer.err):
         return said
     lines = (answer.out.strip() or answer.err.strip()).splitlines()
     return "nvidia-smi ended with %s: %s" % (answer.rc, lines[-1][:200] if lines else "no output")
+
+
+def _unread(answer: "proc.Finished", gpus: "list[dict[str, Any]]") -> "str | None":
+    """What is wrong with an answer that came in time and with 0, and that no GPU can be read from."""
+    text = answer.out.strip()
+    if gpus or not text:
+        return None
+    if "\ufffd" in text:  # what stands for bytes that are no UTF-8
+        return "nvidia-smi printed bytes that are no text: %r" % text[:80]
+    return "nvidia-smi named no GPU in its answer: %r" % text[:80]
 
 
 def _physical(root: "str") -> "int":

@@ -115,10 +115,13 @@ def mig_instances(facts: NodeFacts) -> int:
 
 
 def gpu_fault(facts: NodeFacts, *, exclusive: bool) -> str:
-    """`7 of 8 GPUs visible` where all should be: outside of jobs, and inside of one that has the node for itself."""
+    """`7 of 8 GPUs visible` where all should be: outside of jobs, and inside of one that has the node for itself.
+
+    Also what is wrong with the driver where no GPU is known to be missing.
+    """
     seen, there = visible_gpus(facts), physical_gpus(facts)
     if seen >= there or (facts.scheduler.job and not exclusive):
-        return ""
+        return facts.driver.problem or ""
     why = facts.driver.problem or (
         "" if facts.visible_devices is None else f"CUDA_VISIBLE_DEVICES is {facts.visible_devices!r}"
     )

@@ -318,7 +318,7 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
         return NOTHING
     usable = gpu_usable(facts)
     if variant.flavour == "cpu":
-        if not facts.gpus:
+        if not facts.gpus and facts.driver.problem is None:
             return NOTHING
         compared = (f"{len(facts.gpus)} GPUs", "flavour cpu")
         what = "the CPU build does not use the node's GPUs"
@@ -329,7 +329,8 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
         return NOTHING
     compared = ("no usable GPU", f"flavour {variant.flavour}")
     amount = fetch_words(cost.fetch_bytes, cost.unsized)
-    what = f"{amount} for a CUDA build on a node without a usable GPU; it runs on the CPU"
+    why = f" ({facts.driver.problem})" if facts.driver.problem else ""
+    what = f"{amount} for a CUDA build on a node without a usable GPU{why}; it runs on the CPU"
     return (decision("cuda-without-gpu", "warn", what, compared, OURS, "a CPU variant, where its files can be had"),)
 
 

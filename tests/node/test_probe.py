@@ -139,6 +139,30 @@ def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
     assert node.probe(pythons=["3.99"]).driver.problem == "nvidia-smi ended with 139: Segmentation fault"
 
 
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("while :; do echo 0123456789012345678901234567890123456789; done\n", "printed more than 1 MiB"),
+        ("head -c 100000000 /dev/zero\n", "printed more than 1 MiB"),
+        ("printf '0, \\377\\376GPU'\n", "bytes that are no text"),
+        ("echo hello\n", "named no GPU in its answer: 'hello'"),
+        ("exit 3\n", "ended with 3: no output"),
+        ("kill -9 $$\n", "ended with -9"),
+    ],
+)
+def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
+    script: str, says: str, tmp_path: Path
+) -> None:
+    from envbuild.node import probe_gpu
+
+    program(tmp_path / "nvidia-smi", script)
+    begun = time.monotonic()
+    facts = probe_gpu.gpu_facts([str(tmp_path)])
+    assert facts["gpus"] == []
+    assert says in facts["driver"]["problem"]
+    assert time.monotonic() - begun < 20
+
+
 def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
     from envbuild.node import probe_gpu
 
