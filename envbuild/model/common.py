@@ -93,13 +93,14 @@ Level = Literal["measured", "stamped", "trusted", "not-checked"]
 """How sure a statement is: read in this run, taken from the stamp, taken on first use, or not looked at."""
 
 
-def _settable(value: str) -> str:
-    if not may_set(value):
+def settable(name: str, *, site: bool = False) -> str:
+    """The name of a variable that may be set (`site`: by a target); raises ValueError for any other."""
+    if not may_set(name, site):
         raise ValueError(
-            "must not be set here: loaders, shells, interpreters and build tools choose by it what they run "
+            f"{name} must not be set: loaders, shells, interpreters and build tools choose by it what they run "
             "(as by PATH, LD_PRELOAD and PYTHONPATH)"
         )
-    return value
+    return name
 
 
 Text = Annotated[str, AfterValidator(_no_control)]
@@ -113,7 +114,7 @@ PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
 Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
 CudaArch = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-SettableName = Annotated[EnvName, AfterValidator(_settable)]
+SettableName = Annotated[EnvName, AfterValidator(settable)]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]

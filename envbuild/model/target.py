@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from envbuild.model.common import AbsPath, HostName, Name, SettableName, StrictModel, Text
+from envbuild.model.common import AbsPath, EnvName, HostName, Name, StrictModel, Text, settable
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
@@ -214,7 +214,7 @@ class Target(StrictModel):
     tmp: PathTemplate | None = None
     store: PathTemplate | None = None
     build_jobs: Annotated[int, Field(ge=1, le=4096)] | None = None
-    environment: dict[SettableName, EnvironmentValue] = {}
+    environment: dict[EnvName, EnvironmentValue] = {}
     expects: Expectation = Expectation()
     floors: dict[Name, float] = {}
     smoke_nodes: Annotated[int, Field(ge=0, le=20000)] | None = None
@@ -228,6 +228,16 @@ class Target(StrictModel):
     def joint_floors(self) -> dict[str, float]:
         """The floors of the joint smoke test."""
         return {name: least for name, least in self.floors.items() if name.startswith("multi_node_")}
+
+    @field_validator("environment")
+    @classmethod
+    def _sets_nothing_that_chooses_code(cls, value: dict[str, EnvironmentValue]) -> dict[str, EnvironmentValue]:
+        for name in value:
+            settable(name, site=True)
+        folders = value.get("LD_LIBRARY_PATH", "/")
+        if isinstance(folders, str) and not all(folder.startswith("/") for folder in folders.split(":")):
+            raise ValueError("LD_LIBRARY_PATH must hold absolute folders alone")
+        return value
 
     @field_validator("smoke_nodes")
     @classmethod

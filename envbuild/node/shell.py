@@ -23,7 +23,7 @@ def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
     for name, value in variables.items():
         text = value.get("path") if isinstance(value, dict) else value
         good = isinstance(text, str) and not any(ord(c) < 32 or ord(c) == 127 for c in text)
-        if not (good and _VARIABLE.match(name) and may_set(name)):
+        if not (good and _VARIABLE.match(name) and may_set(name, site=True)):
             raise NodeError("request-invalid", "variable %r cannot be set" % name[:100])
     return variables
 

@@ -72,6 +72,11 @@ _CHOOSES_CODE = re.compile(
 _HARMLESS = re.compile(r"PYTHON(HASHSEED|NOUSERSITE|UNBUFFERED|FAULTHANDLER|DONTWRITEBYTECODE|UTF8|MALLOC)\Z")
 
 
-def may_set(name: "str") -> "bool":
-    """Whether a lock, stack or target may set the variable `name` (`NCCL_DEBUG`, not `LD_PRELOAD`)."""
+def may_set(name: "str", site: "bool" = False) -> "bool":
+    """Whether a lock, stack or target may set the variable `name` (`NCCL_DEBUG`, not `LD_PRELOAD`).
+
+    `site`: a target sets it, which says where the compat package of a driver lies (LD_LIBRARY_PATH).
+    """
+    if site and name == "LD_LIBRARY_PATH":
+        return True
     return _HARMLESS.match(name) is not None or _CHOOSES_CODE.match(name.upper()) is None

@@ -50,7 +50,7 @@ def test_d23_an_edited_lock_is_refused_though_its_digests_hold(
     assert not world.prefix.exists()
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "BASH_ENV", "GIT_SSH_COMMAND"])
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "BASH_ENV", "GIT_SSH_COMMAND"])
 def test_d23_a_variable_that_chooses_code_is_refused_by_name_in_stack_and_target(world: World, name: str) -> None:
     stack = world.stack("evil", environment={name: "/tmp/x"})
     (world.work / "evil-target.yaml").write_text(f"name: evil\nextends: local\nenvironment: {{{name}: /tmp/x}}\n")
@@ -62,6 +62,15 @@ def test_d23_a_variable_that_chooses_code_is_refused_by_name_in_stack_and_target
         assert (done.rc, done.code) == (2, "manifest-invalid")
         assert name in done.err
         assert "choose by it what they run" in done.err
+
+
+def test_d23_the_library_path_is_for_a_target_alone_and_of_absolute_folders(world: World) -> None:
+    stack = world.stack("evil", environment={"LD_LIBRARY_PATH": "/usr/local/cuda-12.4/compat"})
+    assert world.run("lock", "create", f"./{stack.name}").code == "manifest-invalid"
+    target = world.work / "site.yaml"
+    for value, rc in (("/usr/local/cuda-12.4/compat", 0), ("compat", 2), ("/opt:", 2)):
+        target.write_text(f"name: site\nextends: local\nenvironment: {{LD_LIBRARY_PATH: {value!r}}}\n")
+        assert world.run("target", "show", "./site.yaml").rc == rc
 
 
 def test_d23_a_lock_with_a_variable_that_chooses_code_is_no_lock(world: World, lock: Path) -> None:
