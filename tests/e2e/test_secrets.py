@@ -31,6 +31,7 @@ for pid in ("self", str(os.getppid())):
     print(base64.b64encode(seen).decode(), file=sys.stderr)
 """
 FAILING = TELLING + "\nsys.exit('the build ends here')\n"
+ALONE = "[build-system]\nrequires = []\n"
 BACKEND = "def build_wheel(*_, **__):\n" + "\n".join("    " + line for line in FAILING.splitlines()) + "\n"
 
 
@@ -72,8 +73,8 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
     ("files", "source"),
     [
         ({"backend.py": BACKEND}, {"install": "wheel"}),
-        ({"setup.py": FAILING, "pyproject.toml": ""}, {"install": "wheel"}),
-        ({"setup.py": FAILING, "pyproject.toml": ""}, {"install": "path", "build": {"kind": "inplace"}}),
+        ({"setup.py": FAILING, "pyproject.toml": ALONE}, {"install": "wheel"}),
+        ({"setup.py": FAILING, "pyproject.toml": ALONE}, {"install": "path", "build": {"kind": "inplace"}}),
     ],
     ids=["backend", "setup.py", "in place"],
 )
