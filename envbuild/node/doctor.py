@@ -3,7 +3,7 @@
 import os
 from functools import partial
 
-from envbuild.node import pipconf, probe, probe_disk, proc, protocol
+from envbuild.node import probe, probe_disk, probe_prefix, proc, protocol
 from envbuild.node.probe_files import read, search_path, which
 from envbuild.node.protocol import NodeError
 
@@ -62,8 +62,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
 def _asking_default(request: "dict[str, Any]") -> "dict[str, Any]":
     """The request with the default index among those to be reached, where this host's configuration has an address."""
-    config = pipconf.read(os.environ)
-    url = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url
+    url = probe_prefix.configured_index("")
     args = request["args"]
     reach = args.get("reach")
     return dict(request, args=dict(args, reach=dict(reach, pypi=url))) if url and isinstance(reach, dict) else request
