@@ -76,6 +76,7 @@ RICH: dict[str, Any] = {
                         "include_dirs": ["i"],
                         "cxx_flags": ["-O2"],
                         "nvcc_flags": ["-O2"],
+                        "torch": False,
                     }
                 ],
             },
@@ -138,6 +139,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("KernelModule", "include_dirs"): ((*_KERNEL, "include_dirs"), []),
     ("KernelModule", "cxx_flags"): ((*_KERNEL, "cxx_flags"), ["-O3"]),
     ("KernelModule", "nvcc_flags"): ((*_KERNEL, "nvcc_flags"), ["-O3"]),
+    ("KernelModule", "torch"): ((*_KERNEL, "torch"), None),
     ("SystemPackage", "name"): (("system_packages", 0, "name"), "g++"),
     ("SystemPackage", "why"): (("system_packages", 0, "why"), "links"),
     ("EnvPath", "path"): (("environment", "F", "path"), "/g"),
