@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decide import NOTHING, Decisions, decision
@@ -87,10 +89,15 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
     if numbers(facts.driver.cuda_ceiling) >= cuda:
         what = f"a compat package is in use: with this driver nvidia-smi says CUDA {facts.driver.cuda_ceiling}"
         return (decision("driver-cuda-compat", "allow", what, compared, note),)
+    folders = request.variables.get("LD_LIBRARY_PATH", "").split(":")
+    given = next((folder for folder in folders if PurePosixPath(folder).name == "compat"), None)
+    if given is not None:
+        what = f"the driver is below the floor of CUDA {dotted(cuda)}; the target's LD_LIBRARY_PATH brings {given}"
+        return (decision("driver-cuda-compat", "patch", what, compared, note, "a driver update"),)
     what = f"the driver is below the floor of CUDA {dotted(cuda)}, and no compat package is in use"
     instead = (
-        f"{package} on the node, where its loader finds it (a file in /etc/ld.so.conf.d): nvidia-smi then says CUDA "
-        f"{dotted(cuda)}; or {_for_driver(request, driver, compat)}"
+        f"{package} on the node, and `environment: {{LD_LIBRARY_PATH: /usr/local/cuda-{dotted(cuda)}/compat}}` in the "
+        f"target; or {_for_driver(request, driver, compat)}"
     )
     return (decision("driver-cuda-compat", "refuse", what, compared, note, instead),)
 
