@@ -81,7 +81,7 @@ def _needs(source: Source, reader: GitReader) -> Needs:
 
     try:
         system = tomllib.loads(read("pyproject.toml")).get("build-system", {})
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         system = {}
     said = [str(text) for text in system.get("requires") or ()]
     wanted, imports = _of_setup(read("setup.py"))
