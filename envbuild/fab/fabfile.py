@@ -7,7 +7,6 @@ fab's own connections and options (`-H`, `-i`) are not used.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -153,7 +152,7 @@ def _say(text: str) -> None:
 
 def _write(path: Path, data: Any) -> None:
     """The file whole or not at all."""
+    from envbuild.node import paths
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    half.replace(path)
+    paths.write_atomic(str(path), (json.dumps(data, indent=2) + "\n").encode())

@@ -17,7 +17,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.node import identity
+from envbuild.node import identity, paths
+from envbuild.node.protocol import NodeError
 from envbuild.provision import container_plan, container_together
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import contact, node_request
@@ -349,7 +350,8 @@ def told_file(work: Work, site: JobSite) -> Path:
 def read_told(path: Path) -> Told:
     """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
     try:
-        if not 0 <= time.time() - path.stat().st_mtime < MAX_AGE:
+        written = path.stat().st_mtime
+        if not 0 <= time.time() - written < MAX_AGE:
             return {}
         found: Told = json.loads(path.read_bytes())
         for each in found.values():
@@ -367,8 +369,6 @@ def write_told(path: Path, told: Told) -> None:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        half = path.with_suffix(".half")
-        half.write_text(json.dumps(told), encoding="utf-8")
-        half.replace(path)
-    except OSError:
+        paths.write_json(str(path), told)
+    except (OSError, NodeError):
         pass

@@ -8,6 +8,7 @@ in the store folder on the node, packages lie under `wheels/` and bundles under 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 import tarfile
@@ -187,7 +188,8 @@ def _keep(found: Path, file: ArtifactFile, cache: Path) -> None:
 def _half(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` when all went well."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two machines with one home may have a process of the same number.
+    half = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         yield half
         half.replace(path)

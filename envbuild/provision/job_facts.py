@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ import platformdirs
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
+from envbuild.node import paths
+from envbuild.node.protocol import NodeError
 
 # Drivers change in maintenance windows; asking again costs one short job.
 MAX_AGE = 7 * 86400.0
@@ -33,8 +34,8 @@ def facts_file(target: Target, login: str) -> Path:
 def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
     """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
     try:
-        age = (time.time() if now is None else now) - path.stat().st_mtime
-        if not 0 <= age < MAX_AGE:
+        written = path.stat().st_mtime
+        if not 0 <= (time.time() if now is None else now) - written < MAX_AGE:
             return {}
         found = [NodeFacts.from_plain(item) for item in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):
@@ -44,11 +45,8 @@ def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
 
 def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
     """Keep them, whole or not at all; a cache that cannot be written is no error."""
-    text = json.dumps([item.to_json_dict() for item in facts.values()], indent=1)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(text)
-        new.replace(path)
-    except OSError:
+        paths.write_json(str(path), [item.to_json_dict() for item in facts.values()])
+    except (OSError, NodeError):
         pass

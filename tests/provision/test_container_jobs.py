@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.provision import container_jobs
 from envbuild.provision.container_plan import NodeImage
-from envbuild.provision.job_facts import MAX_AGE
+from envbuild.provision.job_facts import MAX_AGE, read_facts
 from envbuild.provision.supported import unsupported
 from tests.report.samples import facts
 
@@ -69,6 +72,39 @@ def test_answers_of_nodes_are_kept_for_a_week(tmp_path: Path) -> None:
     assert container_jobs.read_told(path) == {}
     container_jobs.write_told(path, {})
     assert not path.exists()
+
+
+_WRITES = """
+import json, sys
+from pathlib import Path
+from envbuild.provision import container_jobs, job_facts
+from envbuild.model.facts import NodeFacts
+told = json.load(sys.stdin)
+known = {node: NodeFacts.from_plain(each["facts"]) for node, each in told.items()}
+for _ in range(200):
+    container_jobs.write_told(Path(sys.argv[1]), told)
+    job_facts.write_facts(Path(sys.argv[2]), known)
+"""
+
+
+def test_d48_two_runs_that_keep_answers_at_once_leave_whole_ones(tmp_path: Path) -> None:
+    answers, known = tmp_path / "one.images.json", tmp_path / "one.json"
+    both = [
+        {f"{name}{at}": {"facts": facts(f"{name}{at}", 0), "containers": {"runtimes": {}}} for at in range(count)}
+        for name, count in (("a", 9), ("b", 1))
+    ]
+    container_jobs.write_told(answers, both[0])
+    argv = [sys.executable, "-c", _WRITES, str(answers), str(known)]
+    runs = [subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) for _ in both]
+    for run, told in zip(runs, both, strict=True):
+        assert run.stdin is not None
+        json.dump(told, run.stdin)
+        run.stdin.close()
+    while any(run.poll() is None for run in runs):
+        assert container_jobs.read_told(answers) in both
+    assert [run.returncode for run in runs] == [0, 0]
+    assert set(read_facts(known)) in [set(told) for told in both]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [answers.name, known.name]
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "enroot", "pyxis"])
