@@ -358,11 +358,11 @@ def _result(spec: "dict[str, Any]", files: "list[_File]", notes: "list[str]", ch
 
 
 def digest(spec: "dict[str, Any]") -> "str":
-    """sha256 of what a patch does: its name, edits and files, and the program text that carries them out.
+    """sha256 of what a patch does: its name, and the edits, their versions and files.
 
     A lock and a build key record it; bounds and words for messages are no part of it.
     """
-    parts = [[part["edit"], sorted(part["files"]), patch_edits.program_digest(part["edit"])] for part in spec["parts"]]
+    parts = [[part["edit"], sorted(part["files"]), patch_edits.version(part["edit"])] for part in spec["parts"]]
     return hashlib.sha256(
         json.dumps([spec["name"], parts], sort_keys=True, separators=(",", ":")).encode("utf-8")
     ).hexdigest()

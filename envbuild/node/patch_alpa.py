@@ -58,6 +58,6 @@ def _check_row(source: "Source") -> "None":
 
 
 EDITS = {
-    "alpa-launch-torchrun": (_find_launch, _check_launch),
-    "alpa-result-row": (_find_row, _check_row),
+    "alpa-launch-torchrun": (_find_launch, _check_launch, 1),
+    "alpa-result-row": (_find_row, _check_row, 1),
 }

@@ -159,7 +159,7 @@ def _check_home(source: "Source") -> "None":
 
 
 EDITS = {
-    "apex-cuda-check": (_find_check, _check_check),
-    "apex-cuda-minor-parse": (_find_minor, _check_minor),
-    "apex-cuda-home-none": (_find_home, _check_home),
+    "apex-cuda-check": (_find_check, _check_check, 1),
+    "apex-cuda-minor-parse": (_find_minor, _check_minor, 1),
+    "apex-cuda-home-none": (_find_home, _check_home, 1),
 }

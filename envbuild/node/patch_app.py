@@ -245,7 +245,7 @@ def _check_sample(source: "Source") -> "None":
 
 
 EDITS = {
-    "megatronapp-addresses": (_find_addresses, _check_addresses),
-    "megatronapp-semaphores": (_find_shared, _check_shared),
-    "megatronapp-trace-sample": (_find_sample, _check_sample),
+    "megatronapp-addresses": (_find_addresses, _check_addresses, 1),
+    "megatronapp-semaphores": (_find_shared, _check_shared, 1),
+    "megatronapp-trace-sample": (_find_sample, _check_sample, 1),
 }

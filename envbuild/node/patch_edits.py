@@ -1,8 +1,5 @@
 """The edits that patches name: each finds its places in one file and says afterwards whether the outcome is right."""
 
-import hashlib
-import pkgutil
-
 from envbuild.node import patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training
 
 TYPE_CHECKING = False
@@ -11,12 +8,12 @@ if TYPE_CHECKING:
 
     from envbuild.node.patch_text import Change, Source
 
-    Pair = tuple[Callable[[Source], list[Change]], Callable[[Source], None]]
+    Edit = tuple[Callable[[Source], list[Change]], Callable[[Source], None], int]
 
 _MODULES = (patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training)
-# Every module has a table EDITS of name -> (find, check).
-_HOME = {name: module for module in _MODULES for name in module.EDITS}
-_TABLE = {name: pair for module in _MODULES for name, pair in module.EDITS.items()}  # type: dict[str, Pair]
+# Every module has a table EDITS of name -> (find, check, version). Locks and build keys hold the version: an edit that
+# does another thing to any file gets the next one (tests/node/test_patch_versions.py notices), a comment does not.
+_TABLE = {name: edit for module in _MODULES for name, edit in module.EDITS.items()}  # type: dict[str, Edit]
 
 
 def names() -> "list[str]":
@@ -34,10 +31,6 @@ def check(edit: "str", source: "Source") -> "None":
     _TABLE[edit][1](source)
 
 
-def program_digest(edit: "str") -> "str":
-    """sha256 over the program text of an edit and of what places its changes, in a checkout and in the zipapp."""
-    out = hashlib.sha256()
-    for name in (_HOME[edit].__name__, "envbuild.node.patch_lines", "envbuild.node.patch_text"):
-        package, _, module = name.rpartition(".")
-        out.update(pkgutil.get_data(package, module + ".py") or b"")
-    return out.hexdigest()
+def version(edit: "str") -> "int":
+    """The number of what an edit does, from 1."""
+    return _TABLE[edit][2]

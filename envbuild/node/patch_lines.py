@@ -146,11 +146,11 @@ def _cython_in_setup(source: "Source") -> "list[Change]":
 
 
 EDITS = {
-    "alcf-transformer-comma": (_find_comma, _nothing_left(_find_comma)),
-    "alcf-hosfile": (_find_hosfile, _nothing_left(_find_hosfile)),
-    "alcf-wait": (_find_wait, _nothing_left(_find_wait)),
-    "alcf-data-path": (_find_data, _nothing_left(_find_data)),
-    "alcf-base-environment": (_find_base, _nothing_left(_find_base)),
-    "ezpz-licence": (_find_licence, _nothing_left(_find_licence)),
-    "metaseq-cython-bound": (_find_cython, _nothing_left(_find_cython)),
+    "alcf-transformer-comma": (_find_comma, _nothing_left(_find_comma), 1),
+    "alcf-hosfile": (_find_hosfile, _nothing_left(_find_hosfile), 1),
+    "alcf-wait": (_find_wait, _nothing_left(_find_wait), 1),
+    "alcf-data-path": (_find_data, _nothing_left(_find_data), 1),
+    "alcf-base-environment": (_find_base, _nothing_left(_find_base), 1),
+    "ezpz-licence": (_find_licence, _nothing_left(_find_licence), 1),
+    "metaseq-cython-bound": (_find_cython, _nothing_left(_find_cython), 1),
 }

@@ -234,7 +234,7 @@ def _check_load(source: "Source") -> "None":
 
 
 EDITS = {
-    "megatron-no-tie": (_find_tied, _check_tied),
-    "megatron-fused-arch": (_find_arch, _check_arch),
-    "megatron-fused-import": (_find_load, _check_load),
+    "megatron-no-tie": (_find_tied, _check_tied, 1),
+    "megatron-fused-arch": (_find_arch, _check_arch, 1),
+    "megatron-fused-import": (_find_load, _check_load, 1),
 }

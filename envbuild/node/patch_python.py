@@ -120,6 +120,6 @@ def _check_six(source: "Source") -> "None":
 
 
 EDITS = {
-    "numpy-aliases": (_find_aliases, _check_aliases),
-    "megatron-torch-six": (_find_six, _check_six),
+    "numpy-aliases": (_find_aliases, _check_aliases, 1),
+    "megatron-torch-six": (_find_six, _check_six, 1),
 }

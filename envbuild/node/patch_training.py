@@ -186,9 +186,9 @@ def _find_helpers(source: "Source") -> "list[Change]":
 
 
 EDITS = {
-    "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions")),
-    "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call")),
-    "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor")),
-    "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI")),
-    "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import")),
+    "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions"), 1),
+    "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call"), 1),
+    "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor"), 1),
+    "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI"), 1),
+    "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import"), 1),
 }
