@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 from envbuild.model.facts import NodeFacts
@@ -13,7 +13,8 @@ from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.plan_node import Inputs, NodeSteps, NodeTools
 from envbuild.redact import looks_secret
-from envbuild.resolve.candidate import bound_variant, stamp_of
+from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
+from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.expect import unexpected
 
 
@@ -47,8 +48,9 @@ def make_plan(
         run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait,
         patches or {}, jobs, check_rebuild,
     )  # fmt: skip
+    chosen = ChosenVariants(lock)
     nodes = tuple(
-        _node_plan(facts[node], resolution, target, lock, inputs)
+        _node_plan(facts[node], resolution, target, lock, inputs, chosen)
         for node, resolution in resolutions.items()
         if not resolution.refused and node in facts
     )
@@ -56,18 +58,46 @@ def make_plan(
     return Plan(stack=stack, profile=profile, target=target.name, nodes=nodes, warnings=warnings)
 
 
-def chosen_variant(lock: Lock, resolution: Resolution, facts: NodeFacts) -> Variant:
-    """The variant of a resolution as it will be built on the node. Raises KeyError when none was chosen."""
-    for variant in lock.variants:
-        if variant.id == resolution.variant_id:
-            python = next((p for p in facts.pythons if p.path == resolution.interpreter), None)
-            return bound_variant(lock, variant, python, resolution.arch_list)
-    raise KeyError(resolution.variant_id)
+class ChosenVariants:
+    """The variants of a lock as they will be built on nodes, and their cost; made once for nodes that get the same."""
+
+    def __init__(self, lock: Lock) -> None:
+        """Nothing is chosen yet."""
+        self._lock = lock
+        self._known: dict[Hashable, tuple[Variant, dict[str, Any]]] = {}
+        self._costs: dict[Hashable, Estimate] = {}
+
+    def of(self, resolution: Resolution, facts: NodeFacts) -> Variant:
+        """The variant of a resolution. Raises KeyError when none was chosen."""
+        return self.with_plain(resolution, facts)[0]
+
+    def with_plain(self, resolution: Resolution, facts: NodeFacts) -> tuple[Variant, dict[str, Any]]:
+        """The same, and as plain data, which nobody changes."""
+        variant = next((each for each in self._lock.variants if each.id == resolution.variant_id), None)
+        if variant is None:
+            raise KeyError(resolution.variant_id)
+        python = next((p for p in facts.pythons if p.path == resolution.interpreter), None)
+        stands_on = variant.base.kind != "none" and python is not None and python.packages is not None
+        provided = frozenset(python.packages.items()) if stands_on and python and python.packages else None
+        key = (variant.id, resolution.arch_list, provided)
+        if key not in self._known:
+            bound = bound_variant(self._lock, variant, python, resolution.arch_list)
+            self._known[key] = (bound, bound.to_json_dict())
+        return self._known[key]
+
+    def cost(self, variant: Variant, facts: NodeFacts) -> Estimate:
+        """What it costs to build one of these on the node."""
+        key = (variant.digest, platform_of(variant, facts))
+        if key not in self._costs:
+            self._costs[key] = estimate(variant, key[1])
+        return self._costs[key]
 
 
-def _node_plan(facts: NodeFacts, resolution: Resolution, target: Target, lock: Lock, inputs: Inputs) -> NodePlan:
-    variant = chosen_variant(lock, resolution, facts)
-    node = NodeSteps(facts, target, lock, variant, inputs, resolution)
+def _node_plan(
+    facts: NodeFacts, resolution: Resolution, target: Target, lock: Lock, inputs: Inputs, chosen: ChosenVariants
+) -> NodePlan:
+    variant, plain = chosen.with_plain(resolution, facts)
+    node = NodeSteps(facts, target, lock, variant, plain, chosen.cost(variant, facts), inputs, resolution)
     stamp = stamp_of(facts, lock, variant.digest)
     return NodePlan(
         node=facts.node,

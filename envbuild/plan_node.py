@@ -17,9 +17,9 @@ from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
 from envbuild.plan_store import delivered, store_folder
-from envbuild.resolve.candidate import platform_of, unrecorded_files
+from envbuild.resolve.candidate import unrecorded_files
 from envbuild.resolve.engine import gpu_usable
-from envbuild.resolve.estimate import Estimate, estimate
+from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.image import in_image
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
@@ -96,12 +96,14 @@ def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeSteps:
-    """One node while its steps are made."""
+    """One node while its steps are made; `plain` is the variant as requests carry it, `cost` what building it takes."""
 
     facts: NodeFacts
     target: Target
     lock: Lock
     variant: Variant
+    plain: Mapping[str, Any]
+    cost: Estimate
     inputs: Inputs
     resolution: Resolution
 
@@ -133,26 +135,25 @@ class NodeSteps:
             if reason is None:
                 return ()
             return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
-        cost = estimate(self.variant, platform_of(self.variant, self.facts))
         if in_image(self.variant, self.target):
-            return self._image(cost)
+            return self._image()
         why = "it is built again as asked" if repaired else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
             *self._fetch(),
-            *self._deliver(cost),
-            self._install(cost, why, repaired),
+            *self._deliver(),
+            self._install(why, repaired),
             self._smoke(),
-            self._activate("stamped last, so that a half-built environment is never used", cost.disk_bytes),
+            self._activate("stamped last, so that a half-built environment is never used", self.cost.disk_bytes),
         )
 
-    def _image(self, cost: Estimate) -> tuple[Step, ...]:
+    def _image(self) -> tuple[Step, ...]:
         """What would be built for the engine `container`; no step is a call of the node program on this node."""
         base = self.variant.base.image or f"an image with Python {self.variant.python}"
-        what = f"build an image with {self.variant.id} on {base}: {cost.in_words()}, and {base} itself"
+        what = f"build an image with {self.variant.id} on {base}: {self.cost.in_words()}, and {base} itself"
         why = "the target's engine is container"
-        sums = {key: getattr(cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
-        build = Step(kind="install", what=what, why=why, unsized=(*cost.unsized, base), **sums)
+        sums = {key: getattr(self.cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
+        build = Step(kind="install", what=what, why=why, unsized=(*self.cost.unsized, base), **sums)
         return (build, self._smoke().model_copy(update={"request": None}))
 
     def _why_activate(self, stamp: StampFacts) -> str | None:
@@ -213,7 +214,7 @@ class NodeSteps:
     def _is_delivered(self) -> bool:
         return self.resolution.delivery.by == "controller"
 
-    def _deliver(self, cost: Estimate) -> tuple[Step, ...]:
+    def _deliver(self) -> tuple[Step, ...]:
         if not self._is_delivered:
             return ()
         packages, sources = len(self.variant.packages), len(self.variant.sources)
@@ -223,11 +224,11 @@ class NodeSteps:
             kind="deliver",
             what=f"fetch {both} on this machine and bring them to {store}",
             why=self.resolution.delivery.why,
-            fetch_bytes=cost.fetch_bytes,
-            unsized=cost.unsized,
-            disk_bytes=cost.fetch_bytes,
+            fetch_bytes=self.cost.fetch_bytes,
+            unsized=self.cost.unsized,
+            disk_bytes=self.cost.fetch_bytes,
             inodes=packages + sources,
-            seconds=round(cost.fetch_bytes / 40e6, 1),
+            seconds=round(self.cost.fetch_bytes / 40e6, 1),
         )
         return (step,)
 
@@ -247,11 +248,11 @@ class NodeSteps:
         found = self.facts.files_found
         return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
-    def _install(self, cost: Estimate, why: str, repaired: bool) -> Step:
+    def _install(self, why: str, repaired: bool) -> Step:
         args: dict[str, Any] = {
             "stack": self.lock.stack,
             "profile": self.lock.profile,
-            "variant": self.variant.to_json_dict(),
+            "variant": self.plain,
             "interpreter": self.interpreter,
             "tools": {"uv": self.tools.uv},
             "artifacts": self._artifacts(),
@@ -266,18 +267,18 @@ class NodeSteps:
             args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())
         fetched = not self._is_delivered
-        words = cost.in_words(fetched=fetched)
+        words = self.cost.in_words(fetched=fetched)
         compiled = compile_text(self.variant, self._jobs)
         return Step(
             kind="install",
             what=f"build {self.variant.id} on {self._standing()}: {words}{compiled and f'; {compiled}'}",
             why="; ".join(filter(None, (why, self.resolution.delivery.why if fetched else ""))),
             request=self._request("install", **args),
-            fetch_bytes=cost.fetch_bytes if fetched else 0,
-            unsized=cost.unsized,
-            disk_bytes=cost.disk_bytes,
-            inodes=cost.inodes,
-            seconds=cost.seconds + compile_seconds(self.variant, self._jobs or self.facts.cpus),
+            fetch_bytes=self.cost.fetch_bytes if fetched else 0,
+            unsized=self.cost.unsized,
+            disk_bytes=self.cost.disk_bytes,
+            inodes=self.cost.inodes,
+            seconds=self.cost.seconds + compile_seconds(self.variant, self._jobs or self.facts.cpus),
         )
 
     @property
@@ -312,7 +313,7 @@ class NodeSteps:
             why="what does not work is not stamped",
             request=self._request(
                 "smoke",
-                variant=self.variant.to_json_dict(),
+                variant=self.plain,
                 items=smoke_items(self.variant, self.target),
                 cuda=uses_cuda(self.variant, self.facts),
                 tmp=self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
@@ -330,7 +331,7 @@ class NodeSteps:
                 "activate",
                 stack=self.lock.stack,
                 profile=self.lock.profile,
-                variant=self.variant.to_json_dict(),
+                variant=self.plain,
                 variables=self._variables(),
                 controller=dict(self.inputs.controller),
                 wait=self.inputs.wait,

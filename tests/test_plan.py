@@ -14,7 +14,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan import chosen_variant, make_plan
+from envbuild.plan import ChosenVariants, make_plan
 from envbuild.provision.survey import Survey
 from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expect import unexpected
@@ -319,7 +319,7 @@ def test_chosen_variant_needs_a_choice() -> None:
     facts = node_facts("v100-aws")
     refused = resolve_fleet({"n": facts}, lock, target(), compat())["n"]
     with pytest.raises(KeyError):
-        chosen_variant(lock, refused, facts)
+        ChosenVariants(lock).of(refused, facts)
 
 
 @pytest.mark.parametrize(

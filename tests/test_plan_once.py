@@ -8,7 +8,7 @@ from typing import Any
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
-from envbuild.plan import chosen_variant
+from envbuild.plan import ChosenVariants
 from envbuild.plan_node import environment_path
 from envbuild.plan_once import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
 from envbuild.resolve.engine import resolve_fleet
@@ -36,7 +36,7 @@ def shared(*facts: NodeFacts, lock: Lock | None = None, **options: Any) -> Plan:
     fleet = {each.node: each for each in facts}
     plan = planned(fleet, lock)
     found = resolve_fleet(fleet, lock, target(), compat(), None)
-    variants = {name: chosen_variant(lock, resolution, fleet[name]) for name, resolution in found.items()}
+    variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
     return share_builds(plan, fleet, variants, **options)
 
 
@@ -139,7 +139,7 @@ def with_cuda(*facts: NodeFacts, lock: Lock | None = None, **options: Any) -> tu
     fleet = {each.node: each for each in facts}
     found = resolve_fleet(fleet, lock, target(), compat(), None)
     chosen = {name: each for name, each in found.items() if not each.refused}
-    variants = {name: chosen_variant(lock, each, fleet[name]) for name, each in chosen.items()}
+    variants = {name: ChosenVariants(lock).of(each, fleet[name]) for name, each in chosen.items()}
     plan = share_builds(planned(fleet, lock), fleet, variants, **options)
     return plan, left_alone(plan, variants)
 

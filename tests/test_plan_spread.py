@@ -9,7 +9,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import relay
-from envbuild.plan import chosen_variant
+from envbuild.plan import ChosenVariants
 from envbuild.plan_node import environment_path
 from envbuild.plan_once import left_alone, share_builds
 from envbuild.plan_spread import PACKS, spread, tree
@@ -31,7 +31,7 @@ def spread_over(*facts: NodeFacts, lock: Lock | None = None, where: dict[str, An
     options = {"repair": more.pop("repair", ())}
     plan = planned(fleet, lock, where=place, **options)
     found = resolve_fleet(fleet, lock, place, compat(), None)
-    variants = {name: chosen_variant(lock, resolution, fleet[name]) for name, resolution in found.items()}
+    variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
     return spread(plan, fleet, variants, place, least=dict.fromkeys(fleet, (PROGRAM,)), **more)
 
 
@@ -199,7 +199,7 @@ def test_who_takes_an_environment_over_needs_no_wheels_and_classes_of_builders_s
     plan = spread_over(*fleet.values(), lock=lock)
     assert classes(plan) == [("a", ("b",)), ("c", ("d",))]
     found = resolve_fleet(fleet, lock, target(), compat(), None)
-    variants = {name: chosen_variant(lock, resolution, fleet[name]) for name, resolution in found.items()}
+    variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
     shared = share_builds(plan, fleet, variants)
     assert [(each.nodes, each.builders) for each in shared.builds] == [(("a", "c"), ("a", "c"))]
     assert shared.spreads == plan.spreads

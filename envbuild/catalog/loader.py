@@ -96,6 +96,8 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
     data: dict[str, Any] = {}
     for document in reversed(documents):
         data = _merged(data, document.data)
+        if "stack" in document.data and "profile" not in document.data:
+            data.pop("profile", None)  # that of another stack
         if isinstance(document.data.get("hosts"), Mapping):
             # Who names the hosts is one choice: a partition does not add to another target's node file.
             data["hosts"] = dict(document.data["hosts"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,6 +107,7 @@ class Toolchain(StrictModel):
         return sorted(self.builds, key=lambda build: Version(build.version))
 
 
+@cache
 def load_toolchain(path: Path | None = None) -> Toolchain:
     """The shipped toolchain, or the file at `path` of the same shape. Raises EnvbuildError `manifest-*`, exit 2."""
     document = read_yaml(path or resources.catalog() / "toolchain.yaml")

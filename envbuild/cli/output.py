@@ -40,14 +40,19 @@ class Ui:
     colour: bool | None = None
 
     def result(
-        self, data: dict[str, Any], human: Callable[[], RenderableType | str], *, verbatim: bool = False
+        self,
+        data: dict[str, Any] | Callable[[], dict[str, Any]],
+        human: Callable[[], RenderableType | str],
+        *,
+        verbatim: bool = False,
     ) -> None:
         """Print the result: `data` under `--json` (with its schema version), else what `human()` gives.
 
+        `data` that takes long to make comes as a function.
         `verbatim`: text for another program (a script, an export); all other is redacted.
         """
         if self.json:
-            write_json(data)
+            write_json(data() if callable(data) else data)
             return
         shown = human()
         if not isinstance(shown, str):

@@ -135,7 +135,7 @@ def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path 
 
     made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
     errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    ui.result({"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
+    ui.result(lambda: {"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
     if any(resolution.refused for resolution in survey.resolutions.values()):
         choice = prepared.choice
         stack = choice.stack or prepared.stack.name

@@ -18,7 +18,7 @@ from envbuild.model.plan import Plan
 from envbuild.node import paths, pipconf
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
-from envbuild.plan import chosen_variant
+from envbuild.plan import ChosenVariants
 from envbuild.provision.collect import first_error
 from envbuild.provision.execute import run_hosts
 from envbuild.provision.journal import EventKind, utc_now
@@ -200,7 +200,7 @@ def _record(work: Work, uses: list[FirstUse], seen: list[Seen]) -> None:
     work.prepared = replace(work.prepared, lock=lock)
     survey = work.survey
     for node in [node for node in survey.variants if node not in survey.errors]:
-        variant = chosen_variant(lock, survey.resolutions[node], survey.facts[node])
+        variant = ChosenVariants(lock).of(survey.resolutions[node], survey.facts[node])
         survey.variants[node] = variant
         survey.resolutions[node] = survey.resolutions[node].model_copy(update={"variant_digest": variant.digest})
 

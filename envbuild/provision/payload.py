@@ -19,6 +19,7 @@ import sysconfig
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -77,6 +78,7 @@ def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
     return Tool(name, source, sha256_of(source), "file", file)
 
 
+@cache
 def uv_tool() -> Tool:
     """The uv binary that envbuild itself depends on.
 

@@ -207,12 +207,13 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         trust_first_use=prepared.choice.trust_first_use,
         others={node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors},
     )
+    from envbuild.plan import ChosenVariants
+
+    chosen = ChosenVariants(prepared.lock)
     for node, resolution in resolutions.items():
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
-            from envbuild.plan import chosen_variant
-
-            survey.variants[node] = chosen_variant(prepared.lock, resolution, facts[node])
+            survey.variants[node] = chosen.of(resolution, facts[node])
 
 
 @cache

@@ -48,6 +48,7 @@ class NodeTools:
         return tuple(tool for tool in self.tools if tool.path(prefix) in (self.python, self.pyz))
 
 
+@cache
 def least_python() -> Version:
     """The oldest Python on a node that the installed ansible-core can work with (its release notes)."""
     return Version("3.9") if Version(version("ansible-core")) >= Version("2.20") else Version("3.8")

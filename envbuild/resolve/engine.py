@@ -155,6 +155,7 @@ class Resolver:
         self._signatures: dict[Hashable, int] = {}
         self._bounds: dict[Hashable, tuple[Interpreter, Variant]] = {}
         self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
+        self._compilers: dict[Hashable, tuple[str | None, str | None]] = {}
 
     def resolve(self, facts: NodeFacts, *, without: frozenset[str] = frozenset()) -> Resolution:
         """The resolution of one node; `without` are rules that are not asked."""
@@ -163,6 +164,7 @@ class Resolver:
         judged = [self._judge(place, v, facts, shared, without) for place, v in enumerate(self.variants)]
         best = min((j for j in judged if j.fits), key=lambda j: j.rank, default=None)
         path = best.python.path if best is not None and best.python is not None else None
+        nvcc, gcc = self._compilers_of(best, facts, shared) if best is not None else (None, None)
         return Resolution(
             node=facts.node,
             stack=self.lock.stack,
@@ -171,8 +173,8 @@ class Resolver:
             variant_digest=best.variant.digest if best else None,
             interpreter=path,
             arch_list=best.variant.arch_list if best else None,
-            nvcc=self._nvcc(best, facts) if best else None,
-            gcc=self._gcc(best, facts) if best else None,
+            nvcc=nvcc,
+            gcc=gcc,
             delivery=best.delivery if best else DeliveryChoice(),
             decisions=best.decisions + _why_not_cuda(best, judged)
             if best
@@ -243,17 +245,16 @@ class Resolver:
         seen = seen_inside(facts) if in_image(variant, self.target) else facts
         return bound_arch_list(seen, self._request(variant, python), self.compat)
 
-    def _nvcc(self, best: _Judged, facts: NodeFacts) -> str | None:
-        """The compiler for the CUDA code of the sources; of an image to be built nobody knows it."""
-        if not any(source.build for source in best.variant.sources) or in_image(best.variant, self.target):
-            return None
-        found = toolkit(facts, self._request(best.variant, best.python), self.compat)
-        return found.path if found else None
-
-    def _gcc(self, best: _Judged, facts: NodeFacts) -> str | None:
+    def _compilers_of(self, best: _Judged, facts: NodeFacts, shared: int) -> tuple[str | None, str | None]:
+        """nvcc for the CUDA code of the sources, and gcc where not the usual one; nobody knows those of an image."""
         if in_image(best.variant, self.target):
-            return None
-        return other_gcc(facts, self._request(best.variant, best.python), self.compat)
+            return None, None
+        key = (best.variant.digest, best.python.path if best.python else None, shared)
+        if key not in self._compilers:
+            request = self._request(best.variant, best.python)
+            found = toolkit(facts, request, self.compat) if any(each.build for each in best.variant.sources) else None
+            self._compilers[key] = (found.path if found else None, other_gcc(facts, request, self.compat))
+        return self._compilers[key]
 
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
         return request_for(variant, python, self.compat, self.target)

@@ -226,6 +226,14 @@ def test_a_default_that_is_written_out_does_not_change_the_manifest_digest(tmp_p
     assert short != digest("{python: ['3.11'], smoke: [{name: sound, deadline: 601}]}")
 
 
+def test_a_profile_is_inherited_with_its_stack_only(tmp_path: Path) -> None:
+    target_file(tmp_path, "name: base\nextends: ssh\nhosts: [a]\nstack: opt-175b\nprofile: pypi-cu102\n", "base.yaml")
+    other = target_file(tmp_path, "name: mine\nextends: ./base.yaml\nstack: torch-smoke\n")
+    assert load_target(other).target.profile is None
+    same = target_file(tmp_path, "name: mine\nextends: ./base.yaml\nhosts: [b]\n")
+    assert load_target(same).target.profile == "pypi-cu102"
+
+
 def test_a_target_extends_a_shipped_one_and_another_file(tmp_path: Path) -> None:
     target_file(tmp_path, "name: base\nextends: ssh\nhosts: [a, b]\nconnection: {port: 2222}\n", "base.yaml")
     ref = target_file(tmp_path, "name: mine\nextends: ./base.yaml\nhosts: [c]\nconnection: {user: me}\n")

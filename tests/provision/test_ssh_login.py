@@ -342,7 +342,8 @@ def test_d49_nothing_of_the_users_configuration_is_lost_but_what_has_to_hold(cli
         assert {line.split(" ")[0] for line in changed} <= ours
 
 
-_LOGS_IN = """import sys, time
+_LOGS_IN = """import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background of a shell ignores it
 from envbuild.model.target import Connection
 from envbuild.provision import ssh, ssh_config
 ssh_config._PERSIST = "1s"

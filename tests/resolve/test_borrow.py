@@ -10,7 +10,7 @@ from envbuild.errors import ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
-from envbuild.plan import chosen_variant
+from envbuild.plan import ChosenVariants
 from envbuild.plan_build import lacking, lacks_tools
 from envbuild.resolve.engine import resolve_fleet
 from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package
@@ -139,7 +139,7 @@ def test_what_it_lacks_is_said_of_the_sources_that_need_it_and_when_nothing_come
     lock = cuda_lock(sources=(APEX, PLAIN))
     fleet = {each.node: each for each in (gpu_node("gpu01"), gpu_node("gpu02", nvcc=[]), gpu_node("gpu03", gcc=[]))}
     got = decided(*fleet.values(), lock=lock)
-    rule = {name: lacking(chosen_variant(lock, got[name], fleet[name]), got[name]) for name in fleet}
+    rule = {name: lacking(ChosenVariants(lock).of(got[name], fleet[name]), got[name]) for name in fleet}
     assert rule == {
         "gpu01": {}, "gpu02": {"apex": "nvcc-absent"}, "gpu03": {"apex": "gcc-range", "plain": "gcc-range"},
     }  # fmt: skip
