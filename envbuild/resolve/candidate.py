@@ -159,19 +159,21 @@ def _glibc_only(file: str) -> bool:
 
 def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[tuple[LockedPackage, ArtifactFile], ...]:
     """The files that the node would install and whose hash nobody has recorded, each with its package."""
-    return tuple((p, file) for p, file in _chosen(variant, facts) if file.sha256 == "unrecorded")
+    return tuple((p, file) for p, file in _doubtful(variant, facts) if file.sha256 == "unrecorded")
 
 
-def _chosen(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, ArtifactFile]]:
+def _doubtful(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, ArtifactFile]]:
+    """The file of each package that the node would install, of those that have one without a recorded hash."""
     platform = platform_of(variant, facts)
-    found = ((package, fitting_file(package, platform)) for package in variant.packages)
+    some = (each for each in variant.packages if any(f.sha256 == "unrecorded" or is_trusted(f) for f in each.files))
+    found = ((package, fitting_file(package, platform)) for package in some)
     return [(package, file) for package, file in found if file is not None]
 
 
 def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> Decisions:
     """`hash-unrecorded`: a file that nobody has hashed is not installed unless the user said so (`trust`)."""
     out = []
-    for package, file in _chosen(variant, facts):
+    for package, file in _doubtful(variant, facts):
         if file.sha256 == "unrecorded":
             out.append(_unrecorded(package, file, trust))
         elif is_trusted(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
@@ -25,6 +26,7 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
     return tuple(out)
 
 
+@cache
 def _is_model(expected: str, name: str) -> bool:
     """`H200-SXM-141GB` is `NVIDIA H200`: words that the printed name does not have at all cannot contradict it."""
     wanted, printed = (re.split(r"[\s-]+", text.lower()) for text in (expected, name))
