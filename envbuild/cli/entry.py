@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the documented exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     # `--version` is asked by scripts in loops; it needs neither click nor anything else.
-    if arguments in (["--version"], ["-V"]):
+    if arguments in (["--version"], ["-V"], ["version"]):
         sys.stdout.write(f"envbuild {__version__}\n")
         return 0
     # Nothing of what is imported is garbage, and looking for some after every 700 objects costs a twentieth of a run.

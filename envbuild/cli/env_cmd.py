@@ -34,8 +34,8 @@ def list_(ui: Ui, /, **flags: Any) -> int:
     errors = {node: item for node, item in found.items() if isinstance(item, EnvbuildError)}
 
     def human() -> str:
-        lines = [_line(node, item, many=len(found) > 1) for node, item in rows] or ["no environments"]
-        return "\n".join(lines + [f"{node}: {error}" for node, error in errors.items()])
+        text = _table(rows, many=len(found) > 1) if rows else "no environments"
+        return "\n".join([text, *(f"{node}: {error}" for node, error in errors.items())])
 
     ui.result(
         {
@@ -47,10 +47,20 @@ def list_(ui: Ui, /, **flags: Any) -> int:
     return gravest(int(error.exit_code) for error in errors.values())
 
 
-def _line(node: str, item: dict[str, Any], *, many: bool) -> str:
-    state = "half built" if not item.get("stamp") else "in use" if item.get("current") else "finished"
-    root = (item.get("root") or "")[:12]
-    return f"{node + '  ' if many else ''}{state:<11} {root:<13} {item['path']}"
+def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
+    """One line an environment; with the node where there are several."""
+    from envbuild.resolve.estimate import size
+
+    lines = [("NODE", "STATE", "ROOT", "SIZE", "STAMPED", "PATH")]
+    for node, item in rows:
+        stamp = item.get("stamp") or {}
+        state = "half built" if not stamp else "in use" if item.get("current") else "finished"
+        taken = size(stamp["bytes"]) if "bytes" in stamp else ""
+        day = str(stamp.get("stamped_at") or "")[:10]
+        lines.append((node, state, (item.get("root") or "")[:12], taken, day, item["path"]))
+    widths = [max(len(line[place]) for line in lines) for place in range(5)] + [0]
+    shown = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line if many else line[1:]).rstrip() for line in shown)
 
 
 @env.command("path")

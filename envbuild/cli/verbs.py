@@ -67,7 +67,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest verb when there is none of that name."""
+        """Name the nearest verb when there is none of that name; `help VERB` is `VERB --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 

@@ -65,7 +65,7 @@ def _variant(lock: Lock, asked: str | None) -> Variant:
                 "variant-unknown",
                 f"the lock of {lock.stack} ({lock.profile}) has no variant {asked}",
                 why=f"it has {', '.join(ids)}",
-                hint=did_you_mean(asked, ids),
+                hint=did_you_mean(asked, ids) or "name one of them, or none",
             )
         return next(variant for variant in lock.variants if variant.id == asked)
     for kind in ("image", "none"):

@@ -307,4 +307,5 @@ def open_pack(path: "str") -> "BinaryIO":
     try:
         return open(path, "rb")
     except OSError as error:
-        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error)) from None
+        hint = "the node that packs it writes it; provision again"
+        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error), hint=hint) from None

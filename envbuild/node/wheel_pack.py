@@ -96,7 +96,8 @@ def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[st
     try:
         pack_ = open(path, "rb")
     except OSError as error:
-        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error)) from None
+        hint = "give the path of a file that `envbuild wheels pack` wrote, as the node sees it"
+        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error), hint=hint) from None
     work = tempfile.mkdtemp(prefix="unpack.", dir=store.place("tmp"))
     try:
         with pack_:

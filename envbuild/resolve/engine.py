@@ -141,7 +141,7 @@ class Resolver:
                 "variant-unknown",
                 f"the lock of {lock.stack} ({lock.profile}) has no variant {variant}",
                 why=f"it has {', '.join(ids)}",
-                hint=did_you_mean(variant, ids),
+                hint=did_you_mean(variant, ids) or "name one of them, or none: the facts of the node choose",
             )
         self.lock, self.target, self.compat = lock, target, compat
         self.supply = supply or Supply()

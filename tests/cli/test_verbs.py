@@ -1,0 +1,40 @@
+"""What people type first: `help`, `version`, a verb with a typing error; and the table of environments."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild import __version__
+from envbuild.cli.entry import main
+from envbuild.cli.env_cmd import _table
+
+
+def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert "Verbs:" in capsys.readouterr().out
+    assert main(["help", "lock", "create"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: envbuild lock create")
+
+
+def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"envbuild {__version__}\n"
+
+
+def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["provison"]) == 2
+    assert "did you mean `provision`" in capsys.readouterr().err
+
+
+def test_environments_are_listed_with_size_and_date() -> None:
+    stamp = {"bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
+    rows = [
+        ("gpu01", {"path": "/p/envs/a", "root": "e" * 64, "current": True, "stamp": stamp}),
+        ("gpu2", {"path": "/p/envs/b", "root": None, "current": False, "stamp": None}),
+    ]
+    head, first, second = _table(rows, many=True).splitlines()
+    assert head.split() == ["NODE", "STATE", "ROOT", "SIZE", "STAMPED", "PATH"]
+    assert first.split() == ["gpu01", "in", "use", "e" * 12, "741", "MB", "2026-11-22", "/p/envs/a"]
+    assert second.split() == ["gpu2", "half", "built", "/p/envs/b"]
+    assert head.index("PATH") == first.index("/p") == second.index("/p")
+    assert not _table(rows, many=False).startswith("NODE")
