@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
-    from envbuild.plan_waves import Batches
+    from envbuild.plan.rollout import Batches
     from envbuild.provision.hosts import Narrowing
     from envbuild.provision.prepare import Choice
     from envbuild.provision.work import Settings
@@ -151,7 +151,7 @@ def settings_of(
 
 def _batches(config: Config) -> Batches:
     """`--batch` and `--max-fail`. Raises EnvbuildError `share-invalid` (exit 2)."""
-    from envbuild.plan_waves import Batches, parse_share
+    from envbuild.plan.rollout import Batches, parse_share
 
     size, most = config.text("batch"), config.text("max_fail")
     return Batches(

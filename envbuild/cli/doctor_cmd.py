@@ -14,8 +14,8 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
-    from envbuild.doctor import Diagnosis
-    from envbuild.provision.look_around import Visit
+    from envbuild.doctor.controller import Diagnosis
+    from envbuild.doctor.hosts import Visit
 
 
 def _node_options(function: Any) -> Any:
@@ -31,7 +31,7 @@ def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
     """Check this machine (the programs that envbuild drives), or with --target a cluster and what follows from it."""
     if flags["target"]:
         return _target(ui, {**flags, "prefix": str(prefix) if prefix else None})
-    from envbuild.doctor import diagnose
+    from envbuild.doctor.controller import diagnose
 
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
@@ -50,7 +50,7 @@ def _line(line: Diagnosis, width: int = 17) -> str:
 
 
 def _target(ui: Ui, flags: dict[str, Any]) -> int:
-    from envbuild.provision.look_around import visit
+    from envbuild.doctor.hosts import visit
 
     visits = visit(target_of(ui, flags, jobs=None))
     bad = any(line.level == "missing" for each in visits for line in each.lines)

@@ -14,8 +14,8 @@ from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
+    from envbuild.export.lock_formats import Places
     from envbuild.lock.agreement import LockFinding
-    from envbuild.lock.export import Places
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -211,7 +211,7 @@ def export(
 
     A pylock holds addresses: paths in the wheelhouse, or what the configured index says now. Do not commit it.
     """
-    from envbuild.lock.export import export_lock, find_variant
+    from envbuild.export.lock_formats import export_lock, find_variant
 
     _, made, _ = _read(stack, profile, lock_file)
     variant = find_variant(made, variant_id)
@@ -286,8 +286,8 @@ def _named_urls(values: tuple[str, ...]) -> dict[str, str]:
 
 def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
     from envbuild.catalog.indexes import load_indexes
+    from envbuild.export.lock_formats import Places
     from envbuild.lock.create import default_supply
-    from envbuild.lock.export import Places
     from envbuild.lock.packages import Index
 
     supply = default_supply(find_links)

@@ -155,7 +155,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
     if prepared.selection is not None:
         data["selection"] = prepared.selection.as_dict()
     if script:
-        from envbuild.print_script import render_script
+        from envbuild.export.bash_script import render_script
 
         text = render_script(made, prepared.lock)
         if prepared.target.connection.kind == "job" and not made.nothing_to_do:

@@ -19,8 +19,8 @@ from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.image_fetch import repository
 from envbuild.node.protocol import PROTOCOL
-from envbuild.plan import make_plan
-from envbuild.plan_node import environment_path
+from envbuild.plan.node_steps import environment_path
+from envbuild.plan.planner import make_plan
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.candidate import request_for

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.plan_waves import Batches
+from envbuild.plan.rollout import Batches
 from envbuild.provision.collect import NOT_BEGUN, all_well
 from envbuild.provision.contact import contact, node_request
 from envbuild.provision.execute import Outcome

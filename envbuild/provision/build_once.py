@@ -22,9 +22,9 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.node import proc
-from envbuild.plan_build import lacks_tools
-from envbuild.plan_once import install_args, keys_of, stamp_of_environment
-from envbuild.plan_store import store_folder
+from envbuild.plan.delivery_layout import store_folder
+from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
+from envbuild.plan.source_builds import lacks_tools
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import ContactResult, contact, node_request
 from envbuild.provision.execute import NodeFiles, Outcome, run_hosts

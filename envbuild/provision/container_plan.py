@@ -12,7 +12,7 @@ from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
-from envbuild.plan_node import smoke_items, uses_cuda
+from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.container_image import Obtained, Wanted, settings_of
 from envbuild.provision.prepare import Prepared
 from envbuild.resolve.request import visible_gpus

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import pipconf, proc
-from envbuild.plan_store import bundle_name, bundles
+from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.payload import sha256_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from envbuild.model.plan import Plan
 from envbuild.node import paths, pipconf
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
-from envbuild.plan import ChosenVariants
+from envbuild.plan.planner import ChosenVariants
 from envbuild.provision.collect import first_error
 from envbuild.provision.execute import run_hosts
 from envbuild.provision.journal import EventKind, utc_now

@@ -195,7 +195,7 @@ def _stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, di
 
 def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[str, Any]]]:
     """Fetch once per variant, pack once; by node the archive and its folder there, and what the request says of it."""
-    from envbuild.plan_store import store_folder
+    from envbuild.plan.delivery_layout import store_folder
     from envbuild.provision.deliver import artifact_cache, fetch_delivery
 
     cache = artifact_cache()

@@ -10,7 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
-from envbuild.plan_node import smoke_items
+from envbuild.plan.node_steps import smoke_items
 from envbuild.provision import together
 from envbuild.provision.collect import all_well
 from envbuild.provision.contact import ContactResult, node_request

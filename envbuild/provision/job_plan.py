@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
-from envbuild.plan_build import lacks_tools
+from envbuild.plan.source_builds import lacks_tools
 
 _ONE_KIND = (
     "ask for nodes of one kind (`scheduler: {constraints: ...}`, or another partition or queue) and run once for each; "

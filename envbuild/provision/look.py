@@ -68,8 +68,8 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     """The plan for the nodes that something was chosen for; `artifacts` as `make_plan` takes them."""
     from envbuild.catalog.indexes import index_addresses
     from envbuild.catalog.patches import patches_of
-    from envbuild.plan import make_plan
-    from envbuild.plan_once import share_builds
+    from envbuild.plan.planner import make_plan
+    from envbuild.plan.shared_builds import share_builds
 
     prepared, survey = work.prepared, work.survey
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
@@ -116,8 +116,8 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
 
 def _without_left_alone(work: Work, plan: Plan) -> Plan:
     """The plan without nodes that cannot compile what nobody gives them; `work.lacking` has their errors."""
-    from envbuild.plan_build import lacks_tools
-    from envbuild.plan_once import left_alone, without
+    from envbuild.plan.shared_builds import left_alone, without
+    from envbuild.plan.source_builds import lacks_tools
 
     names = left_alone(plan, work.survey.variants)
     work.lacking = {node: lacks_tools(work.survey.resolutions[node]) for node in names}
@@ -126,7 +126,7 @@ def _without_left_alone(work: Work, plan: Plan) -> Plan:
 
 def _spread(work: Work, plan: Plan, tool_bytes: Mapping[str, int]) -> Plan:
     """The plan with one builder for nodes that get the same environment."""
-    from envbuild.plan_spread import spread
+    from envbuild.plan.distribution import spread
 
     survey = work.survey
     return spread(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
 from envbuild.node import pipconf, probe_prefix
-from envbuild.plan_store import bundle_name, bundles
+from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.deliver import artifact_cache, place
 from envbuild.resolve.supply import Supply, indexes_needed, sources_needed
 

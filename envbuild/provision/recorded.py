@@ -11,9 +11,9 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
-from envbuild.plan import make_plan
-from envbuild.plan_once import share_builds
-from envbuild.plan_spread import spread
+from envbuild.plan.distribution import spread
+from envbuild.plan.planner import make_plan
+from envbuild.plan.shared_builds import share_builds
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.hosts import narrow
 from envbuild.provision.inventory import expand_hosts

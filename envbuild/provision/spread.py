@@ -22,9 +22,9 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import proc
-from envbuild.plan_build import lacks_tools
-from envbuild.plan_once import names_of
-from envbuild.plan_spread import PACKS, tree
+from envbuild.plan.distribution import PACKS, tree
+from envbuild.plan.shared_builds import names_of
+from envbuild.plan.source_builds import lacks_tools
 from envbuild.provision.build_once import add_member, execute_once, not_built
 from envbuild.provision.collect import first_error
 from envbuild.provision.contact import WORKERS, contact, node_request

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from envbuild.resolve.supply import Supply
 
 # Where a brief answer shows that nothing has to be done, these are all that is still to be read.
-_NEXT = ("envbuild.plan", "envbuild.catalog.patches", "envbuild.provision.equality", "envbuild.report.terminal")
+_NEXT = ("envbuild.plan.planner", "envbuild.catalog.patches", "envbuild.provision.equality", "envbuild.report.terminal")
 
 
 @dataclass
@@ -207,7 +207,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         trust_first_use=prepared.choice.trust_first_use,
         others={node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors},
     )
-    from envbuild.plan import ChosenVariants
+    from envbuild.plan.planner import ChosenVariants
 
     chosen = ChosenVariants(prepared.lock)
     for node, resolution in resolutions.items():

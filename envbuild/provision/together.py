@@ -20,7 +20,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke_nodes_meet import PORTS
-from envbuild.plan_node import uses_cuda
+from envbuild.plan.node_steps import uses_cuda
 from envbuild.provision.collect import all_well
 from envbuild.provision.contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.execute import Outcome

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
-from envbuild.plan_waves import Batches
+from envbuild.plan.rollout import Batches
 from envbuild.provision.execute import Progress
 from envbuild.provision.journal import Journal, utc_now
 from envbuild.provision.prepare import Prepared

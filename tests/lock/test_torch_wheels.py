@@ -12,8 +12,8 @@ from packaging.utils import parse_wheel_filename
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
+from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import default_supply
-from envbuild.lock.export import Places, export_lock
 from envbuild.lock.files import read_lock, render_lock
 from envbuild.lock.torch_wheels import choose_torch, load_records
 from envbuild.model.lock import Lock

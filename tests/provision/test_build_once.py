@@ -18,9 +18,9 @@ from envbuild.provision.execute import NodeFiles, Outcome
 from envbuild.provision.journal import read_journal
 from envbuild.provision.rundir import RunDir
 from envbuild.provision.work import Settings, Work
+from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
 from tests.provision.test_execute import _prepared, _Silent
 from tests.resolve.test_borrow import cuda_lock, gpu_node
-from tests.test_plan_once import COMPILED, finished, lock_with, machine, shared, with_cuda
 
 KEY = "a" * 64
 FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}

@@ -18,7 +18,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.model.target import Connection
 from envbuild.node import sources
-from envbuild.plan_store import delivered, store_folder
+from envbuild.plan.delivery_layout import delivered, store_folder
 from envbuild.provision.ansible import run_playbook
 from envbuild.provision.deliver import Delivery, fetch_delivery
 from envbuild.provision.inventory import Inventory, NodeHost

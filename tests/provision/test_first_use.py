@@ -14,7 +14,7 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.plan import Plan
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Connection, Target
-from envbuild.plan import make_plan
+from envbuild.plan.planner import make_plan
 from envbuild.provision import first_use
 from envbuild.provision.collect import deviations, failed_node
 from envbuild.provision.execute import Outcome

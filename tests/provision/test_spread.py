@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
-from envbuild.plan_spread import spread as plan_spread
+from envbuild.plan.distribution import spread as plan_spread
 from envbuild.provision import spread
 from envbuild.provision.contact import ContactResult
 from envbuild.provision.execute import NodeFiles, Outcome
@@ -19,10 +19,10 @@ from envbuild.provision.journal import read_journal
 from envbuild.provision.rundir import RunDir
 from envbuild.provision.toolchain import NodeTools
 from envbuild.provision.work import Settings, Work
+from tests.plan.test_planner import planned
+from tests.plan.test_shared_builds import lock_with, machine
 from tests.provision.test_execute import _prepared, _Silent
 from tests.resolve.builders import target
-from tests.test_plan import planned
-from tests.test_plan_once import lock_with, machine
 
 PACK = {"format": "tar", "sha256": "b" * 64, "bytes": 9, "root": "c" * 64}
 FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}

@@ -10,8 +10,8 @@ from envbuild.errors import ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
-from envbuild.plan import ChosenVariants
-from envbuild.plan_build import lacking, lacks_tools
+from envbuild.plan.planner import ChosenVariants
+from envbuild.plan.source_builds import lacking, lacks_tools
 from envbuild.resolve.engine import resolve_fleet
 from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package
 from tests.resolve.test_engine import rules, stamped

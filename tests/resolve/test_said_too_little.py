@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envbuild.model.resolution import Resolution
-from envbuild.plan_build import build_request, compiler_variables
+from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve.engine import resolve
 from envbuild.resolve.rules import evaluate
 from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package

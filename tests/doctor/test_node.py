@@ -9,11 +9,11 @@ import pytest
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
-from envbuild.diagnose import diagnose_node, diagnose_without_python, is_compute
-from envbuild.doctor import Diagnosis
+from envbuild.doctor.controller import Diagnosis
+from envbuild.doctor.hosts import trial
+from envbuild.doctor.node import diagnose_node, diagnose_without_python, is_compute
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
-from envbuild.provision.look_around import trial
 
 PARTITIONS = (
     "PartitionName=hpc AllowGroups=ALL Default=YES MaxTime=UNLIMITED State=UP TotalCPUs=384 TotalNodes=4\n"

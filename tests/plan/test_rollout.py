@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.plan_waves import Batches, Share, parse_share
+from envbuild.plan.rollout import Batches, Share, parse_share
 
 NODES = tuple(f"n{number}" for number in range(8))
 

@@ -13,19 +13,19 @@ import pytest
 
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
+from envbuild.export.bash_script import render_script
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
-from envbuild.plan import make_plan
-from envbuild.plan_store import bundle_name, store_folder
-from envbuild.print_script import render_script
+from envbuild.plan.delivery_layout import bundle_name, store_folder
+from envbuild.plan.planner import make_plan
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
 from tests.node.forge import FILES, PATCH, download, need_compiler
 from tests.node.test_build_editable import PROJECT as OLD_PROJECT
+from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import git, make_repository
-from tests.test_plan import CONTROLLER, FakeTools
 
 HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

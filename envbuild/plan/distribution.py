@@ -13,8 +13,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, SpreadClass, Step
 from envbuild.model.target import Target
-from envbuild.plan_node import NodeTool, toolchain_words
-from envbuild.plan_once import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
+from envbuild.plan.node_steps import NodeTool, toolchain_words
+from envbuild.plan.shared_builds import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
 
 # Below a prefix, where packs lie (`node/relay.py`).
 PACKS = "store/packs"

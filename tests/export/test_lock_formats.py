@@ -10,12 +10,14 @@ import pytest
 from uv import find_uv_bin
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
-from envbuild.lock.export import Places, export_lock
 from envbuild.lock.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
 from tests.lock.build import lock, package, variant
+from tests.lock.conftest import home as home
+from tests.lock.conftest import supply as supply
 from tests.lock.wheels import make_wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.catalog.indexes import load_indexes
-from envbuild.diagnose import diagnose_node, diagnose_without_python
-from envbuild.doctor import Diagnosis
+from envbuild.doctor.controller import Diagnosis
+from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import HostSource, Target

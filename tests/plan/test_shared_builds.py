@@ -8,14 +8,14 @@ from typing import Any
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
-from envbuild.plan import ChosenVariants
-from envbuild.plan_node import environment_path
-from envbuild.plan_once import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
+from envbuild.plan.node_steps import environment_path
+from envbuild.plan.planner import ChosenVariants
+from envbuild.plan.shared_builds import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
 from envbuild.resolve.engine import resolve_fleet
+from tests.plan.test_planner import planned
 from tests.resolve.builders import compat, make_lock, node_facts, package, target
 from tests.resolve.test_borrow import APEX, PLAIN, cuda_lock, gpu_node
 from tests.resolve.test_engine import stamped
-from tests.test_plan import planned
 
 SOURCE: dict[str, Any] = {"name": "ext", "git": "https://example.org/ext", "commit": "1" * 40, "tree": "2" * 40}
 COMPILED = {**SOURCE, "build": {}}

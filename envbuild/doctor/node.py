@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
-from envbuild.doctor import Diagnosis, Level
+from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import HostSource, Target
 from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition

@@ -11,7 +11,7 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.plan_node import Inputs, NodeSteps, NodeTools
+from envbuild.plan.node_steps import Inputs, NodeSteps, NodeTools
 from envbuild.redact import looks_secret
 from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
 from envbuild.resolve.estimate import Estimate, estimate

@@ -14,7 +14,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan import ChosenVariants, make_plan
+from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.provision.survey import Survey
 from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expect import unexpected

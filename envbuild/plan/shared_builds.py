@@ -15,7 +15,7 @@ from typing import Any
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import BuildClass, NodePlan, Plan, Step
-from envbuild.plan_build import compile_seconds, compile_text, lacking
+from envbuild.plan.source_builds import compile_seconds, compile_text, lacking
 
 BUILDERS = 2
 # Of `tools_of`: what comes before nvcc.

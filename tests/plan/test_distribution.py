@@ -9,16 +9,16 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import relay
-from envbuild.plan import ChosenVariants
-from envbuild.plan_node import environment_path
-from envbuild.plan_once import left_alone, share_builds
-from envbuild.plan_spread import PACKS, spread, tree
+from envbuild.plan.distribution import PACKS, spread, tree
+from envbuild.plan.node_steps import environment_path
+from envbuild.plan.planner import ChosenVariants
+from envbuild.plan.shared_builds import left_alone, share_builds
 from envbuild.resolve.engine import resolve_fleet
+from tests.plan.test_planner import FakeTool, planned
+from tests.plan.test_shared_builds import COMPILED, lock_with, machine
 from tests.resolve.builders import compat, target
 from tests.resolve.test_borrow import cuda_lock, gpu_node
 from tests.resolve.test_engine import stamped
-from tests.test_plan import FakeTool, planned
-from tests.test_plan_once import COMPILED, lock_with, machine
 
 PROGRAM = FakeTool("envbuild-node", "envbuild-node-1")
 PREFIX = "/data/envbuild"

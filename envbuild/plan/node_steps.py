@@ -15,8 +15,8 @@ from envbuild.model.plan import Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.plan_build import build_request, compile_seconds, compile_text, patch_specs
-from envbuild.plan_store import delivered, store_folder
+from envbuild.plan.delivery_layout import delivered, store_folder
+from envbuild.plan.source_builds import build_request, compile_seconds, compile_text, patch_specs
 from envbuild.resolve.candidate import unrecorded_files
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate
