@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
+
+
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
@@ -42,13 +45,25 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             changed = _switch(prefix, stack, environment, variables, held) or changed
             for old in aside.copies(environment):
                 paths.discard(old)
-            paths.discard(paths.delivered(prefix, found["variant_digest"]))
+            _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
     except OSError as error:
         raise paths.os_error(error, environment) or error from error
     finally:
         aside.give_up(environment, held)
     result = {key: found[key] for key in ("root", "files", "bytes")}
     return changed, dict(result, level=level, environment=environment, current=paths.current_link(prefix, stack))
+
+
+def _drop_delivered(folder: "str", run: "str") -> "None":
+    """Remove what was delivered for this environment, unless another run has just delivered there too."""
+    runs = os.path.join(folder, "runs")
+    now = time.time()
+    names = os.listdir(runs) if os.path.isdir(runs) else []
+    others = [each for each in names if each != run and now - os.stat(os.path.join(runs, each)).st_mtime < _DELIVERING]
+    if others:
+        paths.remove_tree(os.path.join(runs, run))
+    else:
+        paths.discard(folder)
 
 
 def _update(environment: "str", found: "dict[str, Any]", args: "dict[str, Any]", variables: "dict[str, Any]") -> "bool":

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator, Sequence
-    from typing import IO, TypeVar
+    from typing import IO, Any, TypeVar
 
     T = TypeVar("T")
 
@@ -19,6 +19,7 @@ OUTPUT_LIMIT = 64 * 1024 * 1024
 # Seconds between SIGTERM and SIGKILL; who ends in time costs none of them, and a loaded node is slow.
 _GRACE = 2.0
 _DRAIN = 5.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Finished:
@@ -159,6 +160,14 @@ def _feed(stream: "IO[bytes]", data: "bytes") -> "None":
         pass
 
 
+def _tie() -> "Callable[[], Any]":
+    """What a new program has to call to get SIGTERM when the thread that started it ends (prctl(2))."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def run(
     argv: "Sequence[str]",
     timeout: "float | None" = 60.0,
@@ -167,15 +176,19 @@ def run(
     stdin: "bytes | None" = None,
     limit: "int" = OUTPUT_LIMIT,
     grace: "float" = 0.0,
+    tied: "bool" = False,
 ) -> "Finished":
     """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
 
     `timeout` in seconds (None: no deadline), `env` the whole environment (default `clean_env()`), `stdin` bytes.
     At the deadline, or once more than `limit` bytes came from stdout or stderr, the whole process group is killed:
     SIGTERM, then SIGKILL two seconds later. `grace`: seconds instead of that, and also when this process is stopped,
-    for a program that has to end what is not its child.
+    for a program that has to end what is not its child. `tied`: the kernel ends the program when this thread is gone,
+    also where this process is killed.
     """
     import subprocess
+
+    at_start = _tie() if tied else None
 
     begun = time.monotonic()
     process = None  # type: subprocess.Popen[bytes] | None
@@ -189,6 +202,7 @@ def run(
                 env=clean_env() if env is None else env,
                 cwd=cwd,
                 start_new_session=True,
+                preexec_fn=at_start,  # noqa: PLW1509 - it makes one system call
             )
             _LIVE.groups.add(process.pid)
             if grace:

@@ -148,7 +148,7 @@ def exchange(node: str, script: bytes, options: Connection, deadline: float, lim
     for _ in range(2):
         log_in(node, options)
         argv = [*_command(node, options), "/bin/sh -s"]
-        done = proc.run(argv, timeout=deadline, stdin=script, limit=limit)
+        done = proc.run(argv, timeout=deadline, stdin=script, limit=limit, tied=True)
         if done.rc != _NO_CONNECTION or done.out:
             break
         # The connection has ended meanwhile, and nothing has run.

@@ -189,8 +189,10 @@ class Resolver:
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
         built = stamp is not None
-        # A finished environment needs neither its files nor room for them again.
-        found_at = Supplied(DeliveryChoice()) if built else self._supplied(bound, facts, platform)
+        found_at = self._supplied(bound, facts, platform)
+        if built:
+            # It needs neither its files nor room for them; who would fetch them matters for a repair.
+            found_at = Supplied(found_at.choice)
         ruled = self._shared(variant, found.python, facts, shared)
         decisions = (*found.decisions, *(item for item in ruled if item.rule not in without))
         if not built:

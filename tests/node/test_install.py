@@ -79,6 +79,20 @@ def test_d11_what_stays_of_a_provision_is_the_environment_alone(node: Node, monk
     assert next(path for path in files if path.name == "data.bin").stat().st_size == 3_000_000
 
 
+def test_d11_delivered_files_stay_while_another_run_has_delivered_them_too(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    runs = node.prefix / "store" / variant["digest"][:12] / "runs"
+    for run in ("run-1", "run-2"):
+        (runs / run).mkdir(parents=True)
+    node.install(variant)
+    node.activate(variant)
+    assert [path.name for path in runs.iterdir()] == ["run-2"]
+    node.run = "run-2"
+    node.install(variant)
+    node.activate(variant)
+    assert not runs.parent.exists()
+
+
 def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)])
     node.build(variant, variables={"A": "1"})

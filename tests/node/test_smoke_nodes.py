@@ -124,7 +124,7 @@ def request(environment: Path, rank: int, ports: list[int], **more: Any) -> dict
     place = {"rank": rank, "nodes": 2, "addresses": ["127.0.0.1"], "ports": ports, "names": ["first", "second"]}
     args = {"environment": str(environment), "cuda": False, "ranks": 1, "token": TOKEN,
             "place": place, "wait": 30, "deadline": 120, **more}  # fmt: skip
-    return {"protocol": 1, "verb": "meet", "run": "r1", "prefix": "/", "args": args}
+    return {"protocol": 1, "verb": "meet", "run": "r1", "prefix": "/nonexistent/prefix", "args": args}
 
 
 def both(environment: Path, ports: list[int], **more: Any) -> list[tuple[int, dict[str, Any]]]:

@@ -85,7 +85,7 @@ def test_one_node_builds_and_all_nodes_test_and_what_fails_leaves_the_image_in_u
     digest = subprocess.check_output(["sha256sum", file], text=True).split()[0]
     assert {node["image"]["id"] for node in nodes.values()} == {record["id"]} == {digest}
     assert len({node["root"] for node in nodes.values()}) == 1
-    assert _left(world) == sorted([file.name, "tiny.json"])
+    assert _left(world) == sorted([file.name, f"{file.name}.sha256", "tiny.json"])
     alone = _programs(world) / "jobs-alone"
     alone.unlink()
     code = "import alpha, quick._fast as fast; print(alpha.VERSION, fast.answer())"

@@ -141,7 +141,9 @@ def test_one_image_is_tested_on_every_node_of_a_job_and_again_needs_none(world: 
     assert _names(world) == ["envbuild-probe", "envbuild-provision"]
     (file,) = (world.prefix / "images").glob("*.sif")
     record = json.loads((world.prefix / "images" / "tiny.json").read_text())
-    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted([file.name, "tiny.json"])
+    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted(
+        [file.name, f"{file.name}.sha256", "tiny.json"]
+    )
     assert record["nodes"] == ["gpu1", "gpu2"] and not (world.prefix / "jobs").exists()
     code = "import alpha; print(alpha.VERSION)"
     said = subprocess.run(
@@ -197,7 +199,7 @@ def _made_on_a_node(world: JobWorld) -> None:
     calls = [line.split()[:2] for line in (programs / "log").read_text().splitlines()]
     assert [node for node, verb in calls if verb == "build"] == ["gpu1"]
     assert sorted({node for node, verb in calls if verb == "exec"}) == ["gpu1", "gpu2"]
-    assert len(list((world.prefix / "images").iterdir())) == 2, "the archive is gone"
+    assert len(list((world.prefix / "images").iterdir())) == 3, "the archive is gone"
 
 
 @pytest.fixture(params=["stand-ins", "real"])
@@ -226,7 +228,9 @@ def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> Non
     assert len(_ids(done)) == len({node["root"] for node in nodes.values()}) == 1
     (file,) = (world.prefix / "images").glob("*.sqsh")
     record = json.loads((world.prefix / "images" / "tiny.json").read_text())
-    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted([file.name, "tiny.json"])
+    assert sorted(path.name for path in (world.prefix / "images").iterdir()) == sorted(
+        [file.name, f"{file.name}.sha256", "tiny.json"]
+    )
     assert (record["runtime"], record["nodes"]) == ("pyxis", ["gpu1", "gpu2"])
     launcher = str(world.prefix / "bin" / "tiny")
     code = "import alpha, os; print(alpha.VERSION, os.environ['SLURMD_NODENAME'])"
