@@ -276,7 +276,7 @@ class _Server:
         self.given = []  # type: list[int]
         self.sending = False
         listen = args.get("listen") or {}
-        self.context = relay_tls.giving(listen)
+        self.context = relay_tls.giving(listen, os.path.dirname(wanted.path))
         self.socket = _bound(str(listen.get("address")), listen.get("ports") or [], len(self.names))
         if self.socket is not None:
             threading.Thread(target=self._accept, args=(self.socket,), daemon=True).start()

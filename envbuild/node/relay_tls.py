@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
-def giving(listen: "dict[str, Any]") -> "ssl.SSLContext":
-    """The server's side, from `certificate` and `key` (PEM). Raises NodeError `peer-unreachable`, `request-invalid`."""
+def giving(listen: "dict[str, Any]", folder: "str") -> "ssl.SSLContext":
+    """The server's side, from `certificate` and `key` (PEM); `folder`: one of ours on a disk. Raises NodeError `peer-unreachable`, `request-invalid`."""
     context = _context(server=True)
     if hasattr(context, "num_tickets"):
         # They would wait unread at a child that goes at once, and its connection would end as a broken one.
         context.num_tickets = 0
     try:
         # Without a name on the disk: Python reads a key from a file only.
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(("%s\n%s" % (listen["key"], listen["certificate"])).encode("ascii"))
             file.flush()
             context.load_cert_chain("/proc/self/fd/%d" % file.fileno())
