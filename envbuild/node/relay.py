@@ -56,13 +56,13 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     wanted = _Wanted(path, str(args.get("sha256")), int(args.get("bytes") or 0))
     # The root has just made it, and every child looks at each byte.
     there = wanted.is_there() if args.get("parent") else wanted.has_size()
+    paths.set_umask(request["prefix"])
+    _make_folder(path)
     server = _Server(args, wanted, until) if args.get("children") else None
     try:
         if not there and not args.get("parent"):
             raise _damaged(path, "the node that was to give it has another file")
         if not there:
-            paths.set_umask(request["prefix"])
-            _make_folder(path)
             _take(args.get("parent") or {}, wanted, patience, until)
         elif args.get("parent"):
             _decline(args["parent"], patience, until)

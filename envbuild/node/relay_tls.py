@@ -21,7 +21,10 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def giving(listen: "dict[str, Any]", folder: "str") -> "ssl.SSLContext":
-    """The server's side, from `certificate` and `key` (PEM); `folder`: one of ours on a disk. Raises NodeError `peer-unreachable`, `request-invalid`."""
+    """The server's side, from `certificate` and `key` (PEM); `folder`: one of ours on a disk.
+
+    Raises NodeError `peer-unreachable`, `request-invalid`.
+    """
     context = _context(server=True)
     if hasattr(context, "num_tickets"):
         # They would wait unread at a child that goes at once, and its connection would end as a broken one.

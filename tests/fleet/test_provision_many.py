@@ -137,7 +137,7 @@ def test_secrets_of_the_controller_reach_no_output_no_run_directory_and_no_node(
     failed = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
     assert failed.rc == 75, failed.err
     assert "source gamma cannot be fetched" in failed.err
-    assert "source-unreachable" in failed.out
+    assert "network-unreachable" in failed.out
     del secrets["GIT_CONFIG_COUNT"]
     done = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
     assert done.rc == 0, done.err
