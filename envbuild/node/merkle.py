@@ -288,7 +288,8 @@ def record_paths(entries: "Iterable[str]") -> "list[str]":
 def read_record(root: "str", record: "str") -> "list[tuple[str, str, str]]":
     """Rows of a RECORD: (path relative to `root`, hash as written, size as written); raises OSError.
 
-    A path that leaves the environment keeps its leading `../`, so that nothing in the environment matches it.
+    A path that leaves the environment keeps its leading `../`, so that nothing in the environment matches it; one
+    that leaves a folder it has entered (`a/../../b`, which no installer writes) gets one.
     """
     with open(os.path.join(root, record), "rb") as stream:
         text = stream.read().decode("utf-8", "surrogateescape")
@@ -299,7 +300,8 @@ def read_record(root: "str", record: "str") -> "list[tuple[str, str, str]]":
             name, digest, size = (row + ["", ""])[:3]
             if name.startswith(root + "/"):
                 name = os.path.relpath(name, os.path.join(root, site))
-            rows.append((os.path.normpath(os.path.join(site, name)), digest, size))
+            strays = ".." in name.lstrip("./").split("/")
+            rows.append((("../" + name) if strays else os.path.normpath(os.path.join(site, name)), digest, size))
     return rows
 
 

@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from envbuild.node import proc
+
 UNRECORDED = "unrecorded"
 FIRST_USE = "first use on "  # how the witness of such a hash begins
 
@@ -240,6 +242,7 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
     may_see = variables.for_fetch if "--no-build" in options else variables.for_fetch_and_build
     done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see)
+    _refuse_skipped(tool, group, done)
     if done.ok:
         return
     build_causes.write_down("packages from `%s`" % group.name, done.out + done.err)
@@ -249,6 +252,17 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     if error.code == "hash-mismatch":
         _name_first_use(group, error)
     raise error
+
+
+def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> "None":
+    """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself, which no file shows."""
+    member = uv.skipped(done)
+    if member:
+        if tool.keeps_cache:  # a copy that is unpacked there is taken again without a word
+            forget_cached(tool, [each["name"] for each in group.packages])
+        names = [each["file"] for package in group.packages for each in package["files"]]
+        one = names[0] if len(names) == 1 else "one of %s from `%s`" % (plural(len(names), "file"), group.name)
+        raise wheelfile.unsafe(one, member, "which leads out of its folder")
 
 
 def _name_first_use(group: "Group", error: "NodeError") -> "None":

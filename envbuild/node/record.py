@@ -118,7 +118,7 @@ def _mismatch(environment: "str", folder: "str", path: "str", kind: "str") -> "d
 
 
 def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str, merkle.Entry]") -> "str | None":
-    if path.startswith("../"):
+    if path.startswith(("../", "/")):
         return "outside"
     entry = entries.get(path)
     if entry is None:

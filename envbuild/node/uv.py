@@ -37,6 +37,8 @@ _TRANSPORT = re.compile(
     r"|HTTP status server error|\(429 |connection closed|error decoding response body|request or response body error"
     r"|Network (is )?unreachable"
 )
+# What uv says, and nothing else does, of a member of a wheel that it leaves out.
+_SKIPPED = re.compile(r"WARN Skipping unsafe file name: (.*)")
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
 _TAIL = 20
 DEADLINE = 3600.0
@@ -79,6 +81,7 @@ class Uv:
             UV_LINK_MODE="copy" if self.keeps_cache else "hardlink",
             TMPDIR=self.tmp,
             NO_COLOR="1",
+            RUST_LOG="uv_extract=warn",
             PYTHONDONTWRITEBYTECODE="1",
             PYTHONNOUSERSITE="1",
         )
@@ -126,6 +129,12 @@ def close_locks(cache: "str", environment: "str") -> "None":
             os.chmod(path, 0o666 & ~mask)
         except OSError:
             pass  # there is none, or it is another user's
+
+
+def skipped(done: "proc.Finished") -> "str":
+    """The name of a member that uv left out of what it unpacked, since it would lie elsewhere; empty without one."""
+    found = _SKIPPED.search(done.err)
+    return found.group(1)[:200] if found else ""
 
 
 def tail(text: "str", lines: "int" = _TAIL) -> "str":

@@ -57,12 +57,17 @@ def refuse_unsafe(path: "str") -> "None":
         return
     for name, why in found:
         if why:
-            raise NodeError(
-                "wheel-unsafe",
-                "%s holds %r, %s" % (os.path.basename(path), name[:200], why),
-                hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
-                exit_code=Exit.INTEGRITY,
-            )
+            raise unsafe(os.path.basename(path), name, why)
+
+
+def unsafe(wheel: "str", member: "str", why: "str") -> "NodeError":
+    """The error `wheel-unsafe` (exit 5) about a member of `wheel` (its name, or words for it)."""
+    return NodeError(
+        "wheel-unsafe",
+        "%s holds %r, %s" % (wheel, member[:200], why),
+        hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
+        exit_code=Exit.INTEGRITY,
+    )
 
 
 def _why_unsafe(member: "zipfile.ZipInfo") -> "str":

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -12,8 +16,10 @@ from envbuild.node import pipconf, wheelfile
 from envbuild.node.fetch import fetch_file
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import World, snapshot
+from tests.node.env_support import Node, locked, make_variant, make_wheel, node
 from tests.support.wheels import write_wheel
 
+__all__ = ["node"]
 LINK = 0o120777 << 16
 UNSAFE = [
     ("../evil.py", 0), ("alpha/../../evil.py", 0), ("/tmp/evil.py", 0), ("alpha-1.0.data/../evil.py", 0),
@@ -63,6 +69,64 @@ def test_d28_a_first_use_refuses_it_too_and_keeps_nothing(tmp_path: Path) -> Non
         fetch_file(wanted, {}, config, str(kept))
     assert caught.value.code == "wheel-unsafe"
     assert os.listdir(kept) == []
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """The address of an index over `tmp_path/simple`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "simple"))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def refused(node: Node, index: str, made: Path, **more: object) -> NodeError:
+    """How `install` refuses a wheel that uv itself fetches from an index, over an environment that is in use."""
+    in_use = node.build(make_variant([make_wheel(node.wheels)]))
+    before = snapshot(in_use.parent)
+    (made.parent / "index.html").write_text(f'<a href="{made.name}">{made.name}</a>')
+    node.offline, node.run = False, "run-2"
+    variant = make_variant([{**locked(made, "alpha", "1.0"), "index": "site"}], environment={"OTHER": "1"})
+    artifacts = {"indexes": {"site": {"url": index, "kind": "index"}}}
+    with pytest.raises(NodeError) as caught:
+        node.install(variant, artifacts=artifacts, **more)
+    assert caught.value.exit_code == 5
+    assert os.path.realpath(node.prefix / "current" / "demo") == str(in_use)
+    assert snapshot(in_use.parent) == before
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "member", ["../evil.py", "alpha/../../evil.py", "/tmp/evil.py", "alpha-1.0.data/data/../../../x"]
+)
+@pytest.mark.parametrize("recorded", [True, False], ids=["in its RECORD", "unnamed"])
+def test_d28_a_wheel_that_uv_fetches_from_an_index_is_refused_too(
+    node: Node, index: str, tmp_path: Path, member: str, recorded: bool
+) -> None:
+    folder = tmp_path / "simple" / "alpha"
+    files = {"alpha/__init__.py": "", member: "/etc/passwd"}
+    made = write_wheel(folder, "alpha", "1.0", files) if recorded else wheel(folder, member)
+    # The second time uv would take what it has unpacked into its lasting cache.
+    for more in ({}, {}, {"cache": None}):
+        error = refused(node, index, made, **more)
+        assert (error.code, error.what) == (
+            "wheel-unsafe", f"alpha-1.0-py3-none-any.whl holds {member!r}, which leads out of its folder"
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("member", ["alpha-1.0.data/../evil.py", "alpha-1.0.data/data/../../evil.py"])
+def test_d28_a_record_that_leaves_a_folder_it_entered_is_refused_by_the_name(
+    node: Node, index: str, tmp_path: Path, member: str
+) -> None:
+    made = write_wheel(tmp_path / "simple" / "alpha", "alpha", "1.0", {"alpha/__init__.py": "", member: "evil"})
+    error = refused(node, index, made)
+    assert error.code == "record-mismatch"
+    assert f"{member} is not what its RECORD says (outside)" in error.what
 
 
 @pytest.mark.slow
