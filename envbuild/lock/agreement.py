@@ -65,6 +65,14 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
     )
 
 
+def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
+    """The packages (normal names) that a lock has for itself and not because another package requires them."""
+    listed = {str(canonicalize_name(Requirement(text).name)) for text in profile.packages}
+    return tuple(
+        sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs})
+    )
+
+
 def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
     """What the lock says against what the stack says, whatever the digests say."""
     findings = []

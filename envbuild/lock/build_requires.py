@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
 
 if TYPE_CHECKING:
@@ -130,6 +131,12 @@ def additions(needs: Sequence[Needs], profile: Profile) -> tuple[str, ...]:
     named = {_name(text) for text in (*profile.packages, *profile.constraints)} | {"torch"}
     every = dict.fromkeys(text for each in needs for text in each.requirements)
     return tuple(text for text in every if (name := _name(text)) is not None and name not in named)
+
+
+def with_needs(sources: Sequence[LockedSource], needs: Sequence[Needs], profile: Profile) -> tuple[LockedSource, ...]:
+    """The sources with the names of the packages that are in the lock for their builds alone."""
+    names = {each.source: {name for text in additions([each], profile) if (name := _name(text))} for each in needs}
+    return tuple(each.model_copy(update={"needs": tuple(sorted(names.get(each.name, ())))}) for each in sources)
 
 
 def _name(text: str) -> str | None:

@@ -15,7 +15,7 @@ from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
-from envbuild.lock.build_requires import Needs, additions, read_needs, unmet
+from envbuild.lock.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.git import git_version
 from envbuild.lock.manifest import field_digests
@@ -97,6 +97,7 @@ def create_lock(
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = with_uses(tuple(lock_source(source) for source in profile.sources), previous, say)
     needs = read_needs(profile.sources)
+    sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None
     uses = dict(first_uses or {})
     said: dict[str, None] = {}

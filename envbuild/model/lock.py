@@ -99,7 +99,7 @@ class LockedSource(StrictModel):
 
     `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
     tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None
-    where nobody has looked.
+    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list.
     """
 
     name: Name
@@ -115,6 +115,7 @@ class LockedSource(StrictModel):
     patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
     uses: dict[Name, Text] | None = None
+    needs: tuple[PackageName, ...] = ()
 
     @model_validator(mode="after")
     def _pins_are_of_the_patches(self) -> LockedSource:
@@ -168,7 +169,7 @@ class Variant(StrictModel):
         """What the digest covers: everything that decides which files and variables the environment has.
 
         Left out: the label, the smoke list and the way of training (they check an environment, they do not change one),
-        where a record or metadata came from, what a scan found, and sizes.
+        where a record or metadata came from, what was read in the trees of sources, and sizes.
         """
         beside = {"id", "digest", "smoke", "training"}
         data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=beside)
@@ -181,6 +182,7 @@ class Variant(StrictModel):
         for source in data["sources"]:
             source.pop("ref", None)
             source.pop("uses", None)
+            source.pop("needs", None)
             # Nothing pinned counts as not said, so that a lock outlives this field.
             if not source["patch_pins"]:
                 del source["patch_pins"]

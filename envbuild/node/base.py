@@ -15,7 +15,8 @@ _ASK = """
 import json, os, sys
 venv = sys.prefix != sys.base_prefix
 out = {"version": list(sys.version_info[:3]), "executable": sys.executable, "name": sys.implementation.name,
-       "below": venv and getattr(sys, "_base_executable", ""), "sites": [], "system_site": True, "packages": {}}
+       "below": venv and getattr(sys, "_base_executable", ""), "sites": [], "system_site": True, "packages": {},
+       "requires": []}
 if len(sys.argv) > 1:
     import site
     from importlib import metadata
@@ -28,6 +29,7 @@ if len(sys.argv) > 1:
         name = each.metadata["Name"]
         if name and name not in out["packages"]:
             out["packages"][name] = each.version
+            out["requires"] += each.requires or []
 print(json.dumps(out))
 """
 _COMPARE = re.compile(r"\s*(==|>=|<=|!=|<|>|~=)\s*([0-9][0-9.]*)(\.\*)?[^,]*\s*\Z")
@@ -37,7 +39,8 @@ class Interpreter:
     """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version).
 
     A base that is a virtual environment has `sites`, its site-packages folders, because `path` is then the interpreter
-    below it; `system_site` says whether that interpreter's own packages belong to the base.
+    below it; `system_site` says whether that interpreter's own packages belong to the base. `requires`: normal names of
+    what its packages require.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Interpreter:
         packages: "dict[str, str]",
         sites: "tuple[str, ...]" = (),
         system_site: "bool" = True,
+        requires: "frozenset[str]" = frozenset(),
     ) -> "None":
         """Plain data."""
         self.path = path
@@ -54,6 +58,7 @@ class Interpreter:
         self.packages = packages
         self.sites = sites
         self.system_site = system_site
+        self.requires = requires
 
 
 def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
@@ -82,7 +87,8 @@ def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
     # The name it was called by may be a link or a launcher; the environment must not depend on either.
     real = os.path.realpath(told["below"] or told["executable"] or path)
     packages = {record.normal_name(name): version for name, version in told["packages"].items()}
-    return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"])
+    requires = frozenset(map(record.required_name, told["requires"]))
+    return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"], requires)
 
 
 def _refused(code: "str", what: "str", why: "str") -> "NodeError":
@@ -133,14 +139,13 @@ def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> "
         )
 
 
-def _name_of(requirement: "str") -> "str":
-    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
-    return record.normal_name(found.group(1)) if found else ""
-
-
 def _what_is_there(requirement: "str", provided: "dict[str, str]") -> "str":
-    version = provided.get(_name_of(requirement))
-    return "it has %s %s" % (_name_of(requirement), version) if version else "it has no %s" % _name_of(requirement)
+    version = provided.get(record.required_name(requirement))
+    return (
+        "it has %s %s" % (record.required_name(requirement), version)
+        if version
+        else "it has no %s" % record.required_name(requirement)
+    )
 
 
 def satisfied(requirement: "str", provided: "dict[str, str]") -> "bool":
@@ -148,7 +153,7 @@ def satisfied(requirement: "str", provided: "dict[str, str]") -> "bool":
 
     Only names and comparisons of release numbers are read here; the controller has read the whole requirement.
     """
-    version = provided.get(_name_of(requirement))
+    version = provided.get(record.required_name(requirement))
     if version is None:
         return False
     rest = re.sub(r"\A\s*[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?", "", requirement.split(";")[0]).strip("() ")

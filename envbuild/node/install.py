@@ -208,6 +208,10 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     if job.part is None:
         packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
+    required = {}
+    if job.args.get("asked") is not None:
+        # Before anything of them can run.
+        required = packages.check_required(job.environment, locked, job.args["asked"], interpreter.requires)
     if made.pins:
         made.prepare()
         job.phase("wheels")
@@ -229,6 +233,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         "bytes": sum(entry.size for entry in entries.values()),
         "record_checked": told_of_files["checked"],
         "record_wrong": told_of_files["wrong"],
+        "required": required,
         "sources": told,
         "seconds": job.seconds,
     }

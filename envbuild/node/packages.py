@@ -51,6 +51,33 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
             )
 
 
+def check_required(
+    environment: "str", packages: "list[dict[str, Any]]", asked: "list[str]", base: "set[str] | frozenset[str]"
+) -> "dict[str, int]":
+    """See that every locked package is `asked` for, or required by the base or by an installed package that is.
+
+    The names are normal ones. Returns how many are `asked` and how many are `required`. Raises NodeError
+    `package-not-required` (exit 5), which names the others: somebody wrote them into the lock.
+    """
+    edges, locked = record.requires(environment), {record.normal_name(each["name"]): each for each in packages}
+    reached, found = set(), set(asked) | base | (set(edges) - set(locked))  # type: set[str], set[str]
+    while found:
+        reached |= found
+        found = set().union(*(edges.get(name, set()) for name in found)) - reached
+    odd = ["%s %s" % (name, locked[name]["version"]) for name in sorted(set(locked) - reached)]
+    if odd:
+        raise NodeError(
+            "package-not-required",
+            "%s is in the lock, and nothing asks for it" % odd[0],
+            why="neither the stack nor the metadata of an installed package names: %s" % ", ".join(odd),
+            hint="what is meant stands under `packages` of the stack; `envbuild lock create` makes a lock of it",
+            exit_code=Exit.INTEGRITY,
+            changed=True,
+        )
+    count = len(set(locked) & set(asked))
+    return {"asked": count, "required": len(locked) - count}
+
+
 def is_sdist(package: "dict[str, Any]") -> "bool":
     """True when the lock names no wheel of the package."""
     return not any(each["file"].endswith(".whl") for each in package["files"])

@@ -15,6 +15,12 @@ def normal_name(name: "str") -> "str":
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def required_name(requirement: "str") -> "str":
+    """The name (normal form) of what a requirement asks for, whatever its versions, extras and marker; else empty."""
+    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
+    return normal_name(found.group(1)) if found else ""
+
+
 def normal_version(version: "str") -> "str":
     """A version in a form that equal versions share: no leading zeros, no trailing `.0`, one separator in the rest."""
     public, _, local = version.strip().lower().lstrip("v").partition("+")
@@ -53,6 +59,27 @@ def installed(environment: "str") -> "dict[str, str]":
                 found = _metadata(os.path.join(environment, site, name, "METADATA"))
                 packages[normal_name(found[0] or name.split("-")[0])] = found[1] or "?"
     return packages
+
+
+def requires(environment: "str") -> "dict[str, set[str]]":
+    """Name -> names of what it requires (both in normal form) of every dist-info; under whatever marker or extra."""
+    found = {}  # type: dict[str, set[str]]
+    for folder in _dist_infos(environment):
+        name, wanted = "", set()
+        try:
+            with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
+                for line in stream:
+                    key, _, value = line.partition(":")
+                    if not line.strip():
+                        break
+                    if key.lower() == "name":
+                        name = normal_name(value.strip())
+                    elif key.lower() == "requires-dist":
+                        wanted.add(required_name(value))
+        except OSError:
+            continue
+        found.setdefault(name, set()).update(wanted)
+    return found
 
 
 def _metadata(path: "str") -> "tuple[str, str]":

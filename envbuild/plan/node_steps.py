@@ -63,7 +63,8 @@ class Inputs:
     `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
     the node program; `tools` per node; `indexes` address and kind by index name; `artifacts` per node replaces what the
     planner would say; `tool_bytes` size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by
-    the names that sources use; `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares.
+    the names that sources use; `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares;
+    `asked`: the packages that the lock has for themselves (None: nobody knows, and it is not checked).
     """
 
     run: str
@@ -78,6 +79,7 @@ class Inputs:
     patches: Mapping[str, Patch] = field(default_factory=dict)
     jobs: int | None = None
     check_rebuild: bool = False
+    asked: Collection[str] | None = None
 
 
 def _count(number: int, noun: str) -> str:
@@ -263,6 +265,8 @@ class NodeSteps:
         }
         if repaired:
             args["repair"] = True
+        if self.inputs.asked is not None:
+            args["asked"] = list(self.inputs.asked)
         if self.facts.shared:
             args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())

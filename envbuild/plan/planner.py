@@ -38,6 +38,7 @@ def make_plan(
     patches: Mapping[str, Patch] | None = None,
     jobs: int | None = None,
     check_rebuild: bool = False,
+    asked: Collection[str] | None = None,
 ) -> Plan:
     """Steps for every node that a variant was chosen for; refused nodes are named in the warnings.
 
@@ -46,7 +47,7 @@ def make_plan(
     """
     inputs = Inputs(
         run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait,
-        patches or {}, jobs, check_rebuild,
+        patches or {}, jobs, check_rebuild, asked,
     )  # fmt: skip
     chosen = ChosenVariants(lock)
     nodes = tuple(

@@ -157,6 +157,12 @@ def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _wanted(asked: int, required: int) -> str:
+    return (
+        f"{asked} package{'s' * (asked != 1)} for the stack, {required} that these require; nothing else is in the lock"
+    )
+
+
 def _checks(responses: Responses) -> Iterable[Check]:
     install = _result(responses, "install")
     if "record_checked" in install:
@@ -168,6 +174,8 @@ def _checks(responses: Responses) -> Iterable[Check]:
             details={"record_wrong": list(install["record_wrong"])} if install.get("record_wrong") else {},
             seconds=(install.get("seconds") or {}).get("record"),
         )
+    if install.get("required"):
+        yield Check(name="required", status="passed", says=_wanted(**install["required"]), level="measured")
     stamped = _rooted({verb: response for verb, response in responses.items() if verb != "verify"})
     for verb in ("ensure", "smoke", "verify", "meet"):
         for data in _result(responses, verb).get("checks", ()):

@@ -96,6 +96,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         patches=patches_of(prepared.lock),
         jobs=work.settings.jobs,
         check_rebuild=work.settings.check_rebuild,
+        asked=prepared.asked,
     )
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     if prepared.target.connection.kind == "ssh" and not made.nothing_to_do:

@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
-from envbuild.lock.agreement import refuse_edited
+from envbuild.lock.agreement import asked, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
@@ -60,6 +60,11 @@ class Prepared:
     selection: Selection | None = None
     reference: str = ""
     profile_why: str = ""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The packages that the lock has for themselves."""
+        return asked(self.lock, self.stack.profiles[self.profile])
 
     def explained(self, plan: Plan) -> Plan:
         """The plan with the reason for a profile that nobody asked for, and what its stack says against it."""

@@ -63,6 +63,7 @@ def plan_recorded(
         pyz_digest=node_pyz_digest(),
         tools=tools,
         patches=patches_of(prepared.lock),
+        asked=prepared.asked,
         tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
     )
     if prepared.target.connection.kind == "ssh":

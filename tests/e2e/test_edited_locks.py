@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.world import World, edit_lock
+from tests.node.env_support import make_wheel
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -48,6 +49,21 @@ def test_d23_an_edited_lock_is_refused_though_its_digests_hold(
     assert (done.rc, done.code) == (5, "lock-edited")
     assert says in done.err
     assert not world.prefix.exists()
+
+
+def test_d23_an_added_package_that_nothing_requires_is_named(world: World, lock: Path) -> None:
+    built = world.built()
+    in_use = Path(built["environment"])
+    (check,) = [each for each in built["checks"] if each["name"] == "required"]
+    assert (check["status"], check["level"]) == ("passed", "measured")
+    assert check["says"].startswith("1 package for the stack, 0 that these require")
+    extra = make_wheel(world.wheels, "extra")
+    edit_lock(lock, lambda plain: plain["packages"].append(extra))
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "package-not-required")
+    assert "extra 1.0" in done.node["error"]["what"]
+    assert world.current == in_use
+    assert list(in_use.parent.iterdir()) == [in_use]
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PATH", "PYTHONPATH", "BASH_ENV", "GIT_SSH_COMMAND"])

@@ -13,11 +13,12 @@ from threading import Thread
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.lock.agreement import asked
 from envbuild.lock.build_requires import read_needs
 from envbuild.lock.create import create_lock
 from envbuild.lock.torch_wheels import Supply
 from envbuild.model.lock import Lock
-from envbuild.model.stack import Source, Stack
+from envbuild.model.stack import Profile, Source, Stack
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
 from tests.support.repositories import make_repository
@@ -112,6 +113,9 @@ def test_d04_a_build_backend_is_locked_with_its_bound_and_what_it_needs(
     said: list[str] = []
     lock = locked(supply(house), [source(repos, {"pyproject.toml": HATCH})], said, packages=["alpha"])
     assert versions(lock) == {"alpha": "1.0", "hatchling": "1.9", "pluggy": "1.0"} and said == []
+    assert lock.variants[0].sources[0].needs == ("hatch-vcs", "hatchling")
+    profile = Profile.from_plain({"python": ["3.11"], "packages": ["Alpha>=1"]})
+    assert asked(lock, profile) == ("alpha", "hatch-vcs", "hatchling", "torch")
 
 
 def test_d04_what_the_stack_itself_names_is_its_own_business_and_said(

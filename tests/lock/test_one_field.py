@@ -235,6 +235,7 @@ _SAID = {
     "digest": "of the contents; see below",
     "provided": "read from the base, not said in the stack",
     "uses": "what a scan of the tree found",
+    "needs": "what the tree says of its build",
     "patch_pins": "of the catalog's patches; `patch-changed`",
     "engine": "there is one",
     "version": "there is one",

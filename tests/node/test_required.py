@@ -1,0 +1,69 @@
+"""A locked package that neither the stack asks for nor an installed package requires is refused by its name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import packages, record
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import Node, locked, make_variant, node
+from tests.support.wheels import write_wheel
+
+__all__ = ["node"]
+
+
+def wheel(node: Node, name: str, *requires: str, **files: str) -> dict[str, Any]:
+    contents = {f"{name.replace('-', '_')}.py": "", **files}
+    return locked(write_wheel(node.wheels, name, "1.0", contents, requires=requires), name, "1.0")
+
+
+def test_d23_an_added_package_is_named_before_its_code_can_run(node: Node, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    lines = {"extra.pth": f"import pathlib; pathlib.Path({str(ran)!r}).touch()\n"}
+    good, added = wheel(node, "alpha"), wheel(node, "extra", **lines)
+    in_use = node.build(make_variant([good]))
+    variant = make_variant([good, added])
+    with pytest.raises(NodeError) as caught:
+        node.install(variant, asked=["alpha"])
+    assert (caught.value.code, caught.value.exit_code) == ("package-not-required", 5)
+    assert "extra 1.0" in caught.value.what and "alpha" not in caught.value.what + caught.value.why
+    assert not ran.exists()
+    assert os.listdir(in_use.parent) == [in_use.name]
+    assert os.path.realpath(node.prefix / "current" / "demo") == str(in_use)
+
+
+def test_d23_two_that_require_each_other_are_both_named(node: Node) -> None:
+    variant = make_variant([wheel(node, "alpha"), wheel(node, "one", "two"), wheel(node, "two", "one")])
+    with pytest.raises(NodeError) as caught:
+        node.install(variant, asked=["alpha"])
+    assert "one 1.0, two 1.0" in caught.value.why
+
+
+@pytest.mark.parametrize("says", ["Beta_x>=1", "beta.x[more]; python_version < '3'", "beta-x (>=0.1) ; extra == 'all'"])
+def test_a_package_that_an_installed_one_requires_is_not(node: Node, says: str) -> None:
+    """Under whatever marker or extra: this is to find what nobody wanted, not to resolve again."""
+    variant = make_variant([wheel(node, "alpha", says), wheel(node, "beta-x", "gamma"), wheel(node, "gamma")])
+    result = node.install(variant, asked=["alpha"])[1]
+    assert result["required"] == {"asked": 1, "required": 2}
+
+
+def test_a_request_that_does_not_say_what_is_asked_for_checks_nothing(node: Node) -> None:
+    assert node.install(make_variant([wheel(node, "alpha")]))[1]["required"] == {}
+
+
+def test_what_the_base_requires_counts(tmp_path: Path) -> None:
+    kept = [{"name": "Gamma", "version": "1"}]
+    assert packages.check_required(str(tmp_path), kept, [], {"gamma"}) == {"asked": 0, "required": 1}
+
+
+def test_requirements_are_read_of_every_distribution_and_of_its_headers_alone(tmp_path: Path) -> None:
+    info = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages" / "A_b-1.dist-info"
+    info.mkdir(parents=True)
+    assert record.requires(str(tmp_path)) == {}
+    (info / "METADATA").write_text("Name: A_b\nRequires-Dist: C.d>1\nrequires-dist: e\n\nRequires-Dist: text\n")
+    assert record.requires(str(tmp_path)) == {"a-b": {"c-d", "e"}}
