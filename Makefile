@@ -1,14 +1,16 @@
 # Everything runs in .venv, made from the hash-checked development lock.
 SHELL := /bin/sh
-# Every skipped test is listed with its reason, every failed one by its name.
-PYTEST := .venv/bin/python -m pytest -n 2 -rfEs
+# Two processes a core of a small machine, as tests wait about half of their time; neighbours stay in one process, which
+# makes their fixtures once. Every skipped test is listed with its reason, every failed one by its name.
+WORKERS ?= 4
+PYTEST := .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 -rfEs
 
 .PHONY: provision test test-slow lint generated containers bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
 
-test: .venv/.ready system-packages  ## the fast tests (under 10 minutes on 2 cores)
+test: .venv/.ready system-packages  ## the fast tests (some minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
 test-slow: .venv/.ready system-packages  ## real torch environments, real nodes, kill -9 everywhere
