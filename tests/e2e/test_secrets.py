@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import stat
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 
 from tests.e2e.world import Done, World
 from tests.node.forge import FILES
+from tests.support.canary import ALONE, BACKEND, CANARY, FAILING, TELLING, holding
 
-CANARY = "canary-4b1d0c9e77f2"
 # A token, the login of a proxy, and a variable whose name says nothing, which no build needs.
 CALLERS = {
     "DEPLOY_TOKEN": CANARY,
@@ -19,30 +18,6 @@ CALLERS = {
     "no_proxy": "localhost,127.0.0.1",
     "SITE_NOTE": "a note of the caller",
 }
-# A build that says what it sees, also of the process that started it, encoded too, and fails.
-TELLING = """
-import base64, os, sys
-for pid in ("self", str(os.getppid())):
-    try:
-        seen = open("/proc/%s/environ" % pid, "rb").read()
-    except OSError:
-        seen = b""
-    print(seen.replace(b"\\0", b"\\n").decode(), file=sys.stderr)
-    print(base64.b64encode(seen).decode(), file=sys.stderr)
-"""
-FAILING = TELLING + "\nsys.exit('the build ends here')\n"
-ALONE = "[build-system]\nrequires = []\n"
-BACKEND = "def build_wheel(*_, **__):\n" + "\n".join("    " + line for line in FAILING.splitlines()) + "\n"
-
-
-def forms(secret: str) -> list[bytes]:
-    """The secret, and what stands in base64 for it at each of three alignments."""
-    encoded = [base64.b64encode(b"\0" * lead + secret.encode())[4:-4] for lead in range(3)]
-    return [secret.encode(), *encoded]
-
-
-def holding(text: bytes) -> bool:
-    return any(form in text for form in forms(CANARY))
 
 
 def assert_nowhere(world: World, done: Done) -> None:

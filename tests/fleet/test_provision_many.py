@@ -10,10 +10,11 @@ import pytest
 
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
 from tests.fleet.nodes import Fleet, Node
+from tests.node.forge import FILES
+from tests.support.canary import BACKEND, CANARY, forms, holding
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]
-CANARY = "canary7c1f0e2d94a"
 
 
 @pytest.fixture
@@ -29,12 +30,6 @@ def _cable(network: Fleet, node: Node, state: str) -> None:
 
 def _without_giving(paths: str) -> list[str]:
     return [line for line in paths.splitlines() if "/store" not in line and "/__pycache__" not in line]
-
-
-def _texts_with(folder: Path, secret: str) -> list[str]:
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert files
-    return [str(path.relative_to(folder)) for path in files if secret.encode() in path.read_bytes()]
 
 
 def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_file(
@@ -121,9 +116,10 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(
     assert listing(node) == before
 
 
-def test_secrets_of_the_controller_reach_no_output_no_run_directory_and_no_node(
+def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_and_no_file_of_a_node(
     fleet: StartNodes, nodes_world: FleetWorld
 ) -> None:
+    """Also where a build prints its environment, and that of the process that started it, and fails."""
     (node,) = fleet(1, kind="bare")
     nodes_world.target([node])
     secrets = {
@@ -141,8 +137,20 @@ def test_secrets_of_the_controller_reach_no_output_no_run_directory_and_no_node(
     del secrets["GIT_CONFIG_COUNT"]
     done = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
     assert done.rc == 0, done.err
-    for text in (failed.out, failed.err, done.out, done.err):
-        assert CANARY not in text
-    assert _texts_with(nodes_world.runs, CANARY) == []
-    found = node.run(["grep", "-rl", CANARY, "/opt", "/root", "/tmp", "/var/tmp", "/etc"], check=False)
+    with (node.folder / "etc" / "sshd_config").open("a") as config:
+        config.write(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n")
+    node.run(["kill", "-HUP", "1"])
+    assert CANARY in node.run(["env"]).stdout, "a build is to be started with it"
+    pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})
+    nodes_world.lock(nodes_world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
+    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "--debug", env=secrets, timeout=240)
+    assert told.rc == 4, told.err
+    log = node.run(["sh", "-c", f"cat {PREFIX}/logs/{nodes_world.last_run.name}.log"]).stdout
+    assert "PATH=" in log and "the build ends here" in log, "the build was to print what it sees"
+    for text in (failed.out, failed.err, done.out, done.err, told.out, told.err):
+        assert not holding(text.encode())
+    assert [path for path in nodes_world.top.rglob("*") if path.is_file() and holding(path.read_bytes())] == []
+    words = [word for form in forms(CANARY) for word in ("-e", form.decode())]
+    places = ["/opt", "/root", "/tmp", "/var", "/etc", "/dev/shm", "/home"]
+    found = node.run(["grep", "-rlaF", *words, *places], check=False)
     assert (found.returncode, found.stdout) == (1, "")
