@@ -113,10 +113,10 @@ def create(
 @click.argument("stack", required=False)
 @_profile
 @_lock_file
-@click.option("--offline", is_flag=True, help="Do not ask the repositories of the sources.")
+@click.option("--offline", is_flag=True, help="Do not ask indexes and repositories.")
 @common_options
 def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, offline: bool) -> int:
-    """Compare the lock of STACK with the stack file and with the repositories of its sources.
+    """Compare the lock of STACK with the stack file, the package indexes and the repositories of its sources.
 
     Without STACK, the locks of all profiles of all shipped stacks.
     """
@@ -146,9 +146,10 @@ def _check_one(
 ) -> tuple[ExitCode, dict[str, Any], str]:
     """Exit code, data and text of one lock."""
     from envbuild.lock.check import check_lock
+    from envbuild.lock.create import default_supply
 
     loaded, made, path = _read(stack, profile, lock_file)
-    findings = check_lock(made, loaded.stack, online=not offline)
+    findings = check_lock(made, loaded.stack, online=not offline, supply=default_supply())
     problems = [finding for finding in findings if finding.kind == "problem"]
     unchecked = [finding for finding in findings if finding.kind == "unchecked"]
     code = gravest(finding.exit_code for finding in problems)

@@ -7,19 +7,22 @@ import concurrent.futures
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
+from envbuild.lock.create import added_names
 from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
+from envbuild.lock.torch_wheels import Supply
 from envbuild.lock.unrecorded import CODE
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Profile, Stack
 
 
-def check_lock(lock: Lock, stack: Stack, *, online: bool = True) -> list[LockFinding]:
+def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply | None = None) -> list[LockFinding]:
     """Everything in which a lock disagrees with its stack, with itself, or (when `online`) with upstream.
 
-    An empty list means that all was looked at and agrees. Sources that cannot be reached are `unchecked`.
+    `supply`: the indexes that are asked whether all that is locked is needed. An empty list means that all was looked
+    at and agrees. Sources and indexes that cannot be reached are `unchecked`.
     """
     findings = _digests(lock)
     if lock.stack != stack.name or lock.profile not in stack.profiles:
@@ -32,6 +35,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True) -> list[LockFin
     findings += _unrecorded(lock)
     if online:
         findings += _upstream(lock, profile)
+        findings += _added(lock, stack, supply) if supply else []
     return findings
 
 
@@ -100,6 +104,19 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         for package in variant.packages
         for item in package.files
         if item.sha256 == "unrecorded"
+    ]
+
+
+def _added(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
+    """Packages that nothing needs, by what the index says of the others."""
+    try:
+        added = added_names(lock, stack, supply)
+    except EnvbuildError as error:
+        return [LockFinding(error.code, "unchecked", "packages", f"not checked that all are needed: {error.what}")]
+    return [
+        LockFinding("package-not-required", "problem", variant, f"nothing needs {', '.join(names)}", ExitCode.INTEGRITY)
+        for variant, names in added.items()
+        if names
     ]
 
 

@@ -127,6 +127,24 @@ def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedIn
     }
 
 
+def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]]:
+    """Names that somebody wrote into a lock, by the id of a variant or the name of a source.
+
+    Of a variant packages that its stack, resolved at the versions of the lock, does not need; of a source `needs` that
+    its tree does not say. A variant on a base that is known is left out: only that base can answer. Raises what
+    resolution and sources raise.
+    """
+    profile = _profile(stack, lock.profile)
+    needs, locked = read_needs(profile.sources), {variant.id: variant for variant in lock.variants}
+    maker = _Maker(stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, {})
+    there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters())}
+    both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
+    sources = {each.name: each for variant in lock.variants for each in variant.sources}
+    read = {each.name: set(each.needs) for each in with_needs(tuple(sources.values()), needs, profile)}
+    named = {name: sorted(set(each.needs) - read[name]) for name, each in sources.items()}
+    return {**named, **{plan.id: maker.added(plan, variant) for plan, variant in both}}
+
+
 def _profile(stack: Stack, name: str) -> Profile:
     if name not in stack.profiles:
         raise EnvbuildError(
@@ -192,6 +210,14 @@ class _Maker:
             training=self.profile.training,
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
+
+    def added(self, plan: Plan, old: Variant) -> list[str]:
+        """The packages of a locked variant without which the profile is resolved at the same versions."""
+        previous = {package.name: package for package in old.packages}
+        choice = self._torch(plan, previous)
+        request = self._request(plan, choice, previous)
+        offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
+        return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
     def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
         if self.profile.torch is None or plan.flavour is None:

@@ -17,7 +17,7 @@ from envbuild.lock.sources import pin_patches
 from envbuild.lock.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedSource
 from envbuild.model.stack import Stack
-from tests.lock.build import lock, variant
+from tests.lock.build import lock, package, variant
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel
 
@@ -179,6 +179,42 @@ def test_a_patch_that_does_something_else_than_when_locked_is_a_problem() -> Non
         wanted = Stack.from_plain({"name": "demo", "summary": "s", "profiles": {"exact": profile}})
         codes = {finding.code for finding in check_lock(made, wanted, online=False)} - {"manifest-differs"}
         assert codes == ({"patch-changed"} if change else set())
+
+
+def test_d23_an_added_package_is_named_by_what_the_index_says(
+    manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply]
+) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0", requires=["beta"])
+    make_wheel(house, "beta", "1.0")
+    make_wheel(house, "extra", "1.0")
+    stack = Stack.from_plain(manifest)
+    made = create_lock(stack, "exact", supply=supply(house), standalone={})
+    make_wheel(house, "beta", "2.0", requires=["gamma"])  # a newer one changes nothing
+    assert check_lock(made, stack, supply=supply(house)) == []
+    (old,) = made.variants
+    draft = old.model_copy(update={"packages": (*old.packages, package("extra"))})
+    edited = lock(draft.model_copy(update={"digest": draft.compute_digest("demo", "exact")}), **made_of(made))
+    finding = one(check_lock(edited, stack, supply=supply(house)))
+    assert (finding.code, finding.exit_code) == ("package-not-required", ExitCode.INTEGRITY)
+    assert finding.says == "nothing needs extra"
+    finding = one(check_lock(edited, stack, supply=supply(tmp_path / "nowhere")))
+    assert finding.kind == "unchecked" and "not checked that all are needed" in finding.says
+
+
+def made_of(lock: Lock) -> dict[str, Any]:
+    return {name: getattr(lock, name) for name in ("manifest_digest", "manifest_fields", "as_of")}
+
+
+def test_d23_a_build_need_that_was_written_into_a_lock_is_found(
+    manifest: dict[str, Any], tmp_path: Path, supply: Callable[..., Supply], made: Lock
+) -> None:
+    (old,) = made.variants
+    sources = tuple(each.model_copy(update={"needs": ("extra",)}) for each in old.sources)
+    edited = made.model_copy(update={"variants": (old.model_copy(update={"sources": sources}),)})
+    finding = one(check_lock(edited, Stack.from_plain(manifest), supply=supply(tmp_path / "house")))
+    assert (finding.code, finding.subject) == ("package-not-required", "a")
+    assert "extra" in finding.says
 
 
 def test_an_unrecorded_hash_is_noted(made: Lock, manifest: dict[str, Any]) -> None:
