@@ -112,13 +112,14 @@ def make_project(folder: Path) -> Path:
 
 def build_ours(python: str, project: str, out: str) -> None:
     """What `install` does for a source."""
-    from envbuild.node import build_wheel, pipconf, uv
+    from envbuild.node.build import wheel
+    from envbuild.node.packages import pip_config, uv
 
     with tempfile.TemporaryDirectory() as scratch:
-        tool = uv.Uv(program("uv"), scratch, scratch, pipconf.read(os.environ))
+        tool = uv.Uv(program("uv"), scratch, scratch, pip_config.read(os.environ))
         names = [f"twelve_{i}" for i in range(EXTENSIONS)]
         source = {"name": "twelve", "commit": "0" * 40, "build": {"extensions": names}}
-        build_wheel.build_wheel(python, source, project, out, build_wheel.Options(tool))
+        wheel.build_wheel(python, source, project, out, wheel.Options(tool))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.download import Downloaded, download
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.transport.download import Downloaded, download
 
 BODY = b"wheel bytes " * 20_000
 DIGEST = hashlib.sha256(BODY).hexdigest()

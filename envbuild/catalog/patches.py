@@ -58,7 +58,7 @@ def patches_of(lock: Lock) -> dict[str, Patch]:
 
 def digest_of(name: str) -> str:
     """sha256 of a patch: its parts and the program that carries them out; for locks and build keys."""
-    from envbuild.node.patch import digest
+    from envbuild.node.patch.apply import digest
 
     return digest(load_patch(name).spec())
 

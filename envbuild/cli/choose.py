@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from envbuild.config import Config
     from envbuild.model.target import Target
     from envbuild.plan.rollout import Batches
-    from envbuild.provision.hosts import Narrowing
-    from envbuild.provision.prepare import Choice
-    from envbuild.provision.work import Settings
+    from envbuild.provision.run.context import Settings
+    from envbuild.provision.survey.hosts import Narrowing
+    from envbuild.provision.survey.prepare import Choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +77,7 @@ def configured(flags: dict[str, Any]) -> Config:
 
 def choice_of(flags: dict[str, Any], config: Config) -> Choice:
     """What the user asked for, flags above configuration."""
-    from envbuild.provision.prepare import Choice
+    from envbuild.provision.survey.prepare import Choice
 
     named = flags.get("target") or config.target
     return Choice(
@@ -99,7 +99,7 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:
     """What `--limit` and `--exclude` say."""
-    from envbuild.provision.hosts import Narrowing
+    from envbuild.provision.survey.hosts import Narrowing
 
     return Narrowing(tuple(flags.get("limit") or ()), tuple(flags.get("exclude") or ()))
 
@@ -109,7 +109,7 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
 
     `jobs` as for `hosts.reach`. What `--limit` and `--exclude` left is told on stderr.
     """
-    from envbuild.provision.hosts import reach
+    from envbuild.provision.survey.hosts import reach
 
     config = configured(flags)
     overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
@@ -133,7 +133,7 @@ def settings_of(
 ) -> Settings:
     """How a run behaves, from the configuration."""
     from envbuild.cli import interrupts
-    from envbuild.provision.work import Settings
+    from envbuild.provision.run.context import Settings
 
     interrupts.watch()
     return Settings(

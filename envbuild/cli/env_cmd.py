@@ -114,7 +114,7 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> int:
 
 
 def _target(ui: Ui, flags: dict[str, Any]) -> Target:
-    from envbuild.schedule.run import as_login
+    from envbuild.schedule.runner import as_login
 
     # Once a command: a program that lists hosts may list others the next time.
     kept = click.get_current_context().meta
@@ -186,8 +186,8 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
-    from envbuild.provision.contact import node_request, run_node
-    from envbuild.provision.inventory import expand_hosts
+    from envbuild.provision.ansible.inventory import expand_hosts
+    from envbuild.provision.contact.first_contact import node_request, run_node
 
     target = _target(ui, flags)
     node = expand_hosts(target.hosts)[0]

@@ -44,8 +44,8 @@ def image() -> None:
 
 
 def _recipe(stack: str, flags: dict[str, Any]) -> ImageRecipe:
-    from envbuild.container.choose import Choice, recipe_for
-    from envbuild.container.place import Given
+    from envbuild.container.select import Choice, recipe_for
+    from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
     return recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
@@ -62,30 +62,30 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
 
     Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
     """
-    from envbuild.container import choose, context
+    from envbuild.container import build_context, select
     from envbuild.container.dockerfile import render
 
     every = not stacks
-    names = stacks or choose.shipped()
+    names = stacks or select.shipped()
     if len(names) > 1 and output is not None:
         raise click.UsageError("--output wants one STACK")
-    if every and not check and not choose.in_checkout():
+    if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
     rows = []
     for recipe in [_recipe(name, flags) for name in names]:
         if not check and not every:
             for text in recipe.warnings:
                 ui.warn(text)
-        folder = output or choose.committed(recipe.stack)
+        folder = output or select.committed(recipe.stack)
         row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
         row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
         if check:
-            row["diff"] = context.compare(recipe, folder)
+            row["diff"] = build_context.compare(recipe, folder)
             if not row["diff"]:
-                context.check(folder, program=False)
+                build_context.check(folder, program=False)
         elif output is not None or every:
             # What is committed has no node program and no address of an index; `image build` adds both.
-            row["changed"] = context.write(recipe, folder, program=not every)
+            row["changed"] = build_context.write(recipe, folder, program=not every)
         else:
             row |= {"text": render(recipe), "folder": None}
         rows.append(row)
@@ -159,7 +159,7 @@ def build(
 def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, builder: str | None) -> int:
     """Compare the environment in IMAGE with its stamp, in a container of it."""
     from envbuild.container.builders import find_builder
-    from envbuild.container.check import smoke_image, verify_image
+    from envbuild.container.verify_image import smoke_image, verify_image
 
     with_ = find_builder(builder)
     found = verify_image(with_, name, deep=not quick)
@@ -189,7 +189,7 @@ def _verified(found: dict[str, Any]) -> str:
 def diff(ui: Ui, /, one: str, other: str, builder: str | None) -> int:
     """Say file by file how two images differ; exit 1 when they do."""
     from envbuild.container.builders import find_builder
-    from envbuild.container.check import diff_images
+    from envbuild.container.verify_image import diff_images
 
     found = diff_images(find_builder(builder), one, other)
     ui.result({"ok": found["same"], **found}, lambda: _differences(found))
@@ -213,13 +213,13 @@ def _differences(found: dict[str, Any]) -> str:
 def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> int:
     """Print the Apptainer definition of STACK, or write it with its files."""
     from envbuild.container import apptainer as definition
-    from envbuild.container import context
+    from envbuild.container import build_context
 
     recipe = _recipe(stack, flags)
     for text in recipe.warnings:
         ui.warn(text)
     files = definition.files(recipe)
-    changed = context.write(recipe, output, more=files) if output is not None else []
+    changed = build_context.write(recipe, output, more=files) if output is not None else []
     data = {"ok": True, "folder": str(output) if output else None, "changed": changed, "text": files[definition.FILE]}
     wrote = files[definition.FILE] if output is None else f"wrote {output / definition.FILE}"
     ui.result(data, lambda: wrote, verbatim=True)
@@ -242,7 +242,7 @@ def pods(
     COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
     """
     from envbuild.container import pods as made
-    from envbuild.container.bases import load_containers
+    from envbuild.container.base_images import load_containers
     from envbuild.errors import EnvbuildError
 
     recipe = _recipe(stack, flags)
@@ -269,7 +269,7 @@ def pods(
 @common_options
 def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> int:
     """Print a GitHub workflow that builds, verifies and smoke-tests the image of STACK."""
-    from envbuild.container.workflow import workflow as made
+    from envbuild.container.ci_workflow import workflow as made
 
     words = [stack]
     for name, value in flags.items():

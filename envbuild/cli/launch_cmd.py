@@ -14,7 +14,7 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
-    from envbuild.launch.place import Place
+    from envbuild.launch.topology import Place
     from envbuild.model.launch import Launch
 
 
@@ -101,7 +101,7 @@ def _place(stack: str, flags: dict[str, Any]) -> Place:
     from pydantic import ValidationError
 
     from envbuild.catalog.loader import load_target
-    from envbuild.launch.place import Place
+    from envbuild.launch.topology import Place
 
     config = configured(flags)
     target = load_target(flags["target"] or config.target, template=True).target

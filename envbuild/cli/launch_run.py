@@ -17,10 +17,10 @@ from envbuild.cli.output import Ui
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
-    from envbuild.launch.place import Place
+    from envbuild.launch.topology import Place
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
-    from envbuild.provision.launch_job import Asked
+    from envbuild.provision.jobs.launch import Asked
 
 
 def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
@@ -29,7 +29,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     Raises EnvbuildError: `launch-node` (exit 2) where several nodes have commands and none was chosen, and
     `environment-unknown` (exit 1).
     """
-    from envbuild.launch.in_job import steps_of
+    from envbuild.launch.job_steps import steps_of
 
     if len(made.commands) > 1:
         raise EnvbuildError(
@@ -67,10 +67,10 @@ def _programs(made: Launch) -> list[str]:
 def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.hosts import Narrowing, reach
-    from envbuild.provision.job_wait import submit as submit_job
-    from envbuild.provision.launch_job import make_job, run_job
-    from envbuild.provision.life import one_run
+    from envbuild.provision.jobs.launch import make_job, run_job
+    from envbuild.provision.jobs.submit import submit as submit_job
+    from envbuild.provision.run.life import one_run
+    from envbuild.provision.survey.hosts import Narrowing, reach
 
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}
@@ -99,7 +99,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 def _asked(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     import re
 
-    from envbuild.provision.launch_job import Asked
+    from envbuild.provision.jobs.launch import Asked
 
     limit = flags["time_limit"]
     if limit is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[smh]", limit):

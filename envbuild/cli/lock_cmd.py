@@ -234,8 +234,8 @@ def export(
 
 def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade: bool) -> Lock:
     """The lock with digests of images, which are also written to `images.toml` beside it."""
-    from envbuild.container.bases import load_containers, read_digests, write_digests
-    from envbuild.container.images import pin_images, references_of
+    from envbuild.container.base_images import load_containers, read_digests, write_digests
+    from envbuild.container.pin_digests import pin_images, references_of
     from envbuild.container.registry import ask_all
 
     containers = load_containers()

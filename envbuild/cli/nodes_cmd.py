@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
-    from envbuild.provision.rundir import RunDir
+    from envbuild.provision.run.run_dir import RunDir
 
-_NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.classes")
+_NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.node_classes")
 DEADLINE_OPTION = click.option(
     "--deadline",
     type=click.FloatRange(min=0.1),
@@ -33,8 +33,8 @@ DEADLINE_OPTION = click.option(
 @common_options
 def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
     """Read the facts of every node of a target."""
-    from envbuild.provision.contact import DEADLINE
-    from envbuild.provision.survey import probe_nodes
+    from envbuild.provision.contact.first_contact import DEADLINE
+    from envbuild.provision.survey.ask import probe_nodes
 
     target = target_of(ui, flags, jobs=True)
     if target.connection.kind == "job":
@@ -54,8 +54,8 @@ def _probe_in_job(
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """One short job that asks its nodes; an interrupt leaves it alone."""
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.inspect_together import probe_in_job
-    from envbuild.provision.life import one_run
+    from envbuild.provision.jobs.smoke import probe_in_job
+    from envbuild.provision.run.life import one_run
 
     settings = settings_of(configured(flags), command=("envbuild", *sys.argv[1:]))
     with RunProgress(ui) as progress, one_run("probe", settings, progress, target=target.name) as run:
@@ -67,7 +67,7 @@ def _probe_in_job(
 def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dict[str, EnvbuildError]) -> None:
     """The facts of nodes: by class for people, whole under `--json`."""
     from envbuild.cli.nodes_table import probe_lines
-    from envbuild.resolve.classes import group
+    from envbuild.resolve.node_classes import group
 
     exclusive = target.scheduler.exclusive
     plain = {node: item.to_json_dict() for node, item in facts.items()}
@@ -116,10 +116,10 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: Any) -> int:
     """Compare every file of the environment in use with its stamp, and the stamp with the lock; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
-    from envbuild.container.engine import runs_in_jobs_alone
+    from envbuild.container.run_options import runs_in_jobs_alone
     from envbuild.provision import inspect
-    from envbuild.provision.prepare import prepare
-    from envbuild.schedule.run import as_login
+    from envbuild.provision.survey.prepare import prepare
+    from envbuild.schedule.runner import as_login
 
     if quick and deep:
         raise click.UsageError("--deep reads every file and --quick none: give one of them")
@@ -142,7 +142,7 @@ def smoke(ui: Ui, /, **flags: Any) -> int:
     """Run the smoke benchmarks in the environment in use; exit 1 when one fails, 6 below a floor."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
-    from envbuild.provision.prepare import prepare
+    from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=True)

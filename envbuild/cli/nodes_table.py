@@ -8,9 +8,9 @@ from itertools import groupby
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
-from envbuild.provision.inventory import fold_hosts
+from envbuild.provision.ansible.inventory import fold_hosts
 from envbuild.report.text import visible
-from envbuild.resolve.classes import NodeClass, group
+from envbuild.resolve.node_classes import NodeClass, group
 
 Line = tuple[str, str]
 """text and style, as `Ui.lines` prints it"""

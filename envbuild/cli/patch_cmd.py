@@ -62,7 +62,7 @@ def apply_(
     All files are changed or none. A patch that is applied already changes nothing and says so.
     """
     from envbuild.catalog.patches import digest_of, load_patch
-    from envbuild.node.patch import apply
+    from envbuild.node.patch.apply import apply
     from envbuild.node.protocol import NodeError
 
     spec = load_patch(name).spec(commit)

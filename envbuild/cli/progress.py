@@ -45,7 +45,7 @@ class RunProgress:
         if self._tty:
             from rich.live import Live
 
-            from envbuild.provision import questions
+            from envbuild.transport import questions
 
             questions.around = self.pause
 
@@ -60,7 +60,7 @@ class RunProgress:
     ) -> None:
         """Take the live display away; what it showed last stays as plain lines of the summary."""
         if self._tty:
-            from envbuild.provision import questions
+            from envbuild.transport import questions
 
             questions.around = questions.at_once
         if self._live is not None:

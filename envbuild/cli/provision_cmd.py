@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from envbuild.model.plan import Plan, Step
-    from envbuild.provision.hosts import Selection
-    from envbuild.provision.prepare import Prepared
-    from envbuild.provision.survey import Survey
-    from envbuild.provision.work import Settings
+    from envbuild.provision.run.context import Settings
+    from envbuild.provision.survey.ask import Survey
+    from envbuild.provision.survey.hosts import Selection
+    from envbuild.provision.survey.prepare import Prepared
 
 
 @click.command("provision")
@@ -47,7 +47,7 @@ def provision(
     check_rebuild: bool, no_locked: bool, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
-    from envbuild.provision.prepare import prepare
+    from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
     prepared = prepare(
@@ -68,7 +68,7 @@ def provision(
     if fetch_only:
         return _fetch_only(ui, prepared, settings)
     if print_script:
-        from envbuild.provision.job_local import refuse_script
+        from envbuild.provision.jobs.node_local import refuse_script
 
         refuse_script(prepared.target)
         if prepared.target.engine == "container":
@@ -80,7 +80,7 @@ def provision(
 
 def _image_script(ui: Ui, prepared: Prepared) -> int:
     """The scheduler is asked for its pool of nodes, and no job is submitted."""
-    from envbuild.provision.container_script import image_script
+    from envbuild.provision.images.job_script import image_script
 
     text = image_script(prepared)
     ui.result({"script": text}, lambda: text, verbatim=True)
@@ -89,9 +89,9 @@ def _image_script(ui: Ui, prepared: Prepared) -> int:
 
 def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     """One question to the login host, and no job: the text has its paths."""
-    from envbuild.provision.job_local import prolog_text, refuse_prolog
-    from envbuild.provision.job_look import ask_login
-    from envbuild.schedule.run import as_login, submit_host
+    from envbuild.provision.jobs.node_local import prolog_text, refuse_prolog
+    from envbuild.provision.jobs.survey import ask_login
+    from envbuild.schedule.runner import as_login, submit_host
 
     refuse_prolog(prepared.target)
     login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection, "prolog")
@@ -120,7 +120,7 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Say what would run where, and why; the same as `provision --dry-run`."""
-    from envbuild.provision.prepare import prepare
+    from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
     if facts is not None:
@@ -131,7 +131,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
 def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:
     from envbuild.catalog.node_facts import load_facts
-    from envbuild.provision.recorded import plan_recorded
+    from envbuild.provision.survey.recorded import plan_recorded
 
     made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
     errors = {node: error.as_dict() for node, error in survey.errors.items()}
@@ -146,7 +146,7 @@ def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path 
 
 def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.flow import dry_run
+    from envbuild.provision.provision import dry_run
 
     with RunProgress(ui) as progress:
         made, survey = dry_run(prepared, settings, progress)
@@ -159,7 +159,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
 
         text = render_script(made, prepared.lock)
         if prepared.target.connection.kind == "job" and not made.nothing_to_do:
-            from envbuild.provision.job_work import job_script
+            from envbuild.provision.jobs.provision import job_script
 
             text = job_script(made, prepared.target, text)
         ui.result({**data, "script": text}, lambda: text, verbatim=True)
@@ -170,7 +170,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
 
 def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.flow import fetch_only
+    from envbuild.provision.provision import fetch_only
 
     with RunProgress(ui) as progress:
         made, survey = fetch_only(prepared, settings, progress)
@@ -181,7 +181,7 @@ def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
 
 def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.flow import provision as run_provision
+    from envbuild.provision.provision import provision as run_provision
 
     def show(made: Plan, survey: Survey) -> None:
         if not ui.quiet:

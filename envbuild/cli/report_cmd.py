@@ -22,7 +22,7 @@ def report() -> None:
 def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
     from envbuild.config import load_config
-    from envbuild.provision.rundir import open_run
+    from envbuild.provision.run.run_dir import open_run
     from envbuild.report import render, terminal
 
     root = load_config().runs_root

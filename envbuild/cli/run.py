@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
         return _run(arguments)
     finally:
         # Here, not at the exit of the interpreter: an interrupted process skips that.
-        connections = sys.modules.get("envbuild.provision.ssh_config")
+        connections = sys.modules.get("envbuild.transport.ssh_config")
         if connections is not None:
             connections.close()
 

@@ -10,8 +10,8 @@ import click
 from envbuild.cli.output import Ui, common_options
 
 if TYPE_CHECKING:
-    from envbuild.provision.journal import Event
-    from envbuild.provision.rundir import RunDir
+    from envbuild.provision.run.journal import Event
+    from envbuild.provision.run.run_dir import RunDir
 
 
 @click.group("run")
@@ -27,7 +27,7 @@ def run() -> None:
 def list_command(ui: Ui, limit: int) -> int:
     """List the runs, the newest first."""
     from envbuild.config import load_config
-    from envbuild.provision.rundir import list_runs
+    from envbuild.provision.run.run_dir import list_runs
 
     found = list_runs(load_config().runs_root)
     rows = [_row(item) for item in found[:limit]]
@@ -45,7 +45,7 @@ def list_command(ui: Ui, limit: int) -> int:
 def show(ui: Ui, run_id: str) -> int:
     """Show the journal of RUN (an id, its beginning or its end, or `last`)."""
     from envbuild.config import load_config
-    from envbuild.provision.rundir import open_run
+    from envbuild.provision.run.run_dir import open_run
 
     found = open_run(load_config().runs_root, run_id)
     for remark in found.journal.remarks:

@@ -91,7 +91,7 @@ def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
 def _ask(ui: Ui, flags: dict[str, Any], **args: Any) -> Answers:
     from pathlib import Path
 
-    from envbuild.provision.wheels import ask_stores
+    from envbuild.provision.contact.wheel_stores import ask_stores
 
     target = target_of(ui, flags)
     store = flags["store"] or target.store

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from envbuild.container import context
+from envbuild.container import build_context
 from envbuild.container.builders import EPOCH, Build, Builder
 from envbuild.container.dockerfile import render_part
 from envbuild.container.instructions import Copy
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
-from envbuild.node import pipconf
-from envbuild.provision.payload import sha256_of
+from envbuild.node.packages import pip_config
+from envbuild.provision.contact.payload import sha256_of
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
 
@@ -50,8 +50,8 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
     tag = options.tag or recipe.tag
     with tempfile.TemporaryDirectory(prefix="envbuild-image-") as top:
         folder = Path(top, "context")
-        context.write(recipe, folder)
-        context.check(folder)
+        build_context.write(recipe, folder)
+        build_context.check(folder)
         parts = _Parts(recipe, builder, options, folder, epoch)
         parts.fetch("fetch")
         if "sources.json" in recipe.files:
@@ -179,7 +179,7 @@ def _wheelhouse(recipe: ImageRecipe, options: Options) -> Iterator[Path]:
     Folders of pip's find-links count too: the build does not see them.
     """
     folders = [*options.wheelhouses]
-    folders += [Path(each) for each in pipconf.folders(pipconf.read(options.environ).find_links)]
+    folders += [Path(each) for each in pip_config.folders(pip_config.read(options.environ).find_links)]
     with tempfile.TemporaryDirectory(prefix="envbuild-wheelhouse-") as top:
         house = Path(top)
         for name, digest in wanted_files(recipe).items():
@@ -208,7 +208,7 @@ def _link(source: Path, to: Path) -> None:
 def _secrets(options: Options) -> Iterator[dict[str, Path]]:
     """What the fetch stage may see of this machine's configuration, as build secrets: no layer and no log keeps it."""
     environ = options.environ
-    config = pipconf.read(environ)
+    config = pip_config.read(environ)
     certificates = environ.get("SSL_CERT_FILE") or config.cert
     found: dict[str, Path] = {}
     with tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as top:
@@ -216,9 +216,9 @@ def _secrets(options: Options) -> Iterator[dict[str, Path]]:
             found["certificates"] = Path(certificates)
         lines = ["[global]"]
         index = config.index_url or _pip_default()
-        if index and pipconf.local_path(index) is None:
+        if index and pip_config.local_path(index) is None:
             lines.append(f"index-url = {index}")
-        extra = [url for url in config.extra_index_urls if pipconf.local_path(url) is None]
+        extra = [url for url in config.extra_index_urls if pip_config.local_path(url) is None]
         lines += [f"extra-index-url = {' '.join(extra)}"] if extra else []
         lines += [f"cert = {_CERTIFICATES}"] if "certificates" in found else []
         if len(lines) > 1:

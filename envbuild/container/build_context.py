@@ -43,7 +43,7 @@ def write(
     changed = []
     contents = {name: text.encode() for name, text in {**texts(recipe), **(more or {})}.items()}
     if program:
-        from envbuild.provision.bundle import node_pyz
+        from envbuild.node_program import node_pyz
 
         contents |= {name: text.encode() for name, text in recipe.uncommitted.items()}
         contents[NODE] = node_pyz()

@@ -32,7 +32,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What stage `stage` added to the packages, as `node/image_added.py` has it in `folder`.
+    """What stage `stage` added to the packages, as `node/image/added_files.py` has it in `folder`.
 
     `names` are the folders below `prefix` that are whole in that stage.
     """

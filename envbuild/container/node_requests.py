@@ -10,22 +10,22 @@ from typing import Any
 
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.toolchain import Toolchain, ToolchainPython, ToolchainUv, load_toolchain
-from envbuild.container.place import Place
+from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.patch import Patch
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.node.image_fetch import repository
+from envbuild.node.image.fetch_stage import repository
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import make_plan
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform, fitting_file
-from envbuild.resolve.candidate import request_for
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.image import image_tag
+from envbuild.resolve.inside_image import image_tag
+from envbuild.resolve.variant_checks import request_for
 
 NODE = "image"
 RUN = "image"

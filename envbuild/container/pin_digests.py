@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from envbuild.container.bases import AskedDigest, Containers, StackImage
-from envbuild.container.place import find_place
+from envbuild.container.base_images import AskedDigest, Containers, StackImage
+from envbuild.container.stage_images import find_place
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, LockedImage, Variant
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.container.bases import Pods
+from envbuild.container.base_images import Pods
 from envbuild.container.recipe import ENTRY, HOME, USER, ImageRecipe
 from envbuild.errors import EnvbuildError
 

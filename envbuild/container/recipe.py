@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.container.bases import AskedDigest, Containers, SystemPackages
+from envbuild.container.base_images import AskedDigest, Containers, SystemPackages
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.place import Place
-from envbuild.container.requests import Requests, make_requests
+from envbuild.container.node_requests import Requests, make_requests
+from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.patch import Patch
@@ -114,7 +114,7 @@ def make_recipe(
 
 
 def _refuse_unrecorded(variant: Variant) -> None:
-    from envbuild.lock.unrecorded import hash_unrecorded
+    from envbuild.lock.unpinned import hash_unrecorded
 
     for package in variant.packages:
         if all(file.sha256 == "unrecorded" for file in package.files):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from envbuild.container.bases import AskedDigest
+from envbuild.container.base_images import AskedDigest
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from envbuild import resources
 from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.patches import patches_of
-from envbuild.container.bases import StackImage, load_containers, read_digests
-from envbuild.container.place import Given, find_place
+from envbuild.container.base_images import StackImage, load_containers, read_digests
 from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envbuild.container.bases import Containers, StackImage, SystemPackages
+from envbuild.container.base_images import Containers, StackImage, SystemPackages
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
-from envbuild.resolve.candidate import needs_nvcc
+from envbuild.resolve.variant_checks import needs_nvcc
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 
 

@@ -12,9 +12,9 @@ from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import HostSource, Target
-from envbuild.provision.contact import ContactResult, contact, node_request
-from envbuild.provision.inventory import expand_hosts
-from envbuild.schedule.run import as_login
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.schedule.runner import as_login
 
 DEADLINE = 30.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.git import refuse_incomplete, resolve_ref, run_git, unreachable
-from envbuild.node.sources import object_missing
+from envbuild.node.git_source import object_missing
 
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
 _BATCH = 400

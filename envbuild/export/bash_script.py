@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.bash_sources import comment, needs_of, quote, sources
-from envbuild.lock.unrecorded import CODE, hash_unrecorded
+from envbuild.lock.unpinned import CODE, hash_unrecorded
 from envbuild.model.lock import Lock, LockedPackage, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 

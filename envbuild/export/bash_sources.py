@@ -79,9 +79,9 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
 def _editable(every: Sequence[LockedSource]) -> list[str]:
     if not any(source.install == "editable" for source in every):
         return []
-    from envbuild.node import build_editable
+    from envbuild.node.build.programs import editable
 
-    return [_EDITABLE.replace("@PROGRAM@", inspect.getsource(build_editable))]
+    return [_EDITABLE.replace("@PROGRAM@", inspect.getsource(editable))]
 
 
 def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, str] | None = None) -> list[str]:

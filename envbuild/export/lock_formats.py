@@ -15,7 +15,7 @@ from typing import Any, Literal
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index, Request, resolve, sdists
 from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
-from envbuild.lock.unrecorded import hash_unrecorded
+from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
 Format = Literal["pylock", "requirements", "conda-explicit"]

@@ -19,7 +19,7 @@ from invoke.tasks import task
 if TYPE_CHECKING:
     from envbuild.errors import EnvbuildError
     from envbuild.model.target import Target
-    from envbuild.provision.contact import ContactResult
+    from envbuild.provision.contact.first_contact import ContactResult
 
 _ENVIRONMENT = re.compile(r"/.*/envs/[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.DOTALL)
 _HELP = {
@@ -91,8 +91,8 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     """The target with its hosts listed; where it is reached through jobs, the login host, which sees the prefix."""
     from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
-    from envbuild.provision.hosts import Narrowing, reach
-    from envbuild.schedule.run import as_login
+    from envbuild.provision.survey.hosts import Narrowing, reach
+    from envbuild.schedule.runner import as_login
 
     narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())
     try:
@@ -109,8 +109,8 @@ def _each(
 ) -> list[int]:
     """Ask all nodes at once, and use what they say in their order; the exit codes of what went wrong."""
     from envbuild.errors import EnvbuildError
-    from envbuild.provision.contact import contact, node_request
-    from envbuild.provision.inventory import expand_hosts
+    from envbuild.provision.ansible.inventory import expand_hosts
+    from envbuild.provision.contact.first_contact import contact, node_request
 
     answers: dict[str, ContactResult | EnvbuildError] = contact(
         expand_hosts(target.hosts), lambda node: node_request(verb, target.prefix, args(node)), target.connection

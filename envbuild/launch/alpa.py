@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from envbuild.launch.order import Order
+from envbuild.launch.command import Value, fill
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
-from envbuild.launch.words import Value, fill
+from envbuild.launch.request import Order
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference

@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from envbuild.explain.memory import parameters as weights
-from envbuild.launch.order import Order
+from envbuild.launch.command import Value, fill
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require
-from envbuild.launch.place import Place
-from envbuild.launch.words import Value, fill
+from envbuild.launch.request import Order
+from envbuild.launch.topology import Place
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch
 from envbuild.model.reference import ModelSize

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from envbuild.launch.place import Place
+from envbuild.launch.topology import Place
 from envbuild.model.launch import Deviation, LaunchData
 from envbuild.model.reference import Reference
 

@@ -37,7 +37,7 @@ from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
-from envbuild.node import pipconf
+from envbuild.node.packages import pip_config
 
 
 def default_supply(
@@ -54,10 +54,10 @@ def default_supply(
         entry = index_for_torch(version, flavour)
         return Index(entry.name, (indexes or {}).get(entry.name, entry.url), entry.kind)
 
-    links = pipconf.alive(dict.fromkeys([*find_links, *pipconf.read(os.environ).find_links]))
+    links = pip_config.alive(dict.fromkeys([*find_links, *pip_config.read(os.environ).find_links]))
     compat = load_compat(resources.catalog() / "compat")
     return Supply(
-        find_links=tuple(pipconf.local_path(link) or link for link in links),
+        find_links=tuple(pip_config.local_path(link) or link for link in links),
         torch_index=torch_index,
         pypi_flavours={version: release.pypi_flavour for version, release in compat.torch.items()},
         records=load_records(),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import proc
-from envbuild.node.sources import REPOSITORY_VARIABLES, lost_object, object_missing
+from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
 
 _TIMEOUT_S = 900
 _SAFE = ("-c", "protocol.ext.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")

@@ -26,7 +26,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index
 from envbuild.lock.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.node import pipconf
+from envbuild.node.packages import pip_config
 from envbuild.resolve.artifacts import rank
 
 # Packages that hold CUDA's libraries, and those that only a CUDA build of torch needs besides; by prefix (wheel
@@ -130,7 +130,7 @@ def _plain(version: str) -> str:
 
 
 def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
-    folders = map(Path, pipconf.folders(find_links))
+    folders = map(Path, pip_config.folders(find_links))
     return sorted(wheel for folder in folders for wheel in folder.glob(f"torch-{full}-*.whl"))
 
 

@@ -86,7 +86,7 @@ class Patch(StrictModel):
         return sum(part.least for part in self.parts), sum(part.most for part in self.parts)
 
     def spec(self, commit: str | None = None) -> dict[str, Any]:
-        """The JSON that `envbuild.node.patch.apply` takes; `commit` makes the expected hits exact where it is known."""
+        """The JSON that `node/patch/apply.py` takes; `commit` makes the expected hits exact where it is known."""
         least, most = self.expected(commit)
         return {
             "name": self.name,

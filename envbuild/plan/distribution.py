@@ -1,7 +1,7 @@
 """What is built once for many nodes as a whole: who builds an environment, and who takes it over. Pure.
 
-On nodes with a disk each it is packed and handed from node to node (`provision/spread.py`); on a prefix that all nodes
-share, it is there for all once one has built it.
+On nodes with a disk each it is packed and handed from node to node (`provision/fleet/distribute.py`); on a prefix that
+all nodes share, it is there for all once one has built it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from envbuild.model.target import Target
 from envbuild.plan.node_steps import NodeTool, toolchain_words
 from envbuild.plan.shared_builds import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
 
-# Below a prefix, where packs lie (`node/relay.py`).
+# Below a prefix, where packs lie (`node/packs/relay.py`).
 PACKS = "store/packs"
 # Reading and writing a pack on a disk, in bytes a second; what the network takes is not known here.
 UNPACK_BYTES_PER_SECOND = 80e6

@@ -17,10 +17,10 @@ from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan.delivery_layout import delivered, store_folder
 from envbuild.plan.source_builds import build_request, compile_seconds, compile_text, patch_specs
-from envbuild.resolve.candidate import unrecorded_files
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate
-from envbuild.resolve.image import in_image
+from envbuild.resolve.inside_image import in_image
+from envbuild.resolve.variant_checks import unrecorded_files
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
 SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "extensions": 30.0, "training": 60.0}
@@ -29,7 +29,7 @@ TOOLCHAIN_SECONDS = 3.0
 
 
 class NodeTool(Protocol):
-    """A tool as the planner sees it (`provision/payload.py` has the real ones)."""
+    """A tool as the planner sees it (`provision/contact/payload.py` has the real ones)."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class NodeTool(Protocol):
 
 
 class NodeTools(Protocol):
-    """The tools of one node (`provision/toolchain.py`); paths are absolute on the node."""
+    """The tools of one node (`provision/contact/toolchain.py`); paths are absolute on the node."""
 
     @property
     def tools(self) -> tuple[NodeTool, ...]:

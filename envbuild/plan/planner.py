@@ -13,9 +13,9 @@ from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs, NodeSteps, NodeTools
 from envbuild.redact import looks_secret
-from envbuild.resolve.candidate import bound_variant, platform_of, stamp_of
 from envbuild.resolve.estimate import Estimate, estimate
-from envbuild.resolve.expect import unexpected
+from envbuild.resolve.expectations import unexpected
+from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
 
 
 def make_plan(

@@ -13,9 +13,9 @@ from envbuild.model.patch import Patch
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Build
 from envbuild.resolve.arch import given_codes
-from envbuild.resolve.borrow import NVCC, TOOLS
-from envbuild.resolve.candidate import needs_nvcc, stack_arch_list
-from envbuild.resolve.rules_build import cxx_of
+from envbuild.resolve.rules.build import cxx_of
+from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
+from envbuild.resolve.wheel_providers import NVCC, TOOLS
 
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
 COMPILE_CPU_SECONDS = 1110.0

@@ -10,15 +10,15 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
-from envbuild.provision import collect
-from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
-from envbuild.provision.execute import Outcome, Progress
-from envbuild.provision.flow import write_evidence
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.life import about, one_run
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.ansible.play import Outcome, Progress
+from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
+from envbuild.provision.provision import write_evidence
+from envbuild.provision.run import evidence as collect
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.life import about, one_run
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.prepare import Prepared
 
 SMOKE_DEADLINE = 2 * 3600.0
 
@@ -69,7 +69,7 @@ def verify(
 def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
     """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold."""
 
-    from envbuild.provision.inspect_together import smoke_args
+    from envbuild.provision.jobs.smoke import smoke_args
 
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
         return smoke_args(variant, stamp, prepared.target)
@@ -100,7 +100,7 @@ def _inspect(
 
 def _smoke_in_job(work: Work) -> list[NodeEvidence]:
     """The only verb of these that goes through a job: the others ask the login host."""
-    from envbuild.provision.inspect_together import smoke_in_job
+    from envbuild.provision.jobs.smoke import smoke_in_job
 
     current, outcome = smoke_in_job(work)
     return [
@@ -127,7 +127,7 @@ def _ask(
             answers = contact(requests, requests.__getitem__, prepared.target.connection, deadline)
     together = Outcome()
     if verb == "smoke" and len(answers) > 1:
-        from envbuild.provision.inspect_together import meet_in_use
+        from envbuild.provision.jobs.smoke import meet_in_use
 
         together = meet_in_use(work, current, answers)
     nodes = []
@@ -143,7 +143,7 @@ def _ask(
 
 def _ask_images(work: Work, verb: str) -> list[NodeEvidence]:
     """The same inside the image that each node runs; `verify` is always deep there, for starting it costs the most."""
-    from envbuild.provision.container import ask_images, asks_of
+    from envbuild.provision.images.provision import ask_images, asks_of
 
     return ask_images(work, verb, asks_of(work.prepared, verb))
 

@@ -12,18 +12,18 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.provision import collect
-from envbuild.provision.batches import in_waves
-from envbuild.provision.contact import contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome, Progress
-from envbuild.provision.journal import EventKind, utc_now
-from envbuild.provision.life import about, one_run
-from envbuild.provision.look import look_and_plan, plan_of
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.stage import node_files
-from envbuild.provision.survey import Survey
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome, Progress
+from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.delivery.node_files import node_files
+from envbuild.provision.fleet.rollout import in_waves
+from envbuild.provision.run import evidence as collect
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.journal import EventKind, utc_now
+from envbuild.provision.run.life import about, one_run
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.ask import Survey
+from envbuild.provision.survey.plan_run import look_and_plan, plan_of
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
 
@@ -55,7 +55,7 @@ def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple
         with run.open_journal() as journal:
             work = Work(prepared, settings, run, journal, progress)
             if prepared.target.engine == "container":
-                from envbuild.provision.container import look_and_plan_images
+                from envbuild.provision.images.provision import look_and_plan_images
 
                 plan, _ = look_and_plan_images(work)
             else:
@@ -67,7 +67,7 @@ def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple
 
 def _images(work: Work, show_plan: Callable[[Plan, Survey], None]) -> Evidence:
     """The same with one image that every node runs."""
-    from envbuild.provision.container import carry_out_images, look_and_plan_images
+    from envbuild.provision.images.provision import carry_out_images, look_and_plan_images
 
     plan, images = look_and_plan_images(work)
     show_plan(plan, work.survey)
@@ -124,14 +124,14 @@ def _carry_out(work: Work, plan: Plan) -> Evidence:
 def _meet(work: Work, plan: Plan, outcome: Outcome) -> None:
     """The joint smoke test of nodes with one environment, where one of them has been changed."""
     if work.prepared.target.connection.kind == "ssh" and not plan.nothing_to_do:
-        from envbuild.provision.together import meet_nodes
+        from envbuild.provision.fleet.multi_node_smoke import meet_nodes
 
         meet_nodes(work, plan, outcome)
 
 
 def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     """All steps of the nodes of one plan."""
-    from envbuild.provision.spread import execute_spread
+    from envbuild.provision.fleet.distribute import execute_spread
 
     plan, files = _stage(work, plan)
     with work.phase("provision", "provisioning"):
@@ -140,8 +140,8 @@ def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
 
 def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     """The same through a job of the scheduler: plan and outcome of the nodes that the job got."""
-    from envbuild.provision.job_site import JobSite
-    from envbuild.provision.job_work import execute_jobs
+    from envbuild.provision.jobs.provision import execute_jobs
+    from envbuild.provision.jobs.site import JobSite
 
     plan = _stage_for_jobs(work, plan)
     with work.phase("provision", "provisioning through a job"):
@@ -150,9 +150,9 @@ def _carry_out_jobs(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
 
 def _stage_for_jobs(work: Work, plan: Plan) -> Plan:
     """Put tools and deliveries under the prefix, from the login host; the plan as it is then."""
-    from envbuild.provision.job_plan import builder_of
-    from envbuild.provision.job_site import JobSite
-    from envbuild.provision.job_stage import stage
+    from envbuild.plan.shared_prefix import builder_of
+    from envbuild.provision.jobs.site import JobSite
+    from envbuild.provision.jobs.stage import stage
 
     site = JobSite.of(work.prepared.target)
     builder = builder_of(plan)
@@ -164,7 +164,7 @@ def _stage_for_jobs(work: Work, plan: Plan) -> Plan:
 
 def _first_use(work: Work, plan: Plan) -> Plan:
     """Fetch and record what nobody has hashed; then the plan with names that follow from those hashes."""
-    from envbuild.provision.first_use import settle
+    from envbuild.provision.delivery.first_use import settle
 
     settle(work, plan)
     made = plan_of(work)
@@ -196,7 +196,7 @@ def _stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, di
 def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[str, Any]]]:
     """Fetch once per variant, pack once; by node the archive and its folder there, and what the request says of it."""
     from envbuild.plan.delivery_layout import store_folder
-    from envbuild.provision.deliver import artifact_cache, fetch_delivery
+    from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
 
     cache = artifact_cache()
     out: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
@@ -284,7 +284,7 @@ def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
-    from envbuild.provision.equality import equality_of, files_on
+    from envbuild.provision.run.fleet_equality import equality_of, files_on
     from envbuild.report.render import write_report
 
     prepared = work.prepared

@@ -9,7 +9,7 @@ from typing import Literal
 
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.resolve.compat import Compat, Cuda, TorchBuild
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
 

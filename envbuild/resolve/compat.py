@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 
-from envbuild.resolve.apex import ApexHistory
+from envbuild.resolve.rules.apex import ApexHistory
 from envbuild.resolve.versions import Numbers
 
 

@@ -10,7 +10,6 @@ from packaging.requirements import Requirement
 
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.resolve.apex import apex_history
 from envbuild.resolve.compat import (
     Compat,
     Compilers,
@@ -25,6 +24,7 @@ from envbuild.resolve.compat import (
     TorchRelease,
     short,
 )
+from envbuild.resolve.rules.apex import apex_history
 from envbuild.resolve.versions import Numbers, numbers
 
 FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "limits", "apex")

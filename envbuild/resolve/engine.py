@@ -14,8 +14,16 @@ from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resol
 from envbuild.model.target import Target
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
-from envbuild.resolve.borrow import borrow
-from envbuild.resolve.candidate import (
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
+from envbuild.resolve.estimate import Estimate, estimate, fetch_words, few
+from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
+from envbuild.resolve.node_classes import signature
+from envbuild.resolve.reachability import Supplied, Supply, supplied
+from envbuild.resolve.request import Request, visible_gpus
+from envbuild.resolve.rules.build import other_gcc
+from envbuild.resolve.rules.order import evaluate
+from envbuild.resolve.variant_checks import (
     Interpreter,
     asked_python,
     bound_variant,
@@ -29,15 +37,7 @@ from envbuild.resolve.candidate import (
     stamp_of,
     unrecorded_files,
 )
-from envbuild.resolve.classes import signature
-from envbuild.resolve.compat import Compat
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision, refused
-from envbuild.resolve.estimate import Estimate, estimate, fetch_words, few
-from envbuild.resolve.image import OUTSIDE, in_image, seen_inside
-from envbuild.resolve.request import Request, visible_gpus
-from envbuild.resolve.rules import evaluate
-from envbuild.resolve.rules_build import other_gcc
-from envbuild.resolve.supply import Supplied, Supply, supplied
+from envbuild.resolve.wheel_providers import borrow
 
 # What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
 NODE_RULES = (

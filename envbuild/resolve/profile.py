@@ -9,16 +9,17 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile
-from envbuild.resolve import rules_packages, rules_wheel
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decide import Decisions
+from envbuild.resolve.decision import Decisions
 from envbuild.resolve.request import Request
+from envbuild.resolve.rules import packages as rules_packages
+from envbuild.resolve.rules import wheel
 
 # These rules compare with the catalog alone.
 _NOBODY = NodeFacts(
     protocol=1, node="", hostname="", user="", probed_at="", os=OsFacts(), libc=LibcFacts(), prefix=DiskFacts(path="/")
 )
-_TORCH = (rules_wheel.torch_release_known, rules_wheel.torch_flavour_exists)
+_TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 
 
 def refusals(profile: Profile, compat: Compat) -> Decisions:

@@ -17,11 +17,11 @@ from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decide import OURS, Decisions, decision, refused
+from envbuild.resolve.decision import OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, disk_words, size
-from envbuild.resolve.image import engine_rule, image_python, image_tag, in_image
+from envbuild.resolve.inside_image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules_packages import from_source, meets, scanned, traits_of
+from envbuild.resolve.rules.packages import from_source, meets, scanned, traits_of
 from envbuild.resolve.versions import minor, numbers, split_local
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}

@@ -7,7 +7,7 @@ import posixpath
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.schedule import script
 from envbuild.schedule.job import Job
-from envbuild.schedule.run import Runner
+from envbuild.schedule.runner import Runner
 
 
 def make_folder(runner: Runner, folder: str) -> None:

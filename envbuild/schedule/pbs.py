@@ -14,7 +14,7 @@ from envbuild.model.target import QueueLimits, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import files, pbs_answers, pbs_nodes, pbs_script, script
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
-from envbuild.schedule.run import Runner
+from envbuild.schedule.runner import Runner
 from envbuild.schedule.slurm import said
 
 _TIMEOUT = 60.0

@@ -58,7 +58,7 @@ class Login:
 
     def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = TIMEOUT) -> Finished:
         """Run `argv` under `/bin/sh -s`; stdin goes along as base64."""
-        from envbuild.provision import ssh
+        from envbuild.transport import ssh
 
         nonce = secrets.token_hex(16)
         return _finished(

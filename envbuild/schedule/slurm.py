@@ -11,7 +11,7 @@ from envbuild.model.target import HostSource, Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import files, script, slurm_answers, slurm_script
 from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
-from envbuild.schedule.run import Runner
+from envbuild.schedule.runner import Runner
 
 # slurmctld that is busy answers late; its own programs give up after MessageTimeout (10 s by default) and try again.
 _TIMEOUT = 60.0
@@ -106,7 +106,7 @@ class Slurm:
         """The partition that a target's hosts, or else its queue, name. Raises EnvbuildError as `partition` does."""
         hosts = target.hosts
         named = hosts.slurm if isinstance(hosts, HostSource) else target.scheduler.queue
-        assert named is not None  # noqa: S101 - see supported.py
+        assert named is not None  # noqa: S101 - see provision/survey/supported.py
         return self.partition(named)
 
     def partition(self, name: str) -> slurm_answers.Partition:

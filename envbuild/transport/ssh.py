@@ -18,8 +18,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.proc import Finished
-from envbuild.provision import questions, ssh_config
-from envbuild.provision.ssh_words import can_answer, denied, login_error
+from envbuild.transport import questions, ssh_config
+from envbuild.transport.ssh_errors import can_answer, denied, login_error
 
 _CHUNK = 65536
 # What `ssh` ends with when it has no connection.

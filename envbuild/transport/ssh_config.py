@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.processes import end_masters, end_masters_of_the_dead, sockets_prefix
+from envbuild.transport.processes import end_masters, end_masters_of_the_dead, sockets_prefix
 
 if TYPE_CHECKING:
     from envbuild.model.target import Connection

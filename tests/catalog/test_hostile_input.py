@@ -21,7 +21,7 @@ from envbuild.cli.run import run
 from envbuild.config import load_config
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import parse_lock
-from envbuild.provision.rundir import RunDir
+from envbuild.provision.run.run_dir import RunDir
 
 HOSTILE = st.one_of(
     st.sampled_from(
@@ -127,7 +127,7 @@ def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
 
 
 def test_d26_an_interpreter_of_a_version_that_is_none_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
-    from envbuild.provision.toolchain import _present_python
+    from envbuild.provision.contact.toolchain import _present_python
 
     facts = load_facts("azure-nd96")
     (node,) = list(facts.values())[:1]

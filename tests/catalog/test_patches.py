@@ -15,7 +15,7 @@ from envbuild.catalog.patches import RecipeEffect, digest_of, load_patch, load_p
 from envbuild.cli.run import run
 from envbuild.errors import EnvbuildError
 from envbuild.model.patch import Patch, Recipe
-from envbuild.node import patch_edits
+from envbuild.node.patch import registry
 from tests.node import patch_shapes
 
 PATCHES = load_patches()
@@ -23,7 +23,7 @@ PATCHES = load_patches()
 
 def test_every_edit_belongs_to_a_patch_and_every_patch_to_edits() -> None:
     used = {part.edit for patch in PATCHES.values() for part in patch.parts}
-    assert used == set(patch_edits.names())
+    assert used == set(registry.names())
 
 
 @pytest.mark.parametrize("name", PATCHES)

@@ -15,11 +15,11 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import HostSource, Target
-from envbuild.node import probe
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.prepare import Choice, prepare
-from envbuild.provision.supported import refuse_unsupported, unsupported
-from envbuild.resolve.expect import unexpected
+from envbuild.node.probe import facts as probe
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.survey.prepare import Choice, prepare
+from envbuild.provision.survey.supported import refuse_unsupported, unsupported
+from envbuild.resolve.expectations import unexpected
 
 STACKS = {
     "aws-p3-16xlarge": "megatron-alpa",

@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.stack import Build
-from envbuild.node import build_kernels
+from envbuild.node.build import kernels
 
 PROFILES = {
     f"{name}-{profile}": contents.sources
@@ -23,7 +23,7 @@ BUILT = {
 
 
 def promised(build: Build) -> list[str]:
-    return [*(build.extensions or ()), *build_kernels.extensions(build.model_dump(mode="json"))]
+    return [*(build.extensions or ()), *kernels.extensions(build.model_dump(mode="json"))]
 
 
 def test_there_are_builds_of_every_kind() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.toolchain import find_python, load_toolchain
-from envbuild.download import download
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.transport.download import download
 
 MINE = """\
 pythons:

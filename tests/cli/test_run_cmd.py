@@ -8,8 +8,8 @@ import pytest
 
 from envbuild.cli.run import run
 from envbuild.node import identity
-from envbuild.provision.journal import EventKind
-from envbuild.provision.rundir import RunDir
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.run_dir import RunDir
 
 
 @pytest.fixture

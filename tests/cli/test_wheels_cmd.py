@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.wheel_store import Store, default_path
+from envbuild.node.wheels.store import Store, default_path
 from tests.e2e.world import World
 from tests.node.wheel_support import filled
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.container import apptainer, context
-from envbuild.container.choose import Choice, recipe_for, shipped
+from envbuild.container import apptainer, build_context
 from envbuild.container.instructions import Run
-from envbuild.container.place import Given
+from envbuild.container.select import Choice, recipe_for, shipped
+from envbuild.container.stage_images import Given
 
 GIVEN = Given(base="localhost/base", fetch="localhost/fetch", python="/usr/bin/python3.11", glibc="2.36")
 
@@ -130,7 +130,7 @@ def test_every_step_of_the_dockerfile_is_there(name: str) -> None:
 
 def test_its_files_are_all_written(tmp_path: Path) -> None:
     recipe = recipe_for(Choice("torch-smoke", given=GIVEN))
-    context.write(recipe, tmp_path, more=apptainer.files(recipe))
+    build_context.write(recipe, tmp_path, more=apptainer.files(recipe))
     for line in apptainer.render(recipe).splitlines():
         words = line.split()
         if len(words) == 2 and words[1] == f"/opt/envbuild/image/{words[0]}":

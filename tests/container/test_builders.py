@@ -12,7 +12,7 @@ import pytest
 
 from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
 from envbuild.container.builders import Build, Buildah, Builder, Docker, _streamed, failure, find_builder, stream
-from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 
 FIRST = Build(

@@ -16,13 +16,13 @@ import pytest
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
-from envbuild.container import choose, context
-from envbuild.container.bases import load_containers
-from envbuild.container.choose import Choice, recipe_for, shipped
+from envbuild.container import build_context, select
+from envbuild.container.base_images import load_containers
 from envbuild.container.dockerfile import quoted, render, render_part
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Labels, Run, Stage, Start
-from envbuild.container.place import Given
 from envbuild.container.recipe import ImageRecipe
+from envbuild.container.select import Choice, recipe_for, shipped
+from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
@@ -38,8 +38,8 @@ def recipes() -> dict[str, ImageRecipe]:
 @pytest.mark.parametrize("name", shipped())
 def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
     folder = resources.containers() / name
-    there = {path.name: path.read_text() for path in folder.iterdir() if path.name not in context.UNCOMMITTED}
-    assert there == context.texts(recipes[name])
+    there = {path.name: path.read_text() for path in folder.iterdir() if path.name not in build_context.UNCOMMITTED}
+    assert there == build_context.texts(recipes[name])
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -48,7 +48,7 @@ def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dic
     hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}
     hosts |= {pip.PyPI.netloc, pip.PyPI.file_storage_domain}
     assert len(hosts) > 2
-    for text in context.texts(recipes[name]).values():
+    for text in build_context.texts(recipes[name]).values():
         assert not [host for host in hosts if host in text]
 
 
@@ -216,7 +216,7 @@ def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: p
                 update={"variants": tuple(each.model_copy(update=change(each)) for each in lock.variants)}
             )
 
-        monkeypatch.setattr(choose, "read_lock", read)
+        monkeypatch.setattr(select, "read_lock", read)
         return recipe_for(Choice("opt-175b"))
 
     def another_commit(variant: Variant) -> dict[str, Any]:

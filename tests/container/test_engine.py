@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.container.engine import NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
+from envbuild.container.run_options import NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from envbuild import resources
 from envbuild.cli.verbs import cli
 from envbuild.container import registry
-from envbuild.container.bases import AskedDigest, load_containers, read_digests
-from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.base_images import AskedDigest, load_containers, read_digests
 from envbuild.container.dockerfile import render
-from envbuild.container.images import pin_images, references_of
+from envbuild.container.pin_digests import pin_images, references_of
+from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock, write_lock
 from envbuild.lock.variants import locked_image
@@ -62,7 +62,7 @@ def test_a_pinned_image_is_part_of_the_variant(lock: Lock, tmp_path: Path) -> No
 
 def test_recorded_digests_are_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch = load_containers().fetch
-    monkeypatch.setattr("envbuild.container.choose.read_digests", lambda *_path: asked(NGC, fetch))
+    monkeypatch.setattr("envbuild.container.select.read_digests", lambda *_path: asked(NGC, fetch))
     recipe = recipe_for(Choice("megatron-deepspeed-slurm"))
     text = render(recipe)
     assert f"# digest: sha256:{DIGEST}\nFROM {fetch}@sha256:{DIGEST} AS fetch\n" in text

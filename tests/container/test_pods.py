@@ -16,10 +16,10 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.verbs import cli
-from envbuild.container.bases import load_containers
-from envbuild.container.choose import Choice, recipe_for
+from envbuild.container.base_images import load_containers
 from envbuild.container.pods import manifests
 from envbuild.container.recipe import ImageRecipe
+from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 
 IMAGE = "registry.example.org/team/megatronapp:1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.container.bases import AskedDigest, read_digests, write_digests
+from envbuild.container.base_images import AskedDigest, read_digests, write_digests
 from envbuild.container.registry import ask_all, ask_config, ask_digest, parse_reference
 from envbuild.errors import EnvbuildError
 

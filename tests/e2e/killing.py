@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.cli.entry import main
-from envbuild.provision.journal import Event, EventKind, Journal
+from envbuild.provision.run.journal import Event, EventKind, Journal
 
 
 def descendants(pid: int) -> list[int]:

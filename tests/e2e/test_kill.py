@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.ansible import MARKER
-from envbuild.provision.journal import EventKind
+from envbuild.provision.ansible.adapter import MARKER
+from envbuild.provision.run.journal import EventKind
 from tests.e2e.world import World, snapshot
 
 REPOSITORY = Path(__file__).resolve().parents[2]

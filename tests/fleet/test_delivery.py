@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.ansible import run_playbook
-from envbuild.provision.deliver import Delivery
-from envbuild.provision.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.adapter import run_playbook
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.delivery.artifacts import Delivery
 from tests.fleet.nodes import Fleet, Node
 
 pytestmark = pytest.mark.nodes

@@ -8,8 +8,8 @@ from typing import Any
 
 from envbuild.catalog.loader import load_stack
 from envbuild.catalog.yaml_load import load_yaml
-from envbuild.launch.place import Place
 from envbuild.launch.recipes import launch
+from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 

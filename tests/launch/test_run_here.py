@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.launch.in_job import job_steps
-from envbuild.launch.place import Place
+from envbuild.launch.job_steps import job_steps
 from envbuild.launch.shell import command_text
+from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint
 from tests.launch.support import started
 

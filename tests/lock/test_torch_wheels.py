@@ -17,7 +17,7 @@ from envbuild.lock.create import default_supply
 from envbuild.lock.files import read_lock, render_lock
 from envbuild.lock.torch_wheels import choose_torch, load_records
 from envbuild.model.lock import Lock
-from envbuild.node import pipconf
+from envbuild.node.packages import pip_config
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_every_record_is_a_torch_wheel_with_a_witness_and_no_hash_is_there_twice
 
 def test_a_wheel_that_is_here_is_the_recorded_one() -> None:
     records = load_records()
-    folders = map(Path, pipconf.folders(pipconf.read(os.environ).find_links))
+    folders = map(Path, pip_config.folders(pip_config.read(os.environ).find_links))
     here = [path for folder in folders for path in sorted(folder.glob("torch-*.whl")) if path.name in records.files]
     if not here:
         pytest.skip("no recorded torch wheel lies in a find-links folder of pip's configuration")

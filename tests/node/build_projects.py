@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import build_folder, build_wheel, pipconf, uv
+from envbuild.node.build import build_dir
+from envbuild.node.build import wheel as build_wheel
+from envbuild.node.packages import pip_config, uv
 from tests.node.env_support import MINOR, uv_path
 
 SETUPTOOLS = "setuptools==80.9.0"
@@ -88,13 +90,13 @@ def source(name: str = "shape", commit: str = "c" * 40, **build: Any) -> dict[st
 def options(tmp_path: Path, **more: Any) -> build_wheel.Options:
     for name in ("cache", "scratch"):
         (tmp_path / name).mkdir(exist_ok=True)
-    tool = uv.Uv(uv_path(), str(tmp_path / "cache"), str(tmp_path / "scratch"), pipconf.read(dict(os.environ)))
+    tool = uv.Uv(uv_path(), str(tmp_path / "cache"), str(tmp_path / "scratch"), pip_config.read(dict(os.environ)))
     return build_wheel.Options(tool, **more)
 
 
 def _index_run(words: list[str]) -> str:
     """Run uv with the indexes that pip is configured for; empty, or why it did not work."""
-    config = pipconf.read(dict(os.environ))
+    config = pip_config.read(dict(os.environ))
     env = dict(os.environ)
     if config.index_url:
         env.setdefault("UV_DEFAULT_INDEX", config.index_url)
@@ -129,7 +131,7 @@ def _tools() -> tuple[Path, str]:
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A canonical build path of the test's own: others on this machine may be building the same."""
-    monkeypatch.setattr(build_folder, "CANONICAL", str(tmp_path / "canonical"))
+    monkeypatch.setattr(build_dir, "CANONICAL", str(tmp_path / "canonical"))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from envbuild.node import patch_edits
-from envbuild.node.patch_text import Source, UnfitError, changed_text
+from envbuild.node.patch import registry
+from envbuild.node.patch.source_text import Source, UnfitError, changed_text
 
 DATA = Path(__file__).parent / "data" / "edits"
 
@@ -27,8 +27,8 @@ def outcome(edit: str, path: str, before: str) -> str | None:
     """sha256 of the file after the edit; None where it refuses the file."""
     try:
         source = Source(path, before.encode())
-        after = changed_text(source, patch_edits.find(edit, source))
-        patch_edits.check(edit, Source(path, source.encoded(after)))
+        after = changed_text(source, registry.find(edit, source))
+        registry.check(edit, Source(path, source.encoded(after)))
     except UnfitError:
         return None
     return hashlib.sha256(source.encoded(after)).hexdigest()
@@ -37,11 +37,11 @@ def outcome(edit: str, path: str, before: str) -> str | None:
 def renewed(edit: str) -> dict[str, Any]:
     """The samples of an edit with today's outcomes and version."""
     files = [{**each, "after": outcome(edit, each["path"], each["before"])} for each in load(edit)["files"]]
-    return {"version": patch_edits.version(edit), "files": files}
+    return {"version": registry.version(edit), "files": files}
 
 
 def main() -> int:
-    for edit in patch_edits.names():
+    for edit in registry.names():
         known, new = load(edit), renewed(edit)
         if known == new:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import activate, install, verify
+from envbuild.node.env import activate, install, verify
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.patches import load_patch
-from envbuild.node import patch
+from envbuild.node.patch import apply
 from tests.node.env_support import make_repository, redirect_git
 
 # A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
@@ -100,7 +100,7 @@ class Forge:
 
     def patched(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
         """The same with a patch, pinned as a lock does."""
-        pin = {"name": PATCH, "digest": patch.digest(spec()), "least": 1, "most": 1}
+        pin = {"name": PATCH, "digest": apply.digest(spec()), "least": 1, "most": 1}
         return self.source(name, files, **{"patches": [PATCH], "patch_pins": [pin], **more})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.patches import load_patch
-from envbuild.node import patch
+from envbuild.node.patch import apply as patch
 
 _TORCH = """
 import os, sys, types

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import shell
+from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_variant, make_wheel, node
 
@@ -78,7 +78,7 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
 @pytest.mark.parametrize("variables", [{"A B": "1"}, {"A": "x\ny"}, {"1A": ""}, {"A": 1}, {"A": {"path": "\0"}}])
 def test_what_cannot_be_written_safely_is_refused(variables: dict[str, object]) -> None:
     with pytest.raises(NodeError, match="cannot be set"):
-        shell.checked_variables(variables)
+        activation_files.checked_variables(variables)
 
 
 STEPS = [
@@ -130,7 +130,7 @@ install.run(first); activate.run(second)
 
 
 def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the_link(node: Node) -> None:
-    from envbuild.node.probe_prefix import environment_facts
+    from envbuild.node.probe.prefix import environment_facts
 
     blocked = node.prefix / "current" / "demo" / "in-the-way"
     blocked.mkdir(parents=True)

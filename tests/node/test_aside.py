@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import aside, lease, smoke, stamp
+from envbuild.node import lease
+from envbuild.node.env import backup, stamp
 from envbuild.node.protocol import NodeError
+from envbuild.node.smoke import smoke
 from tests.node.env_support import Node, make_variant, make_wheel, node
 from tests.node.test_env_pack import Packed
 
@@ -38,7 +40,7 @@ class Repaired:
         return smoke.run(self.node.request("smoke", **args))[1]
 
     def settle(self) -> bool:
-        changed, told = aside.run(self.node.request("settle", environment=str(self.environment)))
+        changed, told = backup.run(self.node.request("settle", environment=str(self.environment)))
         assert told == {"environment": str(self.environment), "put_back": changed}
         return changed
 

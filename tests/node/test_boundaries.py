@@ -58,7 +58,7 @@ def test_exit_codes_agree_with_the_controller() -> None:
 
 def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
     code = (
-        "import sys, envbuild.node.probe, envbuild.node.verify\n"
+        "import sys, envbuild.node.probe.facts, envbuild.node.env.verify\n"
         "print(*(name for name in sys.modules if name.startswith('envbuild.node.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

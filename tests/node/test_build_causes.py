@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build_causes import cause, told
+from envbuild.node.build.diagnose import cause, told
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: Error compiling objects\n'
 

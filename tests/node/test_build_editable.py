@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import build_editable
+from envbuild.node.build.programs import editable
 from envbuild.node.protocol import NodeError
 from tests.node.build_projects import c_module, write
 from tests.node.env_support import Node, locked, make_repository, make_variant, node, redirect_git
@@ -142,5 +142,5 @@ def test_d01_packages_that_a_path_file_cannot_reach_are_refused(
 )
 def test_the_backend_is_read_from_the_project(tmp_path: Path, pyproject: str | None, backend: tuple[str, bool]) -> None:
     write(tmp_path, {"pyproject.toml": pyproject} if pyproject else {"setup.cfg": ""})
-    assert build_editable.backend(str(tmp_path)) == backend
-    assert build_editable.backend(os.fspath(tmp_path / "nowhere")) == ("setuptools.build_meta:__legacy__", False)
+    assert editable.backend(str(tmp_path)) == backend
+    assert editable.backend(os.fspath(tmp_path / "nowhere")) == ("setuptools.build_meta:__legacy__", False)

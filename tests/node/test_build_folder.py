@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import build_folder, build_jobs
+from envbuild.node.build import build_dir, job_server
 
 DIES = """
 import os, sys
-from envbuild.node.build_folder import Folder
+from envbuild.node.build.build_dir import Folder
 Folder(sys.argv[1], 1, "/", sys.argv[2])
 os._exit(9)
 """
 DIES_WITH_A_BUDGET = """
 import os
-from envbuild.node.build_jobs import Budget
+from envbuild.node.build.job_server import Budget
 print(Budget(1).__enter__().socket, flush=True)
 os._exit(9)
 """
@@ -42,11 +42,11 @@ def age(path: Path, hours: float) -> None:
 
 def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path) -> None:
     top = str(tmp_path / "top")
-    with build_folder.Folder("x-1", 10, str(tmp_path), top) as first:
+    with build_dir.Folder("x-1", 10, str(tmp_path), top) as first:
         assert first.canonical and first.path == os.path.join(top, "x-1")
-        with build_folder.Folder("x-1", 10, str(tmp_path), top) as second:
+        with build_dir.Folder("x-1", 10, str(tmp_path), top) as second:
             assert not second.canonical and os.path.dirname(second.path) == str(tmp_path)
-        with build_folder.Folder("x-2", 10, str(tmp_path), top) as third:
+        with build_dir.Folder("x-2", 10, str(tmp_path), top) as third:
             assert third.canonical
     assert not os.listdir(top)
 
@@ -54,7 +54,7 @@ def test_a_second_builder_of_the_same_source_takes_another_folder(tmp_path: Path
 def test_the_folder_of_a_dead_builder_is_taken_over(tmp_path: Path) -> None:
     top = tmp_path / "top"
     dead_builder("x-1", top)
-    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+    with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
         assert folder.canonical
 
 
@@ -62,7 +62,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     top.chmod(0o777)
-    with build_folder.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
+    with build_dir.Folder("x-1", 10, str(tmp_path), str(top)) as folder:
         assert not folder.canonical
 
 
@@ -80,9 +80,9 @@ def test_what_dead_builders_of_other_sources_left_is_removed_and_nothing_else(tm
     (tmp_path / "place").mkdir()
     (top / "link").symlink_to(tmp_path / "place")
     age(tmp_path / "place", 2)
-    with build_folder.Folder("y-1", 10, str(tmp_path), str(top)) as living:
+    with build_dir.Folder("y-1", 10, str(tmp_path), str(top)) as living:
         assert not dead.exists() and not interrupted.exists()
-        with build_folder.Folder("y-2", 10, str(tmp_path), str(top)):
+        with build_dir.Folder("y-2", 10, str(tmp_path), str(top)):
             assert os.path.exists(living.path)
     assert sorted(os.listdir(top)) == ["link", "new", "note"]
     assert (tmp_path / "place").exists()
@@ -93,7 +93,7 @@ def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
     dead = dead_builder("x-1", top)
     owner = json.loads((dead / "owner.json").read_text())
     (dead / "owner.json").write_text(json.dumps({**owner, "host": "another"}))
-    with build_folder.Folder("y-1", 10, str(tmp_path), str(top)):
+    with build_dir.Folder("y-1", 10, str(tmp_path), str(top)):
         assert dead.exists()
 
 
@@ -103,7 +103,7 @@ def test_the_socket_of_a_dead_builder_is_removed_by_the_next(monkeypatch: pytest
         command, env = [sys.executable, "-c", DIES_WITH_A_BUDGET], {**os.environ, "TMPDIR": top}
         left = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.strip()
         assert os.path.dirname(os.path.dirname(left)) == top and os.path.exists(left)
-        with build_jobs.Budget(1) as first, build_jobs.Budget(1) as second:
+        with job_server.Budget(1) as first, job_server.Budget(1) as second:
             assert not os.path.exists(os.path.dirname(left))
             assert os.path.exists(first.socket) and os.path.exists(second.socket)
         assert not os.listdir(top)

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import build_gate, build_jobs, build_wheel
+from envbuild.node.build import job_server, wheel
+from envbuild.node.build.programs import job_client
 from envbuild.node.protocol import NodeError
 from tests.node.build_projects import EXTENSIONS, options, shape_project, source, write
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
-GATE = build_gate.__file__
+GATE = job_client.__file__
 
 # Counts how many of it run at once, and writes the count down.
 COUNTED = """#!/bin/sh
@@ -53,7 +54,7 @@ def program(path: Path, text: str, **more: object) -> Path:
     return path
 
 
-def gated(budget: build_jobs.Budget, memory: float, *command: str, source: str = "x") -> subprocess.Popen[bytes]:
+def gated(budget: job_server.Budget, memory: float, *command: str, source: str = "x") -> subprocess.Popen[bytes]:
     words = [sys.executable, "-I", "-S", GATE, "take", budget.socket, source, str(memory), "--", *command]
     return subprocess.Popen(words, start_new_session=True, stderr=subprocess.PIPE)
 
@@ -64,7 +65,7 @@ def most(top: Path) -> int:
 
 def test_no_more_than_jobs_run_at_once(tmp_path: Path) -> None:
     command = str(program(tmp_path / "cc", COUNTED))
-    with build_jobs.Budget(2, memory=1000) as budget:
+    with job_server.Budget(2, memory=1000) as budget:
         running = [gated(budget, 1.0, command) for _ in range(6)]
         assert [each.wait() for each in running] == [0] * 6
         assert budget.peak == 2
@@ -73,7 +74,7 @@ def test_no_more_than_jobs_run_at_once(tmp_path: Path) -> None:
 
 def test_memory_bounds_them_too(tmp_path: Path) -> None:
     command = str(program(tmp_path / "cc", COUNTED))
-    with build_jobs.Budget(4, memory=5.0) as budget:
+    with job_server.Budget(4, memory=5.0) as budget:
         assert budget.limit(4.0) == 1 and budget.limit(2.5) == 2 and budget.limit(100.0) == 1
         running = [gated(budget, 4.0, command) for _ in range(3)]
         assert [each.wait() for each in running] == [0] * 3
@@ -81,7 +82,7 @@ def test_memory_bounds_them_too(tmp_path: Path) -> None:
 
 
 def test_a_gate_that_is_killed_gives_its_token_back(tmp_path: Path) -> None:
-    with build_jobs.Budget(1, memory=1000) as budget:
+    with job_server.Budget(1, memory=1000) as budget:
         first = gated(budget, 1.0, "sleep", "60")
         wait_for(lambda: budget.peak == 1)
         second = gated(budget, 1.0, "true")
@@ -90,7 +91,7 @@ def test_a_gate_that_is_killed_gives_its_token_back(tmp_path: Path) -> None:
 
 
 def test_the_exit_code_and_the_words_of_a_command_come_through() -> None:
-    with build_jobs.Budget(1) as budget:
+    with job_server.Budget(1) as budget:
         done = gated(budget, 1.0, "sh", "-c", "echo wrong >&2; exit 3")
         assert done.communicate()[1] == b"wrong\n"
         assert done.returncode == 3
@@ -154,13 +155,11 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": Ninja},
 
 def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path, python: str) -> None:
     project = write(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
-    with build_jobs.Budget(3, memory=1000) as budget:
+    with job_server.Budget(3, memory=1000) as budget:
         other = gated(budget, 1.0, "sleep", "60")
         asked = source(environment={"OWNED_BY": str(tmp_path)})
         with pytest.raises(NodeError, match="shape"):
-            build_wheel.build_wheel(
-                python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
-            )
+            wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget))
         assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if owned(pid, tmp_path)]
         assert other.poll() is None  # another source goes on
     assert other.wait(10)
@@ -185,10 +184,8 @@ def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death
         pytest.skip("no /usr/bin/cc")
     project = shape_project(tmp_path / "project")
     asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS, environment={"CC": str(compiler)})
-    with build_jobs.Budget(2, memory=1000) as budget:
-        result = build_wheel.build_wheel(
-            python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
-        )
+    with job_server.Budget(2, memory=1000) as budget:
+        result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget))
         assert (budget.jobs, budget.retried) == (1, {"shape"})
     assert result["retried"] and result["jobs"] == 2
     assert result["extensions"] == EXTENSIONS
@@ -197,7 +194,7 @@ def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death
 
 def test_an_oom_kill_is_told_of_its_own_source_alone(tmp_path: Path) -> None:
     once = f"[ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -9 $$; }}"
-    with build_jobs.Budget(2, memory=1000) as budget:
+    with job_server.Budget(2, memory=1000) as budget:
         assert gated(budget, 1.0, "true", source="small").wait() == 0
         assert gated(budget, 1.0, "sh", "-c", once, source="large").wait() == 0
         assert gated(budget, 1.0, "true", source="late").wait() == 0
@@ -209,7 +206,7 @@ def test_a_compiler_that_is_always_killed_is_a_failure(tmp_path: Path, python: s
     project = shape_project(tmp_path / "project")
     asked = source(flags=["cpp_ext"], environment={"CC": str(compiler)})
     with pytest.raises(NodeError) as caught:
-        build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
     assert caught.value.code == "build-failed" and "too little memory" in caught.value.why
     # `look` asks the compiler twice for its version; the compile command itself runs twice.
     assert len((tmp_path / "runs").read_text().split()) == 4
@@ -225,7 +222,7 @@ def test_a_compiler_that_is_always_killed_is_a_failure(tmp_path: Path, python: s
     ],
 )
 def test_architectures_and_threads_of_nvcc(command: list[str], archs: int, threads: int | None) -> None:
-    assert (build_gate.archs(command), build_gate.threads(command)) == (archs, threads)
+    assert (job_client.archs(command), job_client.threads(command)) == (archs, threads)
 
 
 NVCC = '#!/bin/sh\necho "$@" >> "{top}/words"\n'
@@ -234,11 +231,11 @@ NVCC = '#!/bin/sh\necho "$@" >> "{top}/words"\n'
 def test_an_nvcc_of_several_architectures_takes_idle_tokens(tmp_path: Path) -> None:
     nvcc = str(program(tmp_path / "nvcc", NVCC))
     several = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]
-    with build_jobs.Budget(8, memory=1000) as budget:
+    with job_server.Budget(8, memory=1000) as budget:
         assert gated(budget, 1.0, nvcc, *several, "-c", "a.cu").wait() == 0
         assert budget.peak == 2
         assert gated(budget, 1.0, nvcc, *several[:2], "-c", "a.cu").wait() == 0
-    with build_jobs.Budget(1, memory=1000) as budget:
+    with job_server.Budget(1, memory=1000) as budget:
         assert gated(budget, 1.0, nvcc, *several, "-c", "a.cu").wait() == 0
     lines = (tmp_path / "words").read_text().splitlines()
     assert ["--threads 2" in line for line in lines] == [True, False, False]
@@ -247,7 +244,7 @@ def test_an_nvcc_of_several_architectures_takes_idle_tokens(tmp_path: Path) -> N
 def test_each_thread_of_nvcc_is_counted_with_its_memory(tmp_path: Path) -> None:
     nvcc = str(program(tmp_path / "nvcc", NVCC))
     several = [word for sm in (70, 80, 90) for word in ("-gencode", f"arch=compute_{sm},code=sm_{sm}")]
-    with build_jobs.Budget(16, memory=5.0) as budget:
+    with job_server.Budget(16, memory=5.0) as budget:
         assert gated(budget, 2.5, nvcc, *several, "-c", "a.cu").wait() == 0
         assert budget.peak == 2
     assert (tmp_path / "words").read_text().split()[-2:] == ["--threads", "2"]
@@ -267,7 +264,7 @@ def test_the_real_nvcc_compiles_for_two_architectures_at_once(tmp_path: Path) ->
     (tmp_path / "a.cu").write_text(KERNEL)
     several = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
     command = [nvcc, "-c", str(tmp_path / "a.cu"), "-o", str(tmp_path / "a.o"), *several]
-    with build_jobs.Budget(2, memory=1000) as budget:
+    with job_server.Budget(2, memory=1000) as budget:
         done = gated(budget, 1.0, *command)
         assert done.wait() == 0, done.communicate()[1].decode()
         assert budget.peak == 2
@@ -279,9 +276,9 @@ def test_the_real_nvcc_compiles_for_two_architectures_at_once(tmp_path: Path) ->
 def test_the_longest_are_started_first(tmp_path: Path) -> None:
     for name, size in (("small.cpp", 10), ("large.cpp", 1000), ("kernel.cu", 500)):
         (tmp_path / name).write_text("x" * size)
-    weights = [build_gate.weigh(["cc", "-c", str(tmp_path / name)]) for name in ("small.cpp", "large.cpp", "kernel.cu")]
+    weights = [job_client.weigh(["cc", "-c", str(tmp_path / name)]) for name in ("small.cpp", "large.cpp", "kernel.cu")]
     assert weights == sorted(weights)
-    assert build_gate.weigh(["cc", "-shared", "a.o", "-o", "a.so"]) > weights[-1]
+    assert job_client.weigh(["cc", "-shared", "a.o", "-o", "a.so"]) > weights[-1]
 
 
 @pytest.mark.parametrize(
@@ -298,4 +295,4 @@ def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path, limit: str, usage
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert build_jobs.free_memory(str(tmp_path)) == pytest.approx(free)
+    assert job_server.free_memory(str(tmp_path)) == pytest.approx(free)

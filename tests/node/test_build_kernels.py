@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import build_kernels
+from envbuild.node.build import kernels
 from envbuild.node.protocol import NodeError
 from tests.node import torch_env
 
@@ -58,7 +58,7 @@ def files(folder: Path) -> set[str]:
 
 def test_the_project_holds_what_a_compiler_reads_and_the_tree_stays_as_it_is(tree: Path, tmp_path: Path) -> None:
     before = files(tree)
-    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
     wanted = {
         "setup.py",
         "kernels/add.cpp",
@@ -72,14 +72,14 @@ def test_the_project_holds_what_a_compiler_reads_and_the_tree_stays_as_it_is(tre
 
 
 def test_without_a_place_the_project_stands_beside_the_tree(tree: Path) -> None:
-    assert build_kernels.project(str(tree), SOURCE, build_of(MODULE)) == str(tree) + "-kernels"
+    assert kernels.project(str(tree), SOURCE, build_of(MODULE)) == str(tree) + "-kernels"
 
 
 def test_links_out_of_the_tree_are_not_followed(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.h").write_text("#define SECRET\n")
     (tree / "shared" / "secret.h").symlink_to(tmp_path / "secret.h")
     (tree / "shared" / "again.h").symlink_to("common.hpp")
-    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE))
     assert "shared/secret.h" not in files(Path(out))
     assert "shared/again.h" in files(Path(out))
 
@@ -115,7 +115,7 @@ def test_a_cuda_file_among_the_sources_makes_a_cuda_extension_without_architectu
 ) -> None:
     (tree / "kernels" / "mul_kernel.cu").write_text("__global__ void mul() {}\n")
     cuda = {"name": "mul_cuda", "sources": ["kernels/mul_kernel.cu"], "nvcc_flags": ["-O3", '-DTEXT="a b"']}
-    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE, cuda))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE, cuda))
     given = run_setup(out, monkeypatch)
     assert given["name"] == "megatron-like-kernels" and given["version"] == "0+g0123456789ab"
     assert given["packages"] == given["py_modules"] == []
@@ -129,14 +129,14 @@ def test_a_cuda_file_among_the_sources_makes_a_cuda_extension_without_architectu
 
 
 def test_the_import_names_are_known_before_the_build() -> None:
-    assert build_kernels.extensions(build_of(MODULE)) == ["envbuild_kernels.fused_add_cuda"]
-    assert build_kernels.extensions({"kind": "wheel"}) == []
+    assert kernels.extensions(build_of(MODULE)) == ["envbuild_kernels.fused_add_cuda"]
+    assert kernels.extensions({"kind": "wheel"}) == []
 
 
 def test_files_of_another_commit_are_named(tree: Path) -> None:
     module = dict(MODULE, sources=["kernels/add.cpp", "kernels/gone.cu"], include_dirs=["nowhere"])
     with pytest.raises(NodeError) as caught:
-        build_kernels.project(str(tree), SOURCE, build_of(module))
+        kernels.project(str(tree), SOURCE, build_of(module))
     assert (caught.value.code, caught.value.exit_code) == ("kernel-sources-missing", 4)
     assert "kernels/gone.cu, nowhere" in caught.value.why
     assert not os.path.exists(str(tree) + "-kernels")
@@ -154,13 +154,13 @@ def test_files_of_another_commit_are_named(tree: Path) -> None:
 )
 def test_names_and_paths_that_could_lead_elsewhere_are_refused(tree: Path, change: dict[str, Any]) -> None:
     with pytest.raises(NodeError) as caught:
-        build_kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)))
+        kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)))
     assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
 
 
 def test_no_modules_are_refused(tree: Path) -> None:
     with pytest.raises(NodeError, match="without modules"):
-        build_kernels.project(str(tree), SOURCE, build_of())
+        kernels.project(str(tree), SOURCE, build_of())
 
 
 def wheel_of(project: str, site: Path, **environment: str) -> Path:
@@ -189,7 +189,7 @@ def seen_in_torch(program: str, site: Path) -> str:
 
 @pytest.mark.slow
 def test_the_real_torch_builds_a_wheel_whose_kernel_imports(tree: Path, tmp_path: Path) -> None:
-    out = build_kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE), str(tmp_path / "out"))
     made = wheel_of(out, tmp_path / "site")
     assert str(made.relative_to(tmp_path / "site")).startswith("envbuild_kernels/fused_add_cuda.")
     said = seen_in_torch("import envbuild_kernels.fused_add_cuda as k\nprint(k.add(1, 2), k.level(), k.__name__)",
@@ -212,7 +212,7 @@ def test_d55_a_module_without_torch_is_not_linked_to_it_and_prints_numbers_besid
     (tree / "data").mkdir()
     (tree / "data" / "helpers.cpp").write_text(PRINTS)
     module = {"name": "helpers", "sources": ["data/helpers.cpp"], "cxx_flags": ["-O3"], "torch": False}
-    made = wheel_of(build_kernels.project(str(tree), SOURCE, build_of(module)), tmp_path / "site")
+    made = wheel_of(kernels.project(str(tree), SOURCE, build_of(module)), tmp_path / "site")
     needed = subprocess.run(["ldd", made], capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed and "torch" not in needed and "libc10" not in needed
     said = seen_in_torch("from envbuild_kernels import helpers\nprint(helpers.half(14))", tmp_path / "site")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import build_wheel, build_zip
+from envbuild.node.build import normalize_wheel
+from envbuild.node.build import wheel as build_wheel
 from envbuild.node.protocol import Exit, NodeError
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, index_environment, options, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
@@ -42,7 +43,7 @@ def with_pip(python: str, project: Path, words: list[str], out: Path) -> int | N
     if done.returncode:
         return None
     (wheel,) = out.glob("*.whl")
-    return len(build_zip.modules(build_zip.members(str(wheel))))
+    return len(normalize_wheel.modules(normalize_wheel.members(str(wheel))))
 
 
 @pytest.mark.parametrize("pip", SEEN)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import build_wheel, build_zip
+from envbuild.node.build import normalize_wheel, wheel
 from tests.node.build_projects import (
     EXTENSIONS,
     environment,
@@ -46,7 +46,7 @@ def test_every_python_and_setuptools_of_the_stacks(tmp_path: Path, minor: str) -
     project = shape_project(tmp_path / "project", **{"csrc/value.h": optimized})
     asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
     out = str(tmp_path / "out")
-    result = build_wheel.build_wheel(python, asked, str(project), out, options(tmp_path, check_rebuild=True))
+    result = wheel.build_wheel(python, asked, str(project), out, options(tmp_path, check_rebuild=True))
     assert result["rebuild"] == {"equal": True, "different": []}
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", IMPORT) == "14"
 
@@ -69,7 +69,7 @@ def test_cython_extensions(tmp_path: Path, cython: str) -> None:
     files = {"setup.py": CYTHON, "src/quick_one.pyx": text, "src/quick_two.pyx": text}
     project = write(tmp_path / "project", files)
     asked = source(extensions=["quick_one", "quick_two"])
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     code = "import quick_one as a, quick_two as b; print(a.value() + b.value())"
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
 
@@ -126,7 +126,7 @@ def test_torch_extensions(tmp_path: Path, own: str, build_ext: str) -> None:
     files = {f"src/quick_{each}.cpp": QUICK.replace("NAME", f"quick_{each}") for each in ("one", "two")}
     project = write(tmp_path / "project", {"setup.py": TORCH.format(own=own, build_ext=build_ext), **files})
     asked = source(extensions=["quick_one", "quick_two"])
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     code = "import quick_one as a, quick_two as b; print(a.value + b.value)"
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
 
@@ -173,12 +173,12 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     project = write(tmp_path / "project", files)
     more = {"arch_list": ["9.0"], "cuda_home": home, "check_rebuild": "-objtemp" in said}
     asked = source(extensions=["quick_cuda"])
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, **more))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, **more))
     assert result["arch"]["wanted"] == ["9.0"]
     if "-objtemp" in said:
         assert result["rebuild"] == {"equal": True, "different": []}
     with zipfile.ZipFile(result["wheel"]) as archive:
-        data = archive.read(build_zip.modules(archive.namelist())["quick_cuda"])
+        data = archive.read(normalize_wheel.modules(archive.namelist())["quick_cuda"])
     assert b"sm_90" in data
     assert b"/envbuild/src/shape" in data
     # With -lineinfo device code names the build folder, which no option changes: so builds have one path everywhere.

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import build_folder, build_jobs, build_network, build_wheel, protocol, wheelfile
+from envbuild.node import protocol
+from envbuild.node.build import build_dir, job_server, no_network, wheel
+from envbuild.node.packages import wheel_file
 from envbuild.node.protocol import Exit, NodeError
 from tests.node import build_projects
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, SETUP, options, shape_project, source, unpack_run, write
@@ -32,12 +34,12 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
     project = shape_project(tmp_path / "project", pyproject=pyproject)
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
     asked = source(flags=FLAGS, extensions=EXTENSIONS)
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     assert result["route"] == "setup.py"
     assert result["extensions"] == EXTENSIONS
     assert result["sha256"] == hashlib.sha256(Path(result["wheel"]).read_bytes()).hexdigest()
     assert result["rebuild"] is None and not result["retried"]
-    assert wheelfile.check(result["wheel"], {"package": "shape", "version": "1.0", "file": "shape"}) > 5
+    assert wheel_file.check(result["wheel"], {"package": "shape", "version": "1.0", "file": "shape"}) > 5
     with zipfile.ZipFile(result["wheel"]) as archive:
         names = archive.namelist()
         assert archive.read("shape/data.txt") == b"data\n"
@@ -52,7 +54,7 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
 def test_a_flag_that_this_commit_does_not_know_is_a_failure(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project")
     with pytest.raises(NodeError) as caught:
-        build_wheel.build_wheel(
+        wheel.build_wheel(
             python, source(flags=["cpp_ext", "fmha"]), str(project), str(tmp_path / "out"), options(tmp_path)
         )
     assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
@@ -71,7 +73,7 @@ setup(name="shape", version="1.0", packages=["shape"])
 def test_flags_that_are_swallowed_without_effect_do_not_give_a_wheel(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project", SWALLOWS)
     with pytest.raises(NodeError) as caught:
-        build_wheel.build_wheel(
+        wheel.build_wheel(
             python,
             source(flags=FLAGS, extensions=EXTENSIONS),
             str(project),
@@ -87,7 +89,7 @@ def test_flags_of_the_commands_themselves_are_understood(tmp_path: Path, python:
     setup = "from setuptools import setup\nsetup(name='shape', version='1.0', packages=['shape'])\n"
     project = shape_project(tmp_path / "project", setup)
     asked = source(flags=["build-number=3", "--quiet"])
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     assert Path(result["wheel"]).name == "shape-1.0-3-py3-none-any.whl"
     assert result["extensions"] == []
 
@@ -98,7 +100,7 @@ def test_a_project_below_the_top_of_its_source(tmp_path: Path, python: str) -> N
     (tmp_path / "tree" / "common").mkdir()
     shutil.move(tmp_path / "tree" / "python" / "csrc" / "value.h", tmp_path / "tree" / "common" / "value.h")
     asked = {**source(flags=["cpp_ext"], extensions=["shape_C"]), "path": "python"}
-    result = build_wheel.build_wheel(
+    result = wheel.build_wheel(
         python, asked, str(tmp_path / "tree" / "python"), str(tmp_path / "out"), options(tmp_path)
     )
     assert result["extensions"] == ["shape_C"]
@@ -109,8 +111,8 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
     project = shape_project(
         tmp_path / "project", SETUP, pyproject=backend, **{"backend.py": "from setuptools.build_meta import *\n"}
     )
-    assert build_wheel.route(str(project)) == "pep517"
-    result = build_wheel.build_wheel(
+    assert wheel.route(str(project)) == "pep517"
+    result = wheel.build_wheel(
         python,
         source(flags=["cpp_ext"], extensions=["shape_C"]),
         str(project),
@@ -119,7 +121,7 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
     )
     assert (result["route"], result["extensions"]) == ("pep517", ["shape_C"])
     with pytest.raises(NodeError) as caught:
-        build_wheel.build_wheel(
+        wheel.build_wheel(
             python, source(extensions=["shape_C"]), str(project), str(tmp_path / "out"), options(tmp_path)
         )
     assert caught.value.code == "extensions-missing"
@@ -138,9 +140,9 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
 )  # fmt: skip
 def test_the_route_follows_the_backend(tmp_path: Path, text: str | None, route: str) -> None:
     write(tmp_path, {"setup.py": ""} | ({"pyproject.toml": text} if text else {}))
-    assert build_wheel.route(str(tmp_path)) == route
+    assert wheel.route(str(tmp_path)) == route
     (tmp_path / "setup.py").unlink()
-    assert build_wheel.route(str(tmp_path)) == "pep517"
+    assert wheel.route(str(tmp_path)) == "pep517"
 
 
 def test_an_extension_that_does_not_compile_is_named_with_its_output(
@@ -151,7 +153,7 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
     )
     monkeypatch.setattr(protocol.log, "path", str(tmp_path / "log.jsonl"))
     with pytest.raises(NodeError) as caught:
-        build_wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
+        wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
     assert (caught.value.code, caught.value.exit_code) == ("build-failed", Exit.BUILD_FAILED)
     assert "extension shape_C" in caught.value.why and "is no C" in caught.value.why
     assert "secret" not in caught.value.why
@@ -160,15 +162,13 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
         text.startswith("output of the build of source shape:") and "running bdist_wheel" in text for text in whole
     )
     assert "secret" not in "".join(whole)
-    assert not os.listdir(build_folder.CANONICAL), "the build folder was left behind"
+    assert not os.listdir(build_dir.CANONICAL), "the build folder was left behind"
 
 
 def test_an_optional_extension_may_fail(tmp_path: Path, python: str) -> None:
     setup = SETUP.replace('include_dirs=["csrc"]', 'include_dirs=["csrc"], optional=name == "shape_C"')
     project = shape_project(tmp_path / "project", setup, **{"csrc/shape_C.c": "#error no\n"})
-    result = build_wheel.build_wheel(
-        python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path)
-    )
+    result = wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
     assert result["extensions"] == ["shape.sub.amp_C"]
 
 
@@ -185,11 +185,9 @@ def test_two_environments_and_two_folders_give_one_file(tmp_path: Path, python: 
     second = shape_project(tmp_path / "deeper" / "two", **more)
     asked = source(flags=FLAGS, environment={"CFLAGS": "-g"})
     other = build_projects.environment(tmp_path / "another-prefix" / "environment")
-    here = build_wheel.build_wheel(
-        python, asked, str(first), str(tmp_path / "a"), options(tmp_path, check_rebuild=True)
-    )
+    here = wheel.build_wheel(python, asked, str(first), str(tmp_path / "a"), options(tmp_path, check_rebuild=True))
     time.sleep(1.1)
-    there = build_wheel.build_wheel(other, asked, str(second), str(tmp_path / "b"), options(tmp_path))
+    there = wheel.build_wheel(other, asked, str(second), str(tmp_path / "b"), options(tmp_path))
     assert here["canonical"] and there["canonical"]
     assert here["rebuild"] == {"equal": True, "different": []}
     assert here["sha256"] == there["sha256"]
@@ -232,7 +230,7 @@ def test_d33_neither_dates_nor_the_prefix_of_headers_are_in_what_is_compiled(
         for path in (*project.rglob("*"), header):
             os.utime(path, (1.0e9 + index * 1000, 1.0e9 + index * 1000))
         try:
-            result = build_wheel.build_wheel(
+            result = wheel.build_wheel(
                 interpreter, source(), str(project), str(tmp_path / f"out{index}"), options(tmp_path)
             )
         finally:
@@ -271,7 +269,7 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
     project = shape_project(tmp_path / "project", SETUP.replace('[2] + ".c"', '[2] + ".cpp"'))
     write(project, {"csrc/shape_C.cpp": PRINTS})
     asked = source(flags=["cpp_ext"], extensions=["shape_C"], environment={"CXX": str(compiler)})
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     with zipfile.ZipFile(result["wheel"]) as archive:
         [name] = [each for each in archive.namelist() if each.startswith("shape_C")]
         archive.extract(name, tmp_path)
@@ -301,7 +299,7 @@ def test_the_compiler_flags_that_python_brings_are_kept(tmp_path: Path, python: 
     project = shape_project(tmp_path / "project", setup, **{"csrc/value.h": FLAGS_OF_PYTHON})
     (project / "csrc" / "amp_C.c").rename(project / "csrc" / "amp_C.cpp")
     asked = source(flags=FLAGS, extensions=EXTENSIONS)
-    result = build_wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
     usual = sysconfig.get_config_var("CFLAGS").split()
     value = (1 if {"-O1", "-O2", "-O3"}.intersection(usual) else 0) + (2 if "-DNDEBUG" in usual else 0)
     assert value
@@ -312,7 +310,7 @@ def test_a_rebuild_that_differs_is_told(tmp_path: Path, python: str) -> None:
     setup = SETUP + "open('shape/data.txt', 'a')\n"
     setup = "import os\nopen('shape/data.txt', 'w').write(os.urandom(8).hex())\n" + setup
     project = shape_project(tmp_path / "project", setup)
-    result = build_wheel.build_wheel(
+    result = wheel.build_wheel(
         python, source(), str(project), str(tmp_path / "out"), options(tmp_path, check_rebuild=True)
     )
     assert result["rebuild"] == {"equal": False, "different": ["shape-1.0.dist-info/RECORD", "shape/data.txt"]}
@@ -334,7 +332,7 @@ setup(name="shape", version="1.0", packages=["shape"])
 
 
 def test_there_is_no_network_during_a_build(tmp_path: Path, python: str) -> None:
-    words, said = build_network.off()
+    words, said = no_network.off()
     if not words:
         pytest.skip(f"the network cannot be switched off here ({said})")
     import socket
@@ -343,12 +341,12 @@ def test_there_is_no_network_during_a_build(tmp_path: Path, python: str) -> None
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         project = shape_project(tmp_path / "project", NETWORK, port=str(listener.getsockname()[1]))
-        result = build_wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+        result = wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
     assert result["network"] == "off"
 
 
 def test_a_node_that_cannot_switch_it_off_says_so() -> None:
-    words, said = build_network.off(ways=[["--no-such-option"]])
+    words, said = no_network.off(ways=[["--no-such-option"]])
     assert words == [] and said.startswith("on: ")
 
 
@@ -356,14 +354,14 @@ def test_several_sources_share_one_budget(tmp_path: Path, python: str) -> None:
     def call(name: str) -> object:
         project = shape_project(tmp_path / name)
 
-        def build(budget: build_jobs.Budget) -> object:
+        def build(budget: job_server.Budget) -> object:
             asked = source(name, flags=FLAGS, extensions=EXTENSIONS)
             out = str(tmp_path / ("out-" + name))
-            return build_wheel.build_wheel(python, asked, str(project), out, options(tmp_path, budget=budget)), budget
+            return wheel.build_wheel(python, asked, str(project), out, options(tmp_path, budget=budget)), budget
 
         return build
 
-    results = build_wheel.build_all({name: call(name) for name in ("one", "two")}, jobs=2)  # type: ignore[misc]
+    results = wheel.build_all({name: call(name) for name in ("one", "two")}, jobs=2)  # type: ignore[misc]
     assert list(results) == ["one", "two"]
     budgets = {id(budget): budget for _, budget in results.values()}
     assert len(budgets) == 1
@@ -372,11 +370,11 @@ def test_several_sources_share_one_budget(tmp_path: Path, python: str) -> None:
 
 
 def test_a_source_that_fails_does_not_hide_behind_the_others() -> None:
-    def bad(_: build_jobs.Budget) -> None:
+    def bad(_: job_server.Budget) -> None:
         raise NodeError("build-failed", "no", exit_code=Exit.BUILD_FAILED)
 
     with pytest.raises(NodeError, match="no"):
-        build_wheel.build_all({"good": lambda _: 1, "bad": bad})
+        wheel.build_all({"good": lambda _: 1, "bad": bad})
 
 
 def test_the_variables_of_the_stack_and_the_target_reach_setup_py(tmp_path: Path, python: str) -> None:
@@ -384,9 +382,7 @@ def test_the_variables_of_the_stack_and_the_target_reach_setup_py(tmp_path: Path
     project = shape_project(tmp_path / "project", setup)
     asked = source(environment={"FORCE_BUILD": "TRUE", "MAX": "own"})
     more = {"variables": {"MAX": "stack", "TOPOLOGY": {"path": "/x"}}, "arch_list": ["8.0", "9.0+PTX"]}
-    result = build_wheel.build_wheel(
-        python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=3, **more)
-    )
+    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=3, **more))
     with zipfile.ZipFile(result["wheel"]) as archive:
         seen = json.loads(archive.read("shape/data.txt"))
     assert (seen["FORCE_BUILD"], seen["MAX"]) == ("TRUE", "own")
@@ -414,6 +410,6 @@ def test_a_setup_py_that_asks_git_finds_no_repository_that_is_not_its_own(
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
     project = shape_project(tmp_path / "project", ASKS_GIT)
     # Another build has the canonical folder, so this one is below the repository.
-    with build_folder.Folder("shape-" + source()["commit"][:12], 0, str(tmp_path)):
-        result = build_wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+    with build_dir.Folder("shape-" + source()["commit"][:12], 0, str(tmp_path)):
+        result = wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
     assert Path(result["wheel"]).exists() and not result["canonical"]

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import container, container_load, container_look, lease
+from envbuild.node import lease
+from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
@@ -85,7 +86,7 @@ class Site:
         return container.run({"prefix": str(self.prefix), "run": "r1", "args": args})
 
     def record(self) -> dict[str, Any] | None:
-        return container_look.read_record(str(self.prefix), "tiny")
+        return runtimes.read_record(str(self.prefix), "tiny")
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     assert (record["id"], record["file"]["path"], record["root"]) == (ID, str(path), "r" * 64)
     launcher = node.prefix / "bin" / "tiny"
     assert launcher.read_text().endswith(f"exec {path}\n") and os.access(launcher, os.X_OK)
-    looked = container_look.look("tiny", str(node.prefix))
+    looked = runtimes.look("tiny", str(node.prefix))
     assert (looked["present"], looked["launcher"]) == (True, True)
     assert looked["runtimes"]["apptainer"] == {
         "path": str(node.bin / "apptainer"), "version": "1.3.4", "works": True, "why": "",
@@ -205,7 +206,7 @@ def test_enroot_imports_a_file_from_a_registry_that_ends_with_it(runtime: str, n
         "prefix": str(node.prefix), **sent,
     }  # fmt: skip
     args["program"] = str(path) if runtime == "enroot" else args["program"]
-    made, file = container_load.load(args, str(node.prefix))
+    made, file = load.load(args, str(node.prefix))
     url, manifest, data, variables = json.loads(Path(made).read_text())
     assert file is not None and file["sha256"] == hashlib.sha256(Path(made).read_bytes()).hexdigest()
     assert manifest["config"]["digest"] == f"sha256:{meant}"
@@ -241,7 +242,7 @@ def test_pyxis_is_there_where_srun_knows_its_options(says: str, works: bool, nod
     path = node.bin / "srun"
     path.write_text(f"#!/bin/sh\necho '{says}'\nexit {0 if says else 1}\n")
     path.chmod(0o755)
-    found = container_look.look("tiny", str(node.prefix))["runtimes"]["pyxis"]
+    found = runtimes.look("tiny", str(node.prefix))["runtimes"]["pyxis"]
     assert (found["works"], found["path"]) == (works, str(path))
     assert works or found["why"]
 
@@ -311,7 +312,7 @@ def test_what_was_lost_or_changed_is_seen(node: Site) -> None:
     file.write_text("sof\n")
     assert {check["name"]: check["status"] for check in asked()["checks"]}["image/id"] == "failed"
     file.unlink()
-    looked = container_look.look("tiny", str(node.prefix))
+    looked = runtimes.look("tiny", str(node.prefix))
     assert (looked["present"], looked["launcher"]) == (False, False)
     (node.prefix / "images" / "tiny.json").write_text("[]")
     with pytest.raises(NodeError) as caught:
@@ -353,7 +354,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(b"no tar")
     with pytest.raises(NodeError):
-        container_load.check_archive({"archive": str(path), "id": ID, "sha256": hashlib.sha256(b"no tar").hexdigest()})
+        load.check_archive({"archive": str(path), "id": ID, "sha256": hashlib.sha256(b"no tar").hexdigest()})
 
 
 def test_an_image_that_something_runs_in_is_not_taken_away(node: Site) -> None:
@@ -370,11 +371,11 @@ def test_an_image_that_something_runs_in_is_not_taken_away(node: Site) -> None:
 
 
 def test_cdi_is_there_when_a_specification_names_nvidia(tmp_path: Path) -> None:
-    assert not container_look.cdi((str(tmp_path), str(tmp_path / "missing")))
+    assert not runtimes.cdi((str(tmp_path), str(tmp_path / "missing")))
     (tmp_path / "other.yaml").write_text("kind: vendor.com/net\n")
-    assert not container_look.cdi((str(tmp_path),))
+    assert not runtimes.cdi((str(tmp_path),))
     (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
-    assert container_look.cdi((str(tmp_path),))
+    assert runtimes.cdi((str(tmp_path),))
 
 
 def test_a_stack_name_cannot_lead_out_of_the_prefix(tmp_path: Path) -> None:

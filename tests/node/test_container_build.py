@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import container
+from envbuild.node.image import container
 from envbuild.node.protocol import NodeError
 
 _FAKE = """#!/bin/sh

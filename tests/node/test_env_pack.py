@@ -16,7 +16,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import activate, bring_tools, ensure, env_pack, env_unpack, lease, packs, stamp
+from envbuild.node import lease
+from envbuild.node.env import activate, staged_tools, stamp
+from envbuild.node.packs import ensure, published
+from envbuild.node.packs import pack as env_pack
+from envbuild.node.packs import unpack as env_unpack
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, make_variant, make_wheel, node, site
 
@@ -428,7 +432,7 @@ class Shared(Packed):
 
     def packs(self) -> dict[str, Any]:
         request = {**self.node.request("packs", stack="demo"), "prefix": str(self.shared)}
-        return packs.run(request)[1]
+        return published.run(request)[1]
 
 
 @pytest.fixture
@@ -447,12 +451,12 @@ def test_a_published_request_brings_the_environment_back(shared: Shared) -> None
 
 
 def test_the_shared_folder_says_what_nodes_get_from_it(shared: Shared) -> None:
-    (told,) = packs.facts(str(shared.shared), "demo")
+    (told,) = published.facts(str(shared.shared), "demo")
     assert (told["path"], told["root"], told["current"]) == (str(shared.environment), shared.stamp["root"], True)
     keys = ("variant_digest", "packages", "sources", "variables", "interpreter", "arch_list")
     assert {key: told["stamp"][key] for key in keys} == {key: shared.stamp[key] for key in keys}
     assert told["stamp"]["evidence"] == {"hardware": ["none"]}
-    assert packs.facts(str(shared.shared), "other") == []
+    assert published.facts(str(shared.shared), "other") == []
 
 
 def test_an_install_takes_the_pack_where_there_is_one_and_builds_where_it_is_damaged(shared: Shared) -> None:
@@ -480,7 +484,7 @@ def test_a_pack_is_compared_with_its_hash_and_one_that_is_gone_is_told(shared: S
     assert "sha256" in found["checks"][0]["says"]
     file.unlink()
     assert shared.packs()["ok"] is False
-    assert packs.facts(str(shared.shared), "demo") == []
+    assert published.facts(str(shared.shared), "demo") == []
     (shared.shared / "ensure" / "demo.json").unlink()
     assert code(shared.packs) == ("environment-unknown", 2)
 
@@ -491,9 +495,9 @@ def test_a_staged_interpreter_is_copied_to_where_it_belongs_once(tmp_path: Path)
     (staged / "python-abc" / "python" / "bin" / "python3").symlink_to("python3.11")
     interpreter = prefix / "tools" / "python-abc" / "python" / "bin" / "python3"
     for _ in range(2):
-        bring_tools.bring(str(prefix), str(interpreter), str(staged))
+        staged_tools.bring(str(prefix), str(interpreter), str(staged))
     assert os.readlink(interpreter) == "python3.11"
     assert os.listdir(prefix / "tools") == ["python-abc"]
-    bring_tools.bring(str(prefix), "/usr/bin/python3", str(staged))
-    bring_tools.bring(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
+    staged_tools.bring(str(prefix), "/usr/bin/python3", str(staged))
+    staged_tools.bring(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
     assert os.listdir(prefix / "tools") == ["python-abc"]

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import fetch, lease, web
+from envbuild.node import lease
+from envbuild.node.packages import fetch_unpinned, index_client
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_wheel, node
 
@@ -83,7 +84,7 @@ def fetched(
 ) -> dict[str, Any]:
     """Fetch one file of `alpha` 1.0; its row, without what it was told."""
     wanted = {"package": "alpha", "version": "1.0", "index": index, "file": file, **more}
-    changed, result = fetch.run(node.request("fetch", files=[wanted], artifacts=artifacts or {}, wait=0))
+    changed, result = fetch_unpinned.run(node.request("fetch", files=[wanted], artifacts=artifacts or {}, wait=0))
     assert changed
     (row,) = result["files"]
     assert isinstance(row, dict)
@@ -188,7 +189,7 @@ def test_https_is_never_left_by_a_redirect() -> None:
         full_url = "https://there.example.org/x"
 
     with pytest.raises(NodeError) as caught:
-        web._NoDowngrade().redirect_request(Request(), None, 302, "", {}, "http://there.example.org/x")
+        index_client._NoDowngrade().redirect_request(Request(), None, 302, "", {}, "http://there.example.org/x")
     assert caught.value.code == "index-refused"
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import image, image_fetch, sources
+from envbuild.node import git_source
+from envbuild.node.image import build_stage, fetch_stage
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import make_repository, redirect_git
 
@@ -31,7 +32,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(image_fetch, "_DEFAULT", "print()")
+    monkeypatch.setattr(fetch_stage, "_DEFAULT", "print()")
 
 
 def row(name: str, data: bytes, **more: str) -> dict[str, str]:
@@ -39,7 +40,7 @@ def row(name: str, data: bytes, **more: str) -> dict[str, str]:
 
 
 def fetched(tmp_path: Path, files: list[dict[str, str]], **more: Any) -> dict[str, Any]:
-    return image_fetch.run({"out": str(tmp_path / "out"), "files": files, **more})
+    return fetch_stage.run({"out": str(tmp_path / "out"), "files": files, **more})
 
 
 def refused(tmp_path: Path, files: list[dict[str, str]], **more: Any) -> NodeError:
@@ -164,7 +165,7 @@ def test_links_that_stay_inside_are_unpacked_and_modes_are_plain(tmp_path: Path)
         ("p/bin/x", LINK, "../lib/x.so"), ("p/share/y", HARD, "p/lib/x.so.1"), ("p/lib", FOLDER, ""),
     )  # fmt: skip
     folder = tmp_path / "tools"
-    image_fetch._unpack(str(tmp_path / "a.tar.gz"), str(folder))
+    fetch_stage._unpack(str(tmp_path / "a.tar.gz"), str(folder))
     assert (folder / "p/bin/x").read_text() == (folder / "p/share/y").read_text() == "py"
     assert {path.stat().st_mode & 0o7777 for path in folder.rglob("*")} == {0o755}
 
@@ -195,7 +196,7 @@ def test_an_archive_that_leads_out_is_refused_and_nothing_of_it_stays(
     (tmp_path / "kept").write_text("kept")
     _archive(tmp_path / "a.tar.gz", *members)
     with pytest.raises(NodeError) as error:
-        image_fetch._unpack(str(tmp_path / "a.tar.gz"), str(tmp_path / "tools"))
+        fetch_stage._unpack(str(tmp_path / "a.tar.gz"), str(tmp_path / "tools"))
     assert (error.value.code, error.value.exit_code) == ("archive-leads-out", 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "kept"]
     assert ((tmp_path / "kept").read_text(), (tmp_path / "kept").stat().st_nlink) == ("kept", 1)
@@ -211,11 +212,11 @@ def test_a_source_is_kept_as_one_commit_and_installed_from_there(
     commit, tree = make_repository(hub / "quick", {"a": "2"})
     pin = {"name": "quick", "git": "https://git.example.org/quick", "commit": commit, "tree": tree}
     fetched(tmp_path, [], sources=[pin])
-    folder = image_fetch.repository(str(tmp_path / "out" / "sources"), "quick")
+    folder = fetch_stage.repository(str(tmp_path / "out" / "sources"), "quick")
     log = subprocess.run(["git", "-C", folder, "log", "--format=%H", "envbuild"], capture_output=True, text=True)
     assert log.stdout.split() == [commit]
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    sources.fetch(pin, str(tmp_path / "there"), folder)
+    git_source.fetch(pin, str(tmp_path / "there"), folder)
     assert (tmp_path / "there" / "a").read_text() == "2"
     wrong = {**pin, "tree": "0" * 40, "name": "other"}
     error = refused(tmp_path, [], sources=[wrong], find_links=[])
@@ -236,7 +237,7 @@ def test_what_differs_from_build_to_build_is_taken_out(tmp_path: Path) -> None:
     told = [{"name": "q", "build": dict(built)}]
     for name, data in (("installed.json", {"sources": told}), ("sources.json", told)):
         (tmp_path / ".envbuild" / name).write_text(json.dumps(data))
-    image.settle(str(tmp_path))
+    build_stage.settle(str(tmp_path))
     assert (
         info / "RECORD"
     ).read_text() == "quick-1.0.dist-info/METADATA,sha256=x,1\nquick-1.0.dist-info/RECORD,sha256=x,1\n"
@@ -248,25 +249,25 @@ def test_what_differs_from_build_to_build_is_taken_out(tmp_path: Path) -> None:
 
 
 def test_a_network_that_must_not_be_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code = "from envbuild.node.image import network_state; print(network_state())"
+    code = "from envbuild.node.image.build_stage import network_state; print(network_state())"
     done = subprocess.run(["unshare", "-rn", sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         assert done.stdout == "off\n"
     monkeypatch.setenv("ENVBUILD_NETWORK", "off")
-    monkeypatch.setattr(image, "network_state", lambda: "on: routes through eth0")
+    monkeypatch.setattr(build_stage, "network_state", lambda: "on: routes through eth0")
     request = {"args": {"stage": "build"}, "prefix": str(tmp_path)}
     with pytest.raises(NodeError) as caught:
-        image.run(request)
+        build_stage.run(request)
     assert (caught.value.code, caught.value.exit_code) == ("network-there", 7)
     with pytest.raises(NodeError) as caught:
-        image.run({"args": {"stage": "other"}, "prefix": str(tmp_path)})
+        build_stage.run({"args": {"stage": "other"}, "prefix": str(tmp_path)})
     assert caught.value.code == "request-invalid"
 
 
 def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "confstr", lambda _name: "")
     with pytest.raises(NodeError) as caught:
-        image._check_libc()
+        build_stage._check_libc()
     assert caught.value.code == "image-without-glibc"
 
 
@@ -274,9 +275,9 @@ def test_what_the_base_brings_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interpreter:
         packages = {"tqdm": "4.1", "torch": "1.11.0a0"}
 
-    monkeypatch.setattr("envbuild.node.base.examine", lambda _path, _variant: Interpreter)
+    monkeypatch.setattr("envbuild.node.env.interpreter.examine", lambda _path, _variant: Interpreter)
     packages: list[dict[str, str]] = [{"name": "tqdm", "version": "4.66"}, {"name": "deepspeed", "version": "0.6.3"}]
     variant: dict[str, Any] = {"base": {"kind": "image", "image": "x"}, "packages": packages}
-    assert image._keep_base(variant, "/usr/bin/python3") == {"tqdm": ["4.66", "4.1"]}
+    assert build_stage._keep_base(variant, "/usr/bin/python3") == {"tqdm": ["4.66", "4.1"]}
     assert [each["name"] for each in variant["packages"]] == ["deepspeed"]
-    assert image._keep_base({"base": {"kind": "none"}, "packages": packages}, "x") == {}
+    assert build_stage._keep_base({"base": {"kind": "none"}, "packages": packages}, "x") == {}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import image, image_added, lease
+from envbuild.node import lease
+from envbuild.node.image import added_files, build_stage
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, node
 from tests.node.forge import Forge, spec
@@ -68,13 +69,13 @@ def test_both_parts_give_the_root_of_one_install_and_the_second_is_a_layer(
     inside = Node(tmp_path / "inside", stack="demo")
     inside.wheels = node.wheels
     environment = str(inside.prefix / "envs" / "demo-exact-packages")
-    assert image.run(of_packages(inside, variant, environment))[1]["packages"] == 1
+    assert build_stage.run(of_packages(inside, variant, environment))[1]["packages"] == 1
     assert lease.read(str(inside.prefix)) is None
     runtime = tmp_path / "runtime"
     shutil.copytree(inside.prefix / "envs", runtime / "envs", symlinks=True)
     assert not (inside.prefix / "cache").exists() and not list(runtime.rglob("stamp.json"))
 
-    built = image.run(of_the_rest(inside, variant, environment, **more))[1]
+    built = build_stage.run(of_the_rest(inside, variant, environment, **more))[1]
     assert built["root"] == root
     added = inside.prefix / "added"
     assert not list(added.rglob("alpha*")), "packages are in the layer before"
@@ -86,7 +87,7 @@ def test_both_parts_give_the_root_of_one_install_and_the_second_is_a_layer(
 def test_the_rest_alone_is_refused(node: Node, whole: tuple[dict[str, Any], dict[str, Any]]) -> None:
     variant, more = whole
     with pytest.raises(NodeError) as caught:
-        image.run(of_the_rest(node, variant, str(node.environment(variant)), **more))
+        build_stage.run(of_the_rest(node, variant, str(node.environment(variant)), **more))
     assert caught.value.code == "environment-not-installed"
 
 
@@ -96,9 +97,9 @@ def test_packages_of_another_lock_are_not_taken_for_those_of_this(
     variant, more = whole
     environment = str(node.environment(variant))
     other = make_variant([make_wheel(node.wheels, version="2.0")])
-    image.run(of_packages(node, other, environment))
+    build_stage.run(of_packages(node, other, environment))
     with pytest.raises(NodeError) as caught:
-        image.run(of_the_rest(node, variant, environment, **more))
+        build_stage.run(of_the_rest(node, variant, environment, **more))
     assert (caught.value.code, caught.value.exit_code) == ("record-mismatch", 5)
     # A folder of the layer below cannot be renamed, and a stage that fails leaves nothing.
     assert Path(environment).is_dir()
@@ -108,7 +109,7 @@ def test_only_what_belongs_to_a_part_is_run_in_it(node: Node) -> None:
     request = of_packages(node, make_variant([make_wheel(node.wheels)]), str(node.prefix / "envs" / "demo-exact-x"))
     request["args"]["request"]["verb"] = "activate"
     with pytest.raises(NodeError) as caught:
-        image.run(request)
+        build_stage.run(request)
     assert caught.value.code == "request-invalid"
 
 
@@ -117,15 +118,15 @@ def test_what_a_layer_cannot_say_is_an_error(tmp_path: Path) -> None:
     (environment / "lib").mkdir(parents=True)
     for name in ("kept", "gone"):
         (environment / "lib" / name).write_text(name)
-    before = image_added.look(str(environment))
+    before = added_files.look(str(environment))
     (environment / "lib" / "gone").unlink()
     with pytest.raises(NodeError) as caught:
-        image_added.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+        added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
     assert (caught.value.code, caught.value.exit_code) == ("image-layer", 4)
     assert "lib/gone" in caught.value.what
     (environment / "lib" / "gone").mkdir()
     with pytest.raises(NodeError) as caught:
-        image_added.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+        added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
     assert "lib/gone" in caught.value.what
 
 
@@ -136,13 +137,13 @@ def test_a_change_is_seen_whatever_it_is(tmp_path: Path) -> None:
     for name in ("kept", "mode", "text"):
         (environment / "lib" / name).write_text("1")
     (environment / "lib" / "link").symlink_to("kept")
-    before = image_added.look(str(environment))
+    before = added_files.look(str(environment))
     (environment / "lib" / "mode").chmod(0o700)
     (environment / "lib" / "text").write_text("2")
     (environment / "lib" / "link").unlink()
     (environment / "lib" / "link").symlink_to("mode")
     (environment / "new").mkdir(mode=0o711)
-    image_added.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+    added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
     made = tmp_path / "added" / "envs" / "e"
     assert sorted(listing(made)) == ["lib", "lib/link", "lib/mode", "lib/text", "new"]
     assert os.readlink(made / "lib" / "link") == "mode"

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import base, envs, identity, lease, merkle, packages, pipconf, remove, use
+from envbuild.node import identity, lease
+from envbuild.node.env import interpreter as base
+from envbuild.node.env import listing, merkle, remove, switch
+from envbuild.node.packages import pip_config, sync
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.node.test_fetch import tampered
@@ -308,11 +311,11 @@ def test_a_half_built_environment_is_removed_and_built_again(node: Node) -> None
     half = node.environment(variant)
     (half / "lib").mkdir(parents=True)
     (half / "left-behind").write_text("x")
-    listed = envs.run(node.request("envs"))[1]["environments"]
+    listed = listing.run(node.request("envs"))[1]["environments"]
     assert [(each["path"], each["stamp"]) for each in listed] == [(str(half), None)]
     node.build(variant)
     assert not (half / "left-behind").exists()
-    listed = envs.run(node.request("envs"))[1]["environments"]
+    listed = listing.run(node.request("envs"))[1]["environments"]
     assert [(each["current"], each["stack"]) for each in listed] == [(True, "demo")]
 
 
@@ -324,15 +327,15 @@ def test_use_switches_and_remove_refuses_the_one_in_use(node: Node) -> None:
     first, second = str(node.environment(one)), str(node.environment(two))
     with pytest.raises(NodeError, match="in use"):
         remove.run(node.request("remove", environment=second))
-    assert use.run(node.request("use", environment=first, stack="demo"))[0] is True
-    assert use.run(node.request("use", environment=first, stack="demo"))[0] is False
+    assert switch.run(node.request("use", environment=first, stack="demo"))[0] is True
+    assert switch.run(node.request("use", environment=first, stack="demo"))[0] is False
     assert first in (node.prefix / "modulefiles" / "envbuild" / "demo").read_text()
     assert remove.run(node.request("remove", environment=second))[0]
     assert not os.path.exists(second)
     with pytest.raises(NodeError, match="half built"):
-        use.run(node.request("use", environment=second, stack="demo"))
+        switch.run(node.request("use", environment=second, stack="demo"))
     with pytest.raises(NodeError, match="belongs to the stack"):
-        use.run(node.request("use", environment=first, stack="other"))
+        switch.run(node.request("use", environment=first, stack="other"))
 
 
 def test_activate_under_the_lease_of_another_run_is_refused(node: Node) -> None:
@@ -444,13 +447,13 @@ def test_dead_locations_of_pips_configuration_do_not_stop_uv(node: Node, tmp_pat
     config.write_text(
         f"[global]\nfind-links = {tmp_path}/gone {tmp_path}/links\nextra-index-url = file://{tmp_path}/no\n"
     )
-    told = pipconf.read({"PIP_CONFIG_FILE": str(config), "HOME": str(tmp_path)})
+    told = pip_config.read({"PIP_CONFIG_FILE": str(config), "HOME": str(tmp_path)})
     assert told.find_links == [f"{tmp_path}/gone", f"{tmp_path}/links"]
-    found = packages.groups([package], {}, told)
+    found = sync.groups([package], {}, told)
     assert [(group.name, group.args) for group in found] == [
         ("local", ["--no-index", "--find-links", f"{tmp_path}/links"])
     ]
-    found = packages.groups([dict(package, files=[dict(package["files"][0], file="x-1-py3-none-any.whl")])], {}, told)
+    found = sync.groups([dict(package, files=[dict(package["files"][0], file="x-1-py3-none-any.whl")])], {}, told)
     assert [(group.name, group.extra.get("UV_EXTRA_INDEX_URL")) for group in found] == [("configured", None)]
 
 
@@ -505,7 +508,7 @@ def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
         lease.acquire(str(node.prefix), "the-other", None, 0)
         (node.environment(variant) / "of-the-other").write_text("x")
 
-    monkeypatch.setattr(packages, "install", asleep)
+    monkeypatch.setattr(sync, "install", asleep)
     with pytest.raises(NodeError):
         node.install(variant)
     assert (node.environment(variant) / "of-the-other").exists()
@@ -546,7 +549,7 @@ def test_temporary_files_of_a_killed_run_are_removed_by_the_next(node: Node, nam
 def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_is_built(node: Node) -> None:
     tmp = node.prefix / "tmp"
     code = (
-        "import sys\nfrom envbuild.node.smoke_proc import Scratch\n"
+        "import sys\nfrom envbuild.node.smoke.runner import Scratch\n"
         "with Scratch(sys.argv[1]) as scratch:\n    print(scratch.path, flush=True)\n    sys.stdin.read()\n"
     )
     argv = [sys.executable, "-c", code, str(tmp)]
@@ -554,6 +557,6 @@ def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_i
         assert test.stdin is not None and test.stdout is not None
         folder = Path(test.stdout.readline().strip())
         node.install(make_variant([make_wheel(node.wheels)]), tmp=str(tmp))
-        assert (folder / "envbuild_smoke" / "smoke_sound.py").exists()
+        assert (folder / "envbuild_smoke" / "imports.py").exists()
         test.stdin.close()
     assert (test.returncode, folder.exists()) == (0, False)

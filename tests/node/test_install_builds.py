@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease, patching, protocol
+from envbuild.node import lease, protocol
+from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
@@ -358,10 +359,10 @@ def test_what_torch_was_built_with_is_read_without_importing_it(node: Node, tmp_
     }
     variant = make_variant([make_wheel(node.wheels, "torch", "2.5.0", files=files)])
     environment = node.build(variant)
-    facts = patching.facts_of(str(environment / "bin" / "python"), dict(os.environ), "12.6")
+    facts = patch_sources.facts_of(str(environment / "bin" / "python"), dict(os.environ), "12.6")
     assert facts == {"torch_cuda": "12.4", "nvcc": "12.6"}
     bare = node.build(make_variant([make_wheel(node.wheels)]))
-    assert patching.facts_of(str(bare / "bin" / "python"), dict(os.environ), None) == {"nvcc": None}
+    assert patch_sources.facts_of(str(bare / "bin" / "python"), dict(os.environ), None) == {"nvcc": None}
 
 
 SETUP = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node import parse_system as parse
+from envbuild.node.probe import parse_system as parse
 
 DATA = Path(__file__).parent / "data"
 

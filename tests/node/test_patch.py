@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node import patch, patch_edits, patch_text
+from envbuild.node.patch import apply, registry, source_text
 from envbuild.node.protocol import NodeError
-from envbuild.provision.bundle import build_pyz
+from envbuild.node_program import build_pyz
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
 
@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_result_says_what_happened(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES, b__c=ALIASES, d="x = 1\n")
-    result = patch.apply(str(tmp_path), spec())
+    result = apply.apply(str(tmp_path), spec())
     assert (result["changed"], result["already"], result["hits"]) == (True, False, 4)
     assert [(each["path"], each["hits"]) for each in result["files"]] == [("a.py", 2), ("b/c.py", 2)]
     assert (tmp_path / "a.py").read_text() == (
@@ -53,7 +53,7 @@ def test_the_diff_turns_the_old_file_into_the_new_one(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder in (old, new):
         write(folder, a=ALIASES, b__c="import numpy\r\nx = numpy.bool")
-    diff = patch.apply(str(new), spec())["diff"]
+    diff = apply.apply(str(new), spec())["diff"]
     done = subprocess.run(["git", "apply", "-p1", "-"], cwd=old, input=diff.encode(), capture_output=True)
     assert done.returncode == 0, done.stderr
     assert contents(old) == contents(new)
@@ -61,9 +61,9 @@ def test_the_diff_turns_the_old_file_into_the_new_one(tmp_path: Path) -> None:
 
 def test_a_second_application_changes_nothing_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
-    first = patch.apply(str(tmp_path), spec())
+    first = apply.apply(str(tmp_path), spec())
     before = contents(tmp_path)
-    again = patch.apply(str(tmp_path), spec())
+    again = apply.apply(str(tmp_path), spec())
     assert (again["changed"], again["already"], again["hits"], again["diff"]) == (False, True, 2, "")
     assert again["digest"] == first["digest"]
     assert again["files"][0]["sha256_before"] == again["files"][0]["sha256_after"] == first["files"][0]["sha256_after"]
@@ -73,17 +73,17 @@ def test_a_second_application_changes_nothing_and_says_so(tmp_path: Path) -> Non
 def test_check_writes_nothing_and_gives_the_same_diff(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
     before = contents(tmp_path)
-    would = patch.apply(str(tmp_path), spec(), check=True)
+    would = apply.apply(str(tmp_path), spec(), check=True)
     assert contents(tmp_path) == before
     assert (would["changed"], would["already"], would["check"]) == (False, False, True)
-    assert would["diff"] == patch.apply(str(tmp_path), spec())["diff"] != ""
+    assert would["diff"] == apply.apply(str(tmp_path), spec())["diff"] != ""
 
 
 def test_what_a_killed_run_left_half_done_is_completed(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES, b=ALIASES)
-    patch.apply(str(tmp_path), spec(least=4, most=4))
+    apply.apply(str(tmp_path), spec(least=4, most=4))
     write(tmp_path, b=ALIASES)
-    result = patch.apply(str(tmp_path), spec(least=4, most=4))
+    result = apply.apply(str(tmp_path), spec(least=4, most=4))
     assert (result["changed"], result["hits"]) == (True, 4)
     assert [each["already"] for each in result["files"]] == [True, False]
     assert (tmp_path / "a.py").read_bytes() == (tmp_path / "b.py").read_bytes()
@@ -102,7 +102,7 @@ def test_what_a_killed_run_left_half_done_is_completed(tmp_path: Path) -> None:
 def test_a_wrong_number_of_places_changes_nothing(tmp_path: Path, text: str, bounds: dict[str, Any], code: str) -> None:
     write(tmp_path, a=text)
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec(**bounds))
+        apply.apply(str(tmp_path), spec(**bounds))
     assert (caught.value.code, caught.value.exit_code) == (code, 4)
     assert "**/*.py" in caught.value.why or "a.py" in caught.value.why
     assert contents(tmp_path) == {"a.py": text.encode()}
@@ -111,13 +111,13 @@ def test_a_wrong_number_of_places_changes_nothing(tmp_path: Path, text: str, bou
 def test_too_many_places_are_shown(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec(most=1))
+        apply.apply(str(tmp_path), spec(most=1))
     assert "2: kinds = [np.float, np.int]" in caught.value.why
 
 
 def test_a_missing_file_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec("apex-cuda-check", "setup.py"))
+        apply.apply(str(tmp_path), spec("apex-cuda-check", "setup.py"))
     assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
     assert "setup.py" in caught.value.why
 
@@ -126,7 +126,7 @@ def test_one_file_that_does_not_fit_stops_all_of_them(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES, b=ALIASES + "float = 3\n")
     before = contents(tmp_path)
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert caught.value.code == "patch-precondition"
     assert "b.py gives the name float a meaning of its own" in caught.value.why
     assert contents(tmp_path) == before
@@ -147,7 +147,7 @@ def test_a_disk_that_fails_half_way_leaves_every_file_as_before(
 
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert (caught.value.code, caught.value.exit_code) == ("patch-not-written", 4)
     assert contents(tmp_path) == before
 
@@ -155,13 +155,13 @@ def test_a_disk_that_fails_half_way_leaves_every_file_as_before(
 def test_an_outcome_that_breaks_its_promise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, a=ALIASES)
 
-    def never(source: patch_text.Source) -> None:
-        raise patch_text.UnfitError("is not as promised", 3)
+    def never(source: source_text.Source) -> None:
+        raise source_text.UnfitError("is not as promised", 3)
 
-    find = patch_edits._TABLE["numpy-aliases"][0]
-    monkeypatch.setitem(patch_edits._TABLE, "numpy-aliases", (find, never))
+    find = registry._TABLE["numpy-aliases"][0]
+    monkeypatch.setitem(registry._TABLE, "numpy-aliases", (find, never))
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert (caught.value.code, caught.value.exit_code) == ("patch-postcondition", 4)
     assert "1: import numpy as np" in caught.value.why
     assert contents(tmp_path) == {"a.py": ALIASES.encode()}
@@ -169,21 +169,21 @@ def test_an_outcome_that_breaks_its_promise_is_not_written(tmp_path: Path, monke
 
 def test_an_edit_that_breaks_the_syntax_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, a=ALIASES)
-    broken = (lambda source: [patch_text.Change(0, 6, "(")], lambda source: None)
-    monkeypatch.setitem(patch_edits._TABLE, "numpy-aliases", broken)
+    broken = (lambda source: [source_text.Change(0, 6, "(")], lambda source: None)
+    monkeypatch.setitem(registry._TABLE, "numpy-aliases", broken)
     with pytest.raises(NodeError, match="does not fit") as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert caught.value.code == "patch-postcondition"
     assert contents(tmp_path) == {"a.py": ALIASES.encode()}
 
 
 def test_a_patched_file_that_was_changed_back_is_refused(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
-    patch.apply(str(tmp_path), spec())
+    apply.apply(str(tmp_path), spec())
     path = tmp_path / "a.py"
     path.write_text(path.read_text().replace("[float", "[np.float"))
     with pytest.raises(NodeError, match="does not fit") as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert "carries the marker of this patch" in caught.value.why
 
 
@@ -192,10 +192,10 @@ def test_a_patched_file_that_was_changed_back_is_refused(tmp_path: Path) -> None
 def test_line_ends_are_kept(tmp_path: Path, newline: str, end: bool) -> None:
     text = ALIASES.replace("\n", newline) if end else ALIASES.rstrip("\n").replace("\n", newline)
     write(tmp_path, a=text)
-    patch.apply(str(tmp_path), spec())
+    apply.apply(str(tmp_path), spec())
     lines = ["import numpy as np", "kinds = [float, int]", "# envbuild patch the-patch: 2 hits", ""]
     assert (tmp_path / "a.py").read_bytes() == newline.join(lines).encode()
-    assert patch.apply(str(tmp_path), spec())["already"]
+    assert apply.apply(str(tmp_path), spec())["already"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_line_ends_are_kept(tmp_path: Path, newline: str, end: bool) -> None:
 def test_encodings_are_kept(tmp_path: Path, before: str, encoding: str) -> None:
     text = before + "import numpy as np\nx = 'héé', np.float, 'é'\n"
     write(tmp_path, a=text.encode(encoding))
-    patch.apply(str(tmp_path), spec())
+    apply.apply(str(tmp_path), spec())
     wanted = text.replace("np.float", "float") + "# envbuild patch the-patch: 1 hit\n"
     assert (tmp_path / "a.py").read_bytes() == wanted.encode(encoding)
 
@@ -213,14 +213,14 @@ def test_encodings_are_kept(tmp_path: Path, before: str, encoding: str) -> None:
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     write(tmp_path, a=b"import numpy as np\nx = np.float  # \xff\n")
     with pytest.raises(NodeError, match="does not fit") as caught:
-        patch.apply(str(tmp_path), spec())
+        apply.apply(str(tmp_path), spec())
     assert "is no utf-8 text" in caught.value.why
 
 
 def test_the_mode_of_a_file_is_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
     (tmp_path / "a.py").chmod(0o754)
-    patch.apply(str(tmp_path), spec())
+    apply.apply(str(tmp_path), spec())
     assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o754
     assert os.listdir(tmp_path) == ["a.py"]
 
@@ -232,18 +232,18 @@ def test_links_are_neither_followed_nor_changed(tmp_path: Path) -> None:
     write(folder, a=ALIASES)
     (folder / "link.py").symlink_to(outside)
     (folder / "sub").symlink_to(tmp_path)
-    assert patch.apply(str(folder), spec())["hits"] == 2
+    assert apply.apply(str(folder), spec())["hits"] == 2
     assert outside.read_text() == ALIASES
     for name in ("link.py", "sub/outside.py"):
         with pytest.raises(NodeError) as caught:
-            patch.apply(str(folder), spec("numpy-aliases", name))
+            apply.apply(str(folder), spec("numpy-aliases", name))
         assert caught.value.code == "patch-precondition"
     assert outside.read_text() == ALIASES
 
 
 def test_git_folders_are_not_searched(tmp_path: Path) -> None:
     write(tmp_path, **{".git__hooks__a": ALIASES, "b": ALIASES})
-    assert [each["path"] for each in patch.apply(str(tmp_path), spec())["files"]] == ["b.py"]
+    assert [each["path"] for each in apply.apply(str(tmp_path), spec())["files"]] == ["b.py"]
 
 
 @pytest.mark.parametrize(
@@ -260,22 +260,22 @@ def test_git_folders_are_not_searched(tmp_path: Path) -> None:
 )
 def test_a_bad_request_is_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
     with pytest.raises(NodeError) as caught:
-        patch.apply(str(tmp_path), bad)
+        apply.apply(str(tmp_path), bad)
     assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="not a directory"):
-        patch.apply(str(tmp_path / "none"), spec())
+        apply.apply(str(tmp_path / "none"), spec())
 
 
 def test_the_digest_is_of_the_edit_not_of_the_place_or_the_expected_hits(tmp_path: Path) -> None:
-    digest = patch.digest(spec())
-    assert digest == patch.digest(spec(hits={"least": 2, "most": 2}, least=2)) == patch.digest(spec(most=3))
-    assert digest != patch.digest(spec("numpy-aliases", "a.py"))
-    assert digest != patch.digest({**spec(), "name": "other"})
+    digest = apply.digest(spec())
+    assert digest == apply.digest(spec(hits={"least": 2, "most": 2}, least=2)) == apply.digest(spec(most=3))
+    assert digest != apply.digest(spec("numpy-aliases", "a.py"))
+    assert digest != apply.digest({**spec(), "name": "other"})
     program = tmp_path / "node.pyz"
-    program.write_bytes(build_pyz(Path(patch.__file__).parent))
+    program.write_bytes(build_pyz(Path(apply.__file__).parent))
     code = "import json, sys; sys.path.insert(0, sys.argv[1]); from envbuild.node import patch as p"
     code += "; print(p.digest(json.loads(sys.argv[2])))"
     done = subprocess.run(
@@ -300,7 +300,7 @@ def test_the_digest_is_of_the_edit_not_of_the_place_or_the_expected_hits(tmp_pat
     ],
 )
 def test_patterns_of_files(pattern: str, path: str, fits: bool) -> None:
-    assert bool(patch._as_regex(pattern).match(path)) == fits
+    assert bool(apply._as_regex(pattern).match(path)) == fits
 
 
 _LINES = st.lists(
@@ -312,12 +312,12 @@ _LINES = st.lists(
 def test_everything_around_a_place_survives(before: list[str], after: list[str], newline: str) -> None:
     comments = [[f"# {line}" for line in lines] for lines in (before, after)]
     lines = [*comments[0], "import numpy as np", "é = 'ü', np.int  # ü", *comments[1], ""]
-    source = patch_text.Source("a.py", newline.join(lines).encode())
-    changes = patch_edits.find("numpy-aliases", source)
+    source = source_text.Source("a.py", newline.join(lines).encode())
+    changes = registry.find("numpy-aliases", source)
     wanted = newline.join(lines).replace("np.int", "int", 1) if "np.int" not in "".join(comments[0]) else None
     assert len(changes) == 1
     if wanted is not None:
-        assert patch_text.changed_text(source, changes) == wanted
+        assert source_text.changed_text(source, changes) == wanted
 
 
 @pytest.mark.parametrize(
@@ -330,12 +330,12 @@ def test_everything_around_a_place_survives(before: list[str], after: list[str],
     ],
 )
 def test_comments_and_strings_of_c_are_masked(text: str, masked: str) -> None:
-    assert patch_text.mask_c(text) == masked
-    assert len(patch_text.mask_c(text, strings=False)) == len(text)
+    assert source_text.mask_c(text) == masked
+    assert len(source_text.mask_c(text, strings=False)) == len(text)
 
 
 @pytest.mark.parametrize(
     ("text", "wrong"), [("{[()]}", ""), ("{(})", "a '}' has no partner"), ("((", "a '(' has no partner")]
 )
 def test_brackets(text: str, wrong: str) -> None:
-    assert patch_text.unbalanced(text) == wrong
+    assert source_text.unbalanced(text) == wrong

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node import pipconf
+from envbuild.node.packages import pip_config
 
 
 def environ(tmp_path: Path, **values: str) -> dict[str, str]:
@@ -25,7 +25,7 @@ def conf(path: Path, text: str) -> Path:
 
 
 def find_links(env: dict[str, str]) -> list[str]:
-    return pipconf.read(env).find_links
+    return pip_config.read(env).find_links
 
 
 def test_the_environment_variable_wins_over_files(tmp_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_the_section_of_the_command_wins_over_the_global_one_of_a_stronger_file(
     text = "[global]\nfind-links =\n    /one\n    /two\nindex-url = https://example.org/named\n"
     env = environ(tmp_path, PIP_CONFIG_FILE=str(conf(tmp_path / "named.conf", text)))
     assert find_links(env) == ["/user"]
-    assert pipconf.read(env).index_url == "https://example.org/user"
+    assert pip_config.read(env).index_url == "https://example.org/user"
     (tmp_path / ".config/pip/pip.conf").unlink()
     assert find_links(env) == ["/one", "/two"]
-    assert pipconf.read(env).index_url == "https://example.org/named"
+    assert pip_config.read(env).index_url == "https://example.org/named"
 
 
 def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> No
     assert named in listed
     # pip lists the weakest first; PIP_CONFIG_FILE is the strongest wherever pip happens to list it.
     expected = [path for path in reversed(listed) if path not in (own, named)]
-    assert pipconf.config_files(env) == [named, *expected]
+    assert pip_config.config_files(env) == [named, *expected]
 
 
 def test_the_null_device_means_no_configuration(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_broken_file_is_passed_over(tmp_path: Path, text: str) -> None:
     st.text(max_size=300) | st.lists(st.sampled_from(["[global]", "find-links", "=", ":", "\n", " /a"])).map("".join)
 )
 def test_no_text_crashes_the_parser(text: str) -> None:
-    assert all(isinstance(value, str) for options in pipconf.parse(text).values() for value in options.values())
+    assert all(isinstance(value, str) for options in pip_config.parse(text).values() for value in options.values())
 
 
 @given(st.text(max_size=100) | st.text(max_size=100).map("file:".__add__))
 def test_only_folders_that_are_there_are_folders(link: str) -> None:
-    assert all(os.path.isabs(folder) and os.path.isdir(folder) for folder in pipconf.folders([link]))
-    assert pipconf.alive([link]) in ([], [link])
+    assert all(os.path.isabs(folder) and os.path.isdir(folder) for folder in pip_config.folders([link]))
+    assert pip_config.alive([link]) in ([], [link])
 
 
 def test_paths_and_file_urls_are_local_and_everything_else_is_not(
@@ -101,7 +101,7 @@ def test_paths_and_file_urls_are_local_and_everything_else_is_not(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     here = f"file://localhost{tmp_path}/a%20b"
-    assert pipconf.folders([str(place), place.as_uri(), here, "~/a b", "a b"]) == [str(place)]
+    assert pip_config.folders([str(place), place.as_uri(), here, "~/a b", "a b"]) == [str(place)]
     links = ["https://user:secret@example.org/whl", "file://user:secret@host/x", "file:e", str(tmp_path / "none"), ""]
-    assert pipconf.folders(links) == []
-    assert pipconf.alive([*links, here]) == ["https://user:secret@example.org/whl", here]
+    assert pip_config.folders(links) == []
+    assert pip_config.alive([*links, here]) == ["https://user:secret@example.org/whl", here]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import NodeFacts
-from envbuild.node import probe_prefix
-from envbuild.provision.bundle import node_pyz
+from envbuild.node.probe import prefix
+from envbuild.node_program import node_pyz
 from tests.node.pythons import require_python
 
 DATA = Path(__file__).parent / "data"
@@ -125,7 +125,7 @@ def test_mig_instances_are_listed(node: Node) -> None:
 
 
 def test_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
-    from envbuild.node import probe_gpu
+    from envbuild.node.probe import gpus as probe_gpu
 
     program(tmp_path / "nvidia-smi", "trap '' TERM; sleep 60 & wait; sleep 60\n")
     begun = time.monotonic()
@@ -153,7 +153,7 @@ def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
 def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
     script: str, says: str, tmp_path: Path
 ) -> None:
-    from envbuild.node import probe_gpu
+    from envbuild.node.probe import gpus as probe_gpu
 
     program(tmp_path / "nvidia-smi", script)
     begun = time.monotonic()
@@ -164,7 +164,7 @@ def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
 
 
 def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
-    from envbuild.node import probe_gpu
+    from envbuild.node.probe import gpus as probe_gpu
 
     for index in range(4):
         (tmp_path / "proc/driver/nvidia/gpus" / f"0000:0{index}:00.0").mkdir(parents=True)
@@ -179,7 +179,7 @@ def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
 
 
 def test_gpu_on_the_bus_without_a_driver_is_seen(tmp_path: Path) -> None:
-    from envbuild.node import probe_gpu
+    from envbuild.node.probe import gpus as probe_gpu
 
     for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")):
         folder = tmp_path / "sys/bus/pci/devices" / name
@@ -375,7 +375,7 @@ def test_d12_the_default_index_is_the_configured_one(
     (tmp_path / "uv.toml").write_text(said.pop("toml", ""))
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert probe_prefix.configured_index("https://default.example/simple") == where
+    assert prefix.configured_index("https://default.example/simple") == where
 
 
 def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
@@ -386,7 +386,7 @@ def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
 
 
 def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envbuild.node.probe_system import scheduler_facts
+    from envbuild.node.probe.system import scheduler_facts
 
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
@@ -399,7 +399,7 @@ def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"pythons": [3.11]}, {"reach": {"a": 1}}])
 def test_bad_args_are_a_coded_error(node: Node, args: dict[str, Any]) -> None:
-    from envbuild.node import probe
+    from envbuild.node.probe import facts as probe
     from envbuild.node.protocol import NodeError
 
     with pytest.raises(NodeError) as caught:

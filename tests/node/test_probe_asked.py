@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envbuild.node.probe_python import python_facts
+from envbuild.node.probe.interpreters import python_facts
 from tests.node.env_support import MINOR, PYTHON
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import probe_disk, probe_system
+from envbuild.node.probe import disks, system
 
 
 def mounts(point: str, options: str = "rw", source: str = "srv:/x") -> str:
@@ -15,7 +15,7 @@ def mounts(point: str, options: str = "rw", source: str = "srv:/x") -> str:
 
 
 def test_prefix_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
-    facts = probe_disk.disk_facts(str(tmp_path / "a/b/c"), {})
+    facts = disks.disk_facts(str(tmp_path / "a/b/c"), {})
     assert facts["writable"]
     assert facts["reason"] is None
     assert facts["path"].endswith("a/b/c")
@@ -23,8 +23,8 @@ def test_prefix_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) ->
 
 
 def test_quota_that_is_less_than_the_free_space_counts(tmp_path: Path) -> None:
-    quota: probe_disk.Quotas = {"srv:/x": {"bytes": 9000, "bytes_left": 500, "inodes": 70, "inodes_left": 7}}
-    facts = probe_disk.disk_facts(str(tmp_path), quota, mounts(str(tmp_path)))
+    quota: disks.Quotas = {"srv:/x": {"bytes": 9000, "bytes_left": 500, "inodes": 70, "inodes_left": 7}}
+    facts = disks.disk_facts(str(tmp_path), quota, mounts(str(tmp_path)))
     assert (facts["free_bytes"], facts["quota_bytes"], facts["quota_inodes"]) == (500, 9000, 70)
     assert facts.get("free_inodes", 7) == 7
     assert facts["filesystem"] == "nfs4"
@@ -34,16 +34,16 @@ def test_quota_that_is_less_than_the_free_space_counts(tmp_path: Path) -> None:
     ("options", "writable", "noexec"), [("ro", False, False), ("rw,noexec", True, True), ("rw", True, False)]
 )
 def test_mount_flags(tmp_path: Path, options: str, writable: bool, noexec: bool) -> None:
-    facts = probe_disk.disk_facts(str(tmp_path), {}, mounts(str(tmp_path), options))
+    facts = disks.disk_facts(str(tmp_path), {}, mounts(str(tmp_path), options))
     assert (facts["writable"], facts["noexec"]) == (writable, noexec)
 
 
 def test_file_or_dangling_link_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
-    assert "is not a folder" in probe_disk.disk_facts(str(tmp_path / "file/x"), {})["reason"]
-    assert "leads nowhere" in probe_disk.disk_facts(str(tmp_path / "link/x"), {})["reason"]
-    assert not probe_disk.disk_facts(str(tmp_path / "link"), {})["writable"]
+    assert "is not a folder" in disks.disk_facts(str(tmp_path / "file/x"), {})["reason"]
+    assert "leads nowhere" in disks.disk_facts(str(tmp_path / "link/x"), {})["reason"]
+    assert not disks.disk_facts(str(tmp_path / "link"), {})["writable"]
 
 
 @pytest.mark.parametrize(("mode", "good"), [(0o777, False), (0o1777, True), (0o2775, True), (0o755, True)])
@@ -52,7 +52,7 @@ def test_a_prefix_that_everybody_can_change_is_not_used(tmp_path: Path, name: st
     folder = tmp_path / "prefix" / name
     folder.mkdir(parents=True)
     folder.chmod(mode)
-    facts = probe_disk.disk_facts(str(tmp_path / "prefix"), {})
+    facts = disks.disk_facts(str(tmp_path / "prefix"), {})
     assert facts["writable"] is good
     assert good or f"everybody can change what is in {folder}" in facts["reason"].replace("/ ", " ")
 
@@ -60,13 +60,13 @@ def test_a_prefix_that_everybody_can_change_is_not_used(tmp_path: Path, name: st
 def test_d24_a_folder_above_that_belongs_to_somebody_else_is_named(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "prefix").mkdir(parents=True)
-    assert probe_disk.foreign_owner(str(theirs / "prefix")) is None
+    assert disks.foreign_owner(str(theirs / "prefix")) is None
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(theirs, 12345, -1)
     link = tmp_path / "link"
     link.symlink_to(theirs / "prefix")
-    said = probe_disk.foreign_owner(str(link / "below"))
+    said = disks.foreign_owner(str(link / "below"))
     assert said is not None
     assert said.startswith(f"{theirs} belongs to user id 12345")
 
@@ -87,8 +87,8 @@ def test_cgroup_limits_of_a_job(tmp_path: Path) -> None:
         "sys/fs/cgroup/job/step/memory.max": "max\n",
     }
     root = tree(tmp_path, files)
-    assert probe_system.cpu_count(root) == 1
-    assert probe_system.memory_bytes(root) == 1048576
+    assert system.cpu_count(root) == 1
+    assert system.memory_bytes(root) == 1048576
 
 
 def test_cgroup_version_1(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_cgroup_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/j/memory.limit_in_bytes": "9223372036854771712\n",
     }
     root = tree(tmp_path, files)
-    assert probe_system.cpu_count(root) == 1
-    assert probe_system.memory_bytes(root) == 1000 * 1024
+    assert system.cpu_count(root) == 1
+    assert system.memory_bytes(root) == 1000 * 1024
 
 
 def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
         "sys/class/infiniband/mlx5_1/ports/1/link_layer": "Ethernet\n",
         "proc/net/if_inet6": "20010db8000000000000000000000001 02 40 00 80     eno1\n",
     }
-    found = {each["name"]: each for each in probe_system.nic_facts(tree(tmp_path, files))}
+    found = {each["name"]: each for each in system.nic_facts(tree(tmp_path, files))}
     assert set(found) == {"eno1", "ib0", "mlx5_0", "mlx5_1"}
     assert found["eno1"]["rate_gbps"] == 25.0
     assert found["eno1"]["addresses"] == ["2001:db8::1"]
@@ -132,7 +132,7 @@ def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
 def test_umask_is_read_without_changing_it() -> None:
     before = os.umask(0o027)
     try:
-        assert probe_system.umask() == "0027"
+        assert system.umask() == "0027"
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from envbuild.node import protocol
 from envbuild.node.protocol import NodeError
-from envbuild.provision.bundle import node_pyz
+from envbuild.node_program import node_pyz
 
 REQUEST = {"protocol": 1, "verb": "probe", "run": "r1", "prefix": "/nonexistent/prefix", "args": {}}
 
@@ -94,7 +94,7 @@ def with_probe(tmp_path: Path, body: str) -> Path:
     path = tmp_path / "altered.pyz"
     with zipfile.ZipFile(io.BytesIO(node_pyz())) as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
-            new.writestr(name, body if name == "envbuild/node/probe.py" else old.read(name))
+            new.writestr(name, body if name == "envbuild/node/probe/facts.py" else old.read(name))
     return path
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from envbuild.node import merkle, record
+from envbuild.node.env import merkle
+from envbuild.node.packages import installed
 from tests.node.test_merkle import SITE, tree
 
 INFO = f"{SITE}/q-1.dist-info"
@@ -21,7 +22,7 @@ def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
     tree(top, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": rows.encode()})
     tree(top, {f"{SITE}/{path}": data for path, data in files.items()})
     entries = merkle.scan(str(top), merkle.Places(str(top), str(top.parent), "/x"))
-    return [(each["path"], each["kind"]) for each in record.check(str(top), entries)[1]]
+    return [(each["path"], each["kind"]) for each in installed.check(str(top), entries)[1]]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +50,13 @@ def test_d02_a_doubtful_row_is_compared_with_the_archive(tmp_path: Path, truth: 
     mismatches(tmp_path / "e", "q,sha256=AAAA,0\n", q=b"")
     entries = merkle.scan(str(tmp_path / "e"), merkle.Places(str(tmp_path / "e"), "/p", "/x"))
     known = {f"{SITE}/q": hashlib.sha256(b"").hexdigest() if truth == EMPTY else truth} if truth else {}
-    assert [each["kind"] for each in record.check(str(tmp_path / "e"), entries, known)[1]] == kinds
+    assert [each["kind"] for each in installed.check(str(tmp_path / "e"), entries, known)[1]] == kinds
 
 
 def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
     tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
     entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
-    assert record.check(str(tmp_path), entries)[1][0]["kind"] == "no-record"
+    assert installed.check(str(tmp_path), entries)[1][0]["kind"] == "no-record"
 
 
 def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> None:
@@ -63,15 +64,15 @@ def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> No
     tree(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
     entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
     assert entries[vendored].tag == "file"
-    assert record.check(str(tmp_path), entries) == (0, [])
+    assert installed.check(str(tmp_path), entries) == (0, [])
 
 
 @given(st.from_regex(r"\A[0-9]{1,3}(\.[0-9]{1,3}){0,3}((a|b|rc)[0-9]|\.post[0-9]|\.dev[0-9])?(\+cpu)?\Z"), st.data())
 def test_versions_are_equal_exactly_when_packaging_says_so(text: str, data: st.DataObject) -> None:
     other = data.draw(st.sampled_from([text, text.replace(".0", ""), "0" + text, text.upper(), "v" + text, text + "1"]))
     same = Version(text) == Version(other)
-    assert (record.normal_version(text) == record.normal_version(other)) is same
+    assert (installed.normal_version(text) == installed.normal_version(other)) is same
 
 
 def test_names_are_compared_in_normal_form() -> None:
-    assert record.normal_name("Flash_Attn.Core--x") == "flash-attn-core-x"
+    assert installed.normal_name("Flash_Attn.Core--x") == "flash-attn-core-x"

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import relay, relay_tls
+from envbuild.node.packs import relay, relay_tls
 from envbuild.node.protocol import NodeError
-from envbuild.provision.spread_journey import _certificate
+from envbuild.provision.fleet.pack_routes import _certificate
 
 DATA = os.urandom(1 << 20) * 3
 SHA = hashlib.sha256(DATA).hexdigest()

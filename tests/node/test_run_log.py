@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import protocol, run_log
+from envbuild.node import logs, protocol
 from envbuild.node.protocol import NodeError
 
 
 def _ask(prefix: Path, **args: object) -> dict[str, object]:
-    changed, result = run_log.run({"prefix": str(prefix), "args": args})
+    changed, result = logs.run({"prefix": str(prefix), "args": args})
     assert not changed
     return result
 
@@ -40,11 +40,11 @@ def test_a_torn_line_and_strange_bytes_are_shown_as_they_are(tmp_path: Path) -> 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "r.log").write_text("x" * 3 * run_log.READ_BYTES + "\nlast\n")
+    (tmp_path / "logs" / "r.log").write_text("x" * 3 * logs.READ_BYTES + "\nlast\n")
     lines = _ask(tmp_path)["lines"]
     assert isinstance(lines, list)
     assert lines[-1] == "last"
-    assert sum(map(len, lines)) < run_log.READ_BYTES
+    assert sum(map(len, lines)) < logs.READ_BYTES
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke, smoke_extensions
+from envbuild.node.smoke import extensions, smoke
 from tests.node.torch_env import torch_environment
 
 STAND_INS = Path(__file__).parent / "data" / "extensions"
@@ -48,9 +48,9 @@ def add(environment: Path, *names: str, **broken: tuple[str, str]) -> None:
 
 def on_cpu(**more: str) -> dict[str, str]:
     """The programs with the CPU in the place of the GPU, and one line more of one of them replaced."""
-    text = (PROGRAMS / "smoke_torch_compare.py").read_text()
+    text = (PROGRAMS / "compare.py").read_text()
     assert text.count('DEVICE = "cuda"') == 1
-    return {"smoke_torch_compare": text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"')} | more
+    return {"compare": text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"')} | more
 
 
 def checks(
@@ -293,7 +293,7 @@ def test_the_real_mpi_sees_two_ranks(environment: Path) -> None:
 
 def test_names_come_from_extensions_and_kernels() -> None:
     build = {"extensions": ["a", "b"], "modules": [{"name": "c"}, {"name": "a"}]}
-    assert smoke_extensions.expected({"sources": [{"build": build}, {"build": None}, {}]}) == [
+    assert extensions.expected({"sources": [{"build": build}, {"build": None}, {}]}) == [
         "a",
         "b",
         "envbuild_kernels.c",

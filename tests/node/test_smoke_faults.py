@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke
 from envbuild.node.protocol import NodeError
-from envbuild.node.smoke_proc import read_events
+from envbuild.node.smoke import smoke
+from envbuild.node.smoke.runner import read_events
 
 BEGIN = "import os, signal, sys, time\nfrom .smoke_common import begin\nr = begin()\nc, args = r.channel, r.args\n"
 GOOD_TRAINING = (
@@ -45,11 +45,11 @@ def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, 
 
 def training(environment: Path, tmp: Path, text: str, deadline: float = 20, **more: Any) -> Check:
     item = {"name": "training", "deadline": deadline, **more}
-    return checks_of(environment, tmp, item, {"smoke_torch_training": BEGIN + text})[0]
+    return checks_of(environment, tmp, item, {"training": BEGIN + text})[0]
 
 
 def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.done()\n", **more: Any) -> list[Check]:
-    programs = {"smoke_torch_gemm": BEGIN + gemm, "smoke_torch_allreduce": BEGIN + rank}
+    programs = {"gemm": BEGIN + gemm, "allreduce": BEGIN + rank}
     return checks_of(environment, tmp, {"name": "machine", "deadline": 20}, programs, **more)
 
 
@@ -73,7 +73,7 @@ def test_a_hang_is_killed_at_the_deadline_with_a_stack(environment: Path, tmp_pa
     check = training(environment, tmp_path, "c.stage('step 2')\ntime.sleep(600)\n", deadline=1)
     assert time.monotonic() - started < 15
     assert check.says.startswith("the training program hung past its deadline of 1 s during step 2")
-    assert "smoke_torch_training.py" in check.details["output"]
+    assert "training.py" in check.details["output"]
 
 
 def test_a_child_of_a_hanging_program_is_killed_with_it(environment: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_stack_variables_arrive_and_python_variables_do_not(
         "NOT_THERE": {"path": "/does/not/exist", "if": "exists"},
         "THERE": {"path": "/", "if": "exists"},
     }
-    programs = {"smoke_torch_training": BEGIN + text + GOOD_TRAINING}
+    programs = {"training": BEGIN + text + GOOD_TRAINING}
     check = checks_of(environment, tmp_path, {"name": "training"}, programs, environment=variables)[0]
     assert check.status == "passed", check.details
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease, smoke
+from envbuild.node import lease
+from envbuild.node.smoke import smoke
 from tests.node.test_smoke_sound import PYTHON, Bare
 
 

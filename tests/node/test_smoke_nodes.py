@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke_nodes, smoke_nodes_meet
 from envbuild.node.protocol import NodeError
-from envbuild.node.smoke_proc import Scratch
+from envbuild.node.smoke import multi_node, rendezvous
+from envbuild.node.smoke.runner import Scratch
 from tests.node.torch_env import torch_environment
 
 TOKEN = "t" * 32
@@ -32,16 +32,16 @@ def ports() -> list[int]:
 
 
 def test_nodes_meet_on_the_first_port_that_is_free_and_hear_the_same(ports: list[int]) -> None:
-    found: dict[int, smoke_nodes_meet.Meeting] = {}
+    found: dict[int, rendezvous.Meeting] = {}
     with socket.create_server(("0.0.0.0", ports[0])):
 
         def come(rank: int) -> None:
-            found[rank] = smoke_nodes_meet.join(["127.0.0.1"], ports, rank, TOKEN, 20)
+            found[rank] = rendezvous.join(["127.0.0.1"], ports, rank, TOKEN, 20)
 
         others = [threading.Thread(target=come, args=(rank,)) for rank in (1, 2)]
         for each in others:
             each.start()
-        found[0] = smoke_nodes_meet.receive(ports, 3, TOKEN, 20)
+        found[0] = rendezvous.receive(ports, 3, TOKEN, 20)
         for each in others:
             each.join()
     assert {each.port for each in found.values()} == {ports[1]}
@@ -58,14 +58,14 @@ def test_strangers_and_wrong_tokens_are_not_counted_and_who_is_missing_is_told_t
 
     def come(rank: int, token: str) -> None:
         try:
-            found[rank] = smoke_nodes_meet.join(["127.0.0.1"], ports[:1], rank, token, 1.5)
+            found[rank] = rendezvous.join(["127.0.0.1"], ports[:1], rank, token, 1.5)
         except NodeError as error:
             found[rank] = error
 
     others = [threading.Thread(target=come, args=each) for each in ((1, TOKEN), (2, "another"))]
     for each in others:
         each.start()
-    first = smoke_nodes_meet.receive(ports[:1], 3, TOKEN, 1.5)
+    first = rendezvous.receive(ports[:1], 3, TOKEN, 1.5)
     for each in others:
         each.join()
     assert (first.missing, found[1].missing) == ([2], [2])
@@ -85,7 +85,7 @@ def test_who_speaks_slowly_holds_nobody_up() -> None:
         slow = threading.Thread(target=drip)
         slow.start()
         began = time.monotonic()
-        assert smoke_nodes_meet._read(ours, 0.4) == {}
+        assert rendezvous._read(ours, 0.4) == {}
         assert time.monotonic() - began < 2
         stop.set()
         slow.join()
@@ -93,7 +93,7 @@ def test_who_speaks_slowly_holds_nobody_up() -> None:
 
 def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[int]) -> None:
     with pytest.raises(NodeError) as error:
-        smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 0.1)
+        rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, 0.1)
     assert error.value.code == "nodes-cannot-meet"
     assert f"127.0.0.1 port {ports[0]}" in error.value.why
     assert "refused" in error.value.why
@@ -102,7 +102,7 @@ def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[in
 
 def test_without_a_free_port_the_first_node_says_so(ports: list[int]) -> None:
     with socket.create_server(("0.0.0.0", ports[0])), pytest.raises(NodeError) as error:
-        smoke_nodes_meet.receive(ports[:1], 2, TOKEN, 1)
+        rendezvous.receive(ports[:1], 2, TOKEN, 1)
     assert error.value.code == "nodes-cannot-meet"
     assert str(ports[0]) in error.value.why
 
@@ -111,12 +111,12 @@ def test_a_job_says_who_a_node_is_and_how_many_take_part(monkeypatch: pytest.Mon
     for name, value in {"NODE_RANK": "2", "NNODES": "4", "MASTER_ADDR": "gpu1", "MASTER_PORT": "12000"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1")
-    place = smoke_nodes_meet.in_job(None)
+    place = rendezvous.in_job(None)
     assert place == {"rank": 2, "nodes": 4, "addresses": ["gpu1", "10.0.0.1"], "ports": [12000, 12001, 12002, 12003]}
-    assert smoke_nodes_meet.in_job(2)["nodes"] == 2
+    assert rendezvous.in_job(2)["nodes"] == 2
     monkeypatch.delenv("NODE_RANK")
     with pytest.raises(NodeError) as error:
-        smoke_nodes_meet.in_job(None)
+        rendezvous.in_job(None)
     assert error.value.code == "request-invalid"
 
 
@@ -149,7 +149,7 @@ def both(environment: Path, ports: list[int], **more: Any) -> list[tuple[int, di
 @pytest.mark.torch
 def test_two_nodes_sum_exactly_and_measure_the_same_bandwidth(ports: list[int], tmp_path: Path) -> None:
     environment = torch_environment()
-    answers = both(environment, ports, tmp=str(tmp_path), floors={smoke_nodes.METRIC: 1e6})
+    answers = both(environment, ports, tmp=str(tmp_path), floors={multi_node.METRIC: 1e6})
     # Correct and far below an impossible floor: exit 6.
     assert [code for code, _ in answers] == [6, 6], answers
     found = [Check.from_plain(answer["result"]["checks"][0]) for _, answer in answers]
@@ -171,13 +171,13 @@ def part_of(
 
     def one(rank: int) -> None:
         if rank:
-            meeting = smoke_nodes_meet.join(["127.0.0.1"], ports, 1, TOKEN, 20)
+            meeting = rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, 20)
         else:
-            meeting = smoke_nodes_meet.receive(ports, 2, TOKEN, 20)
-        spec = smoke_nodes.Spec(str(torch_environment()), {}, False)
-        part = smoke_nodes.Part(smoke_nodes.NAME)
+            meeting = rendezvous.receive(ports, 2, TOKEN, 20)
+        spec = multi_node.Spec(str(torch_environment()), {}, False)
+        part = multi_node.Part(multi_node.NAME)
         with Scratch(str(tmp) if tmp else None, programs) as scratch:
-            smoke_nodes.JointTest(spec, rank, 2, 1, meeting).run(part, scratch, smoke_nodes.Clock(deadline))
+            multi_node.JointTest(spec, rank, 2, 1, meeting).run(part, scratch, multi_node.Clock(deadline))
         found[rank] = part.check()
 
     torch_environment()
@@ -197,7 +197,7 @@ def _read(path: Path) -> bytes:
 
 
 def changed(name: str, old: str, new: str) -> dict[str, str]:
-    text = (Path(smoke_nodes.__file__).parent / f"{name}.py").read_text()
+    text = (Path(multi_node.__file__).parent / f"{name}.py").read_text()
     assert text.count(old) == 1, text.count(old)
     return {name: text.replace(old, new)}
 
@@ -206,7 +206,7 @@ def changed(name: str, old: str, new: str) -> dict[str, str]:
 @pytest.mark.torch
 def test_wrong_sums_fail_however_fast_they_are(ports: list[int]) -> None:
     broken = changed(
-        "smoke_torch_nodes",
+        "allreduce_nodes",
         "    correctness(channel",
         "    dist.all_reduce = lambda *_, **__: None\n    correctness(channel",
     )
@@ -219,7 +219,7 @@ def test_wrong_sums_fail_however_fast_they_are(ports: list[int]) -> None:
 @pytest.mark.torch
 def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int], tmp_path: Path) -> None:
     hung = changed(
-        "smoke_torch_nodes",
+        "allreduce_nodes",
         "    correctness(channel",
         "    rank and __import__('time').sleep(600)\n    correctness(channel",
     )
@@ -228,7 +228,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
     assert time.monotonic() - began < 60
     assert [check["status"] for check in checks] == ["failed", "failed"]
     assert any("hung past its deadline of 25 s" in failure for failure in checks[1]["details"]["failures"]), checks[1]
-    assert "smoke_torch_nodes.py" in checks[1]["details"]["output"]
+    assert "allreduce_nodes.py" in checks[1]["details"]["output"]
     left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(entry)]
     assert left == [], "torchrun's ranks end with it"
 
@@ -236,7 +236,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
 @pytest.mark.slow
 @pytest.mark.torch
 def test_fewer_ranks_than_asked_fail(ports: list[int]) -> None:
-    fewer = changed("smoke_torch_nodes", "if count == 1]", "if count == 1][:1]")
+    fewer = changed("allreduce_nodes", "if count == 1]", "if count == 1][:1]")
     checks = part_of(fewer, ports, 120)
     assert all("2 ranks were asked for and 1 took part" in check["details"]["failures"] for check in checks), checks
 
@@ -244,7 +244,7 @@ def test_fewer_ranks_than_asked_fail(ports: list[int]) -> None:
 @pytest.mark.slow
 def test_a_partner_that_does_not_come_is_named_and_the_node_itself_has_not_failed(ports: list[int]) -> None:
     told = request(torch_environment(), 0, ports, wait=0.3)
-    changed_, result = smoke_nodes.run(told)
+    changed_, result = multi_node.run(told)
     check = Check.from_plain(result["checks"][0])
     assert (changed_, result["ok"], result["exit"], check.status) == (False, True, 0, "not-run")
     assert check.says == "did not come within 0.3 s: second"
@@ -255,4 +255,4 @@ def test_a_node_that_takes_no_part_has_no_check(tmp_path: Path) -> None:
     (tmp_path / "bin" / "python").touch()
     told = request(tmp_path, 0, [1])
     told["args"]["place"]["rank"] = 2
-    assert smoke_nodes.run(told) == (False, {"checks": [], "ok": True, "exit": 0})
+    assert multi_node.run(told) == (False, {"checks": [], "ok": True, "exit": 0})

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke, smoke_gaps
-from envbuild.node.smoke_sound import comparable, same_version
-from envbuild.provision.bundle import node_pyz
+from envbuild.node.smoke import gaps as smoke_gaps
+from envbuild.node.smoke import smoke
+from envbuild.node.smoke.programs.imports import comparable, same_version
+from envbuild.node_program import node_pyz
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
-from envbuild.node import smoke
+from envbuild.node.smoke import smoke
 from tests.node.torch_env import PYTHON, TORCH, torch_environment
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -66,28 +66,22 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
 
 
 def test_a_nan_loss_is_named_with_its_step() -> None:
-    program = broken(
-        "smoke_torch_training", "return float(loss.item())", "return float('nan') and loss.item() * float('nan')"
-    )
+    program = broken("training", "return float(loss.item())", "return float('nan') and loss.item() * float('nan')")
     check = checks({"name": "training", "deadline": 60}, program)[0]
     assert check["says"].startswith("the loss is nan at step 1")
 
 
 def test_a_model_that_does_not_learn_fails() -> None:
-    check = checks(
-        {"name": "training", "deadline": 60}, broken("smoke_torch_training", "        self.optimizer.step()\n", "")
-    )[0]
+    check = checks({"name": "training", "deadline": 60}, broken("training", "        self.optimizer.step()\n", ""))[0]
     assert check["status"] == "failed"
     assert check["says"].startswith("the loss did not fall")
 
 
 def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
-    programs = broken(
-        "smoke_torch_gemm", "    return product, values", "    product[500, 700] += 1\n    return product, values"
-    )
+    programs = broken("gemm", "    return product, values", "    product[500, 700] += 1\n    return product, values")
     programs.update(
         broken(
-            "smoke_torch_allreduce",
+            "allreduce",
             "            dist.all_reduce(data)\n",
             "            dist.all_reduce(data)\n            data[-1] += rank\n",
         )
@@ -101,7 +95,7 @@ def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
 
 def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
     programs = broken(
-        "smoke_torch_allreduce",
+        "allreduce",
         "    dist.init_process_group(",
         "    rank and __import__('time').sleep(600)\n    dist.init_process_group(",
     )

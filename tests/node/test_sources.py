@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import sources
+from envbuild.node import git_source
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import (
     Node,
@@ -226,7 +226,7 @@ def test_a_submodule_path_stays_inside_its_source(path: str) -> None:
         "submodules": [part],
     }
     with pytest.raises(NodeError, match="not a path inside a source"):
-        sources.check_pins([source])
+        git_source.check_pins([source])
 
 
 def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hub: Path) -> None:

@@ -195,7 +195,7 @@ def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -
 
 
 def test_the_files_of_a_stamp_are_told_shortly(node: Node, built: Path) -> None:
-    from envbuild.node import env_files
+    from envbuild.node.env import files as env_files
 
     changed, told = env_files.run(node.request("files", environment=str(built)))
     stamped = json.loads((built / ".envbuild" / "files.json").read_text())

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import wheels
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheel_handed import Handed
-from envbuild.node.wheel_key import build_key, why_not_for
-from envbuild.node.wheel_store import Store
+from envbuild.node.wheels import manage
+from envbuild.node.wheels.build_key import build_key, why_not_for
+from envbuild.node.wheels.store import Store
+from envbuild.node.wheels.transferred import Handed
 from tests.node.env_support import Node, make_variant, node
 from tests.node.forge import Forge
 from tests.node.test_install_builds import args, other_node, python
@@ -36,7 +36,7 @@ def of_tools(**toolchain: Any) -> dict[str, Any]:
 def packed(store: Path, to: Path) -> dict[str, Any]:
     """A pack of everything in a store, as `build.handed` names it."""
     request = {"prefix": "/nowhere", "args": {"action": "pack", "store": str(store), "file": str(to)}}
-    made = wheels.run(request)[1]
+    made = manage.run(request)[1]
     return {"by": "gpu1", "file": str(to), "sha256": made["sha256"]}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheel_key import build_key, key_inputs, read_toolchain
+from envbuild.node.wheels.build_key import build_key, key_inputs, read_toolchain
 from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT
 
 Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]

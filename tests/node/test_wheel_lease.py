@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.wheel_store import Store, build_key
+from envbuild.node.wheels.store import Store, build_key
 from tests.node.wheel_support import inputs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import wheels
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheel_store import Store
+from envbuild.node.wheels import manage
+from envbuild.node.wheels.store import Store
 from tests.node.wheel_support import filled
 
 
 def ask(store: Path, action: str, **args: Any) -> dict[str, Any]:
     request = {"prefix": "/nowhere", "args": {"action": action, "store": str(store), **args}}
-    return wheels.run(request)[1]
+    return manage.run(request)[1]
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import wheel_entry
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheel_store import Entry, Store, default_path, obtain
+from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels.store import Entry, Store, default_path, obtain
 from tests.node.wheel_support import filled, inputs, wheel
 
 STRANGER = 54321
@@ -313,9 +313,9 @@ def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_the
 def test_an_owner_whom_this_machine_does_not_know_is_nobody_in_particular(
     tmp_path: Path, stranger: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from envbuild.node import store_trust
+    from envbuild.node.wheels import trust
 
-    monkeypatch.setattr(store_trust, "overflow_uid", lambda: STRANGER)
+    monkeypatch.setattr(trust, "overflow_uid", lambda: STRANGER)
     store, key = filled(tmp_path / "store", tmp_path)
     for each in (Path(store.path), Path(store.path, key), *Path(store.path, key).iterdir()):
         stranger(each)

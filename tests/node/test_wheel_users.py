@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import wheels
-from envbuild.node.wheel_store import Store, obtain
+from envbuild.node.wheels import manage
+from envbuild.node.wheels.store import Store, obtain
 from tests.node.wheel_support import filled, inputs, wheel
 
 ALICE, BOB, GROUP = 54321, 54322, 54400
@@ -111,7 +111,7 @@ def test_nobody_removes_or_damages_what_another_keeps_in_the_store_of_a_group(pl
 
     def prune() -> dict[str, Any]:
         args = {"action": "prune", "store": str(store), "keep_days": 0}
-        changed, result = wheels.run({"prefix": "/nowhere", "args": args})
+        changed, result = manage.run({"prefix": "/nowhere", "args": args})
         return {"changed": changed, **result}
 
     told = as_user(BOB, prune)

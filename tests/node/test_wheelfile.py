@@ -12,8 +12,8 @@ from threading import Thread
 
 import pytest
 
-from envbuild.node import pipconf, wheelfile
-from envbuild.node.fetch import fetch_file
+from envbuild.node.packages import pip_config, wheel_file
+from envbuild.node.packages.fetch_unpinned import fetch_file
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import World, snapshot
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node
@@ -41,7 +41,7 @@ def wheel(folder: Path, member: str, attributes: int = 0) -> Path:
 @pytest.mark.parametrize(("member", "attributes"), UNSAFE)
 def test_d28_an_unsafe_member_is_refused_by_its_name(member: str, attributes: int, tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
-        wheelfile.refuse_unsafe(str(wheel(tmp_path, member, attributes)))
+        wheel_file.refuse_unsafe(str(wheel(tmp_path, member, attributes)))
     assert (caught.value.code, caught.value.exit_code) == ("wheel-unsafe", 5)
     assert repr(member) in caught.value.what
 
@@ -50,13 +50,13 @@ def test_d28_an_unsafe_member_is_refused_by_its_name(member: str, attributes: in
     "member", ["alpha/..py", "alpha/a..b/x", "alpha-1.0.data/scripts/run", "alpha-1.0.data/data/etc/x", "alpha/sub/"]
 )
 def test_usual_members_are_not(member: str, tmp_path: Path) -> None:
-    wheelfile.refuse_unsafe(str(wheel(tmp_path, member, 0o100755 << 16 if member[-1] != "/" else 0o040755 << 16)))
+    wheel_file.refuse_unsafe(str(wheel(tmp_path, member, 0o100755 << 16 if member[-1] != "/" else 0o040755 << 16)))
 
 
 def test_what_is_no_zip_file_is_left_to_who_reads_it(tmp_path: Path) -> None:
     (tmp_path / "alpha.whl").write_bytes(b"PK\x05\x06")
-    wheelfile.refuse_unsafe(str(tmp_path / "alpha.whl"))
-    wheelfile.refuse_unsafe(str(tmp_path / "nowhere.whl"))
+    wheel_file.refuse_unsafe(str(tmp_path / "alpha.whl"))
+    wheel_file.refuse_unsafe(str(tmp_path / "nowhere.whl"))
 
 
 def test_d28_a_first_use_refuses_it_too_and_keeps_nothing(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_d28_a_first_use_refuses_it_too_and_keeps_nothing(tmp_path: Path) -> Non
     kept = tmp_path / "kept"
     kept.mkdir()
     wanted = {"file": path.name, "package": "alpha", "version": "1.0", "index": "pypi"}
-    config = pipconf.PipConfig("", [], [str(path.parent)], "")
+    config = pip_config.PipConfig("", [], [str(path.parent)], "")
     with pytest.raises(NodeError) as caught:
         fetch_file(wanted, {}, config, str(kept))
     assert caught.value.code == "wheel-unsafe"

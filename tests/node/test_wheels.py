@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import identity, wheels
+from envbuild.node import identity
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheel_key import key_inputs
-from envbuild.node.wheel_store import Store, default_path
+from envbuild.node.wheels import manage
+from envbuild.node.wheels.build_key import key_inputs
+from envbuild.node.wheels.store import Store, default_path
 from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT, filled, wheel
 
 DAY = 86400
@@ -24,7 +25,7 @@ DAY = 86400
 
 def ask(prefix: Path, action: str, **args: Any) -> dict[str, Any]:
     request = {"protocol": 1, "verb": "wheels", "run": "r", "prefix": str(prefix), "args": {"action": action, **args}}
-    changed, result = wheels.run(request)
+    changed, result = manage.run(request)
     assert changed == (action == "prune" and bool(result["removed"]) and not args.get("dry_run"))
     return result
 

@@ -15,8 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envbuild.node import identity, lease, wheel_entry, wheel_obtain, wheel_store
+from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
+from envbuild.node.wheels import acquire
+from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels import store as wheel_store
 from tests.node.wheel_support import inputs, wheel
 
 
@@ -28,7 +31,7 @@ def _stall(path: str) -> None:
 
 def main(options: dict[str, Any]) -> None:
     real = identity.here
-    wheel_obtain._LONGEST_PAUSE = 0.05
+    acquire._LONGEST_PAUSE = 0.05
     lease.BEAT = 0.03
     if "host" in options:
         identity.here = lambda: {**real(), "host": options["host"], "boot_id": options["host"]}

@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from envbuild.node.wheel_store import Store, key_inputs
+from envbuild.node.wheels.store import Store, key_inputs
 from tests.support.wheels import write_wheel
 
 SOURCE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
-from envbuild.node import relay
+from envbuild.node.packs import relay
 from envbuild.plan.distribution import PACKS, spread, tree
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants

@@ -15,10 +15,10 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.planner import ChosenVariants, make_plan
-from envbuild.provision.survey import Survey
+from envbuild.provision.survey.ask import Survey
 from envbuild.resolve.engine import resolve_fleet
-from envbuild.resolve.expect import unexpected
-from envbuild.resolve.supply import Supply
+from envbuild.resolve.expectations import unexpected
+from envbuild.resolve.reachability import Supply
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock, torch_package
 from tests.resolve.test_engine import TORCH_SITE, stamped, with_site
 

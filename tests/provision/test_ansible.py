@@ -17,9 +17,9 @@ import pytest
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
-from envbuild.provision.ansible import MARKER, PlaybookResult, TaskEvent, find_ansible_playbook, run_playbook
-from envbuild.provision.inventory import Inventory, NodeHost
-from envbuild.provision.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
+from envbuild.provision.ansible.adapter import MARKER, PlaybookResult, TaskEvent, find_ansible_playbook, run_playbook
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.transport.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
 
 NODE_PROGRAM = """
 import json, os, subprocess, sys, time
@@ -296,6 +296,6 @@ def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed
 
 def test_importing_the_adapter_imports_neither_ansible_nor_pydantic() -> None:
     heavy = ("ansible_runner", "ansible", "pydantic", "yaml")
-    code = f"import sys, envbuild.provision.ansible; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, envbuild.provision.ansible.adapter; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

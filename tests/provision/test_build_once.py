@@ -11,13 +11,13 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
-from envbuild.provision import build_once
-from envbuild.provision.build_once import execute_once
-from envbuild.provision.contact import ContactResult
-from envbuild.provision.execute import NodeFiles, Outcome
-from envbuild.provision.journal import read_journal
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.fleet import shared_builds
+from envbuild.provision.fleet.shared_builds import execute_once
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.journal import read_journal
+from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
 from tests.provision.test_execute import _prepared, _Silent
 from tests.resolve.test_borrow import cuda_lock, gpu_node
@@ -43,9 +43,9 @@ class Stage:
         self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal, _Silent())
         self.work.survey.facts = dict(facts)
         self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
-        monkeypatch.setattr(build_once, "run_hosts", self._play)
-        monkeypatch.setattr(build_once, "contact", self._contact)
-        monkeypatch.setattr(build_once, "receive", self._receive)
+        monkeypatch.setattr(shared_builds, "run_hosts", self._play)
+        monkeypatch.setattr(shared_builds, "contact", self._contact)
+        monkeypatch.setattr(shared_builds, "receive", self._receive)
 
     def run(self, **files: Any) -> Outcome:
         given = {node.node: NodeFiles("python", "pyz", **files) for node in self.plan.nodes if node.steps}
@@ -105,7 +105,7 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
                 members.append(archive.getnames())
         return play(requests, files, work)
 
-    monkeypatch.setattr(build_once, "run_hosts", look)
+    monkeypatch.setattr(shared_builds, "run_hosts", look)
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
     assert handed(on.plays[0]) == {"a": None}

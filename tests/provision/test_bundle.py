@@ -9,8 +9,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from envbuild import resources
-from envbuild.provision import bundle
+from envbuild import node_program, resources
 
 
 def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> None:
@@ -21,11 +20,11 @@ def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> No
         path.chmod(0o600)
     (copy / "__pycache__").mkdir(exist_ok=True)
     (copy / "__pycache__/junk.cpython-311.pyc").write_bytes(b"junk")
-    assert bundle.build_pyz(copy) == bundle.build_pyz(resources.node_package())
+    assert node_program.build_pyz(copy) == node_program.build_pyz(resources.node_package())
 
 
 def test_holds_the_node_package_and_nothing_else() -> None:
-    with zipfile.ZipFile(io.BytesIO(bundle.node_pyz())) as archive:
+    with zipfile.ZipFile(io.BytesIO(node_program.node_pyz())) as archive:
         names = archive.namelist()
         times = {entry.date_time for entry in archive.infolist()}
     assert names == sorted(names)
@@ -36,5 +35,5 @@ def test_holds_the_node_package_and_nothing_else() -> None:
 
 
 def test_digest_is_of_these_bytes() -> None:
-    assert bundle.node_pyz_digest() == hashlib.sha256(bundle.node_pyz()).hexdigest()
-    assert bundle.node_pyz() is bundle.node_pyz()
+    assert node_program.node_pyz_digest() == hashlib.sha256(node_program.node_pyz()).hexdigest()
+    assert node_program.node_pyz() is node_program.node_pyz()

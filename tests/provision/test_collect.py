@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import NodeEvidence
-from envbuild.provision.collect import coded, inspected_node
+from envbuild.provision.run.evidence import coded, inspected_node
 
 UNREAD = {"name": "files", "status": "not-run", "level": "not-checked", "says": "contents not read"}
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
-from envbuild.provision import contact
-from envbuild.provision.bundle import node_pyz
+from envbuild.node_program import node_pyz
+from envbuild.provision.contact import first_contact
 from tests.node.pythons import require_python
 
 NONCE = "0123456789abcdef0123456789abcdef"
@@ -44,10 +44,10 @@ def test_every_shell_gives_the_same_findings_and_facts(shell: str, tmp_path: Pat
     argv = SHELLS[shell]
     if shutil.which(argv[0]) is None:
         pytest.skip(f"{argv[0]} is not installed: first contact is not proven under it here")
-    script = contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
+    script = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
     done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True, timeout=60)
     assert done.stderr == b""
-    found = contact.parse_output(done.stdout, NONCE)
+    found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["arch"] == os.uname().machine
     assert found.findings["prefix_parent"] == str(tmp_path)
     assert found.findings["prefix_writable"] == "yes"
@@ -63,9 +63,9 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
         return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob("envbuild-*.pyz")}
 
     before = remains()
-    found = contact.contact(["localhost"], lambda _: request(str(tmp_path / "p")), Connection())
+    found = first_contact.contact(["localhost"], lambda _: request(str(tmp_path / "p")), Connection())
     result = found["localhost"]
-    assert isinstance(result, contact.ContactResult)
+    assert isinstance(result, first_contact.ContactResult)
     assert result.result()["hostname"] == os.uname().nodename
     assert remains() <= before
     assert not (tmp_path / "p").exists()
@@ -73,9 +73,9 @@ def test_local_contact_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
 
 def test_prefix_is_data_and_never_code(tmp_path: Path) -> None:
     prefix = f'{tmp_path}/it\'s $(touch {tmp_path}/ran) `id` "x" @PYZ@ *'
-    script = contact.build_script(request(prefix), node_pyz(), NONCE)
+    script = first_contact.build_script(request(prefix), node_pyz(), NONCE)
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
-    found = contact.parse_output(done.stdout, NONCE)
+    found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["prefix"] == prefix
     assert found.result()["prefix"]["path"] == prefix
     assert list(tmp_path.iterdir()) == []
@@ -86,9 +86,9 @@ def test_placeholders_of_the_prefix_are_filled_alike_by_sh_and_python(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", "relative/and/so/ignored")
-    script = contact.build_script(request("{data}/{user}/e"), node_pyz(), NONCE)
+    script = first_contact.build_script(request("{data}/{user}/e"), node_pyz(), NONCE)
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, timeout=60)
-    found = contact.parse_output(done.stdout, NONCE)
+    found = first_contact.parse_output(done.stdout, NONCE)
     assert found.findings["prefix"] == found.result()["prefix"]["path"]
     assert found.findings["prefix"].startswith(f"{tmp_path}/.local/share/")
 
@@ -111,10 +111,10 @@ def without_python(script: str) -> str:
 
 
 def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
-    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
-    found = contact.parse_output(done.stdout, NONCE, "n1")
+    found = first_contact.parse_output(done.stdout, NONCE, "n1")
     assert found.python is None
     assert found.response is None
     assert found.findings["libc"]
@@ -129,10 +129,10 @@ def test_python_of_the_toolchain_is_used(minor: str, tmp_path: Path) -> None:
     folder = tmp_path / "p/tools/python-x/bin"
     folder.mkdir(parents=True)
     (folder / f"python{minor}").symlink_to(real)
-    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
-    found = contact.parse_output(done.stdout, NONCE)
+    found = first_contact.parse_output(done.stdout, NONCE)
     assert found.python == str(folder / f"python{minor}")
     assert found.result()["toolchain"] == ["python-x"]
 
@@ -141,14 +141,14 @@ def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_pat
     folder = tmp_path / "it's shared/tools/python-x/python/bin"
     folder.mkdir(parents=True)
     (folder / "python3").symlink_to(sys.executable)
-    told = contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE, str(tmp_path / "it's shared"))
+    told = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE, str(tmp_path / "it's shared"))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
 
     def python() -> str | None:
         done = subprocess.run(
             ["/bin/sh", "-s"], input=without_python(told).encode(), capture_output=True, env=env, timeout=60
         )
-        return contact.parse_output(done.stdout, NONCE).python
+        return first_contact.parse_output(done.stdout, NONCE).python
 
     assert python() == str(folder / "python3")
     (tmp_path / "it's shared/tools").chmod(0o1777)
@@ -168,10 +168,10 @@ def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_pat
         os.chown(tools, 65534, 65534)
     else:
         pytest.skip("only root can give a folder to another user")
-    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": bare_path(tmp_path / "bin"), "HOME": str(tmp_path)}
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
-    assert contact.parse_output(done.stdout, NONCE).python is None
+    assert first_contact.parse_output(done.stdout, NONCE).python is None
     assert not (tmp_path / "ran").exists()
 
 
@@ -181,19 +181,19 @@ def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
-    script = without_python(contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
+    script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": path, "HOME": str(tmp_path)}
     done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
-    assert contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
+    assert first_contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
 
 
 def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
-    script = contact.build_script(request("/usr/envbuild-test"), node_pyz(), NONCE)
+    script = first_contact.build_script(request("/usr/envbuild-test"), node_pyz(), NONCE)
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
     argv = ["/bin/sh", "-s"]
     done = subprocess.run(argv, input=script.encode(), capture_output=True, env=env, cwd="/", timeout=60, **nobody)
-    found = contact.parse_output(done.stdout, NONCE)
+    found = first_contact.parse_output(done.stdout, NONCE)
     assert (found.findings["prefix_parent"], found.findings["prefix_writable"]) == ("/usr", "no")
     if found.python is None:
         pytest.skip("no Python that every user may run: the node program's own view is not proven here")
@@ -202,7 +202,7 @@ def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
 
 
 def test_error_of_the_node_program_is_raised_as_it_was() -> None:
-    found = contact.run_node("localhost", request("/x/../y"), Connection())
+    found = first_contact.run_node("localhost", request("/x/../y"), Connection())
     assert found.exit == 2
     with pytest.raises(EnvbuildError) as caught:
         found.result()
@@ -217,12 +217,12 @@ def test_one_nodes_error_does_not_touch_the_others(monkeypatch: pytest.MonkeyPat
             raise KeyError(node)
         return request(node=node)
 
-    found = contact.contact(["good", "bad", "worse", "good", "fine"], for_node, Connection())
+    found = first_contact.contact(["good", "bad", "worse", "good", "fine"], for_node, Connection())
     assert list(found) == ["good", "bad", "worse", "fine"]
     assert getattr(found["worse"], "code", None) == "contact-internal"
     assert isinstance(found["bad"], EnvbuildError)
     good = found["good"]
-    assert isinstance(good, contact.ContactResult)
+    assert isinstance(good, first_contact.ContactResult)
     assert good.result()["node"] == "good"
 
 
@@ -243,14 +243,14 @@ def test_one_nodes_error_does_not_touch_the_others(monkeypatch: pytest.MonkeyPat
 )
 def test_broken_answer_is_a_coded_error(out: str, code: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
-        contact.parse_output(out.encode(), NONCE, "n1", "log text")
+        first_contact.parse_output(out.encode(), NONCE, "n1", "log text")
     assert (caught.value.code, caught.value.exit_code) == (code, 3)
     assert caught.value.details["node"] == "n1"
 
 
 def test_noise_around_the_markers_is_ignored() -> None:
     out = f"Welcome to n1\npython=/evil\n\n{BEGIN}arch=x86_64\npython=\n{END}bye\narch=sparc\n"
-    found = contact.parse_output(out.encode(), NONCE)
+    found = first_contact.parse_output(out.encode(), NONCE)
     assert found.findings == {"arch": "x86_64", "python": ""}
 
 
@@ -258,30 +258,30 @@ def test_noise_around_the_markers_is_ignored() -> None:
 def test_no_output_crashes_the_reader(data: bytes) -> None:
     for out in (data, BEGIN.encode() + data + b"\n" + END.encode()):
         try:
-            contact.parse_output(out, NONCE)
+            first_contact.parse_output(out, NONCE)
         except EnvbuildError as error:
             assert error.exit_code == 3
 
 
 def test_script_refuses_what_it_would_paste_unquoted() -> None:
     with pytest.raises(ValueError, match="nonce"):
-        contact.build_script(request(), b"", "x'; rm")
+        first_contact.build_script(request(), b"", "x'; rm")
     with pytest.raises(ValueError, match="verb"):
-        contact.build_script({**request(), "verb": "a'b"}, b"", NONCE)
+        first_contact.build_script({**request(), "verb": "a'b"}, b"", NONCE)
 
 
 def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "_HERE", "import time; time.sleep(30)")
+    monkeypatch.setattr(first_contact, "_HERE", "import time; time.sleep(30)")
     with pytest.raises(EnvbuildError) as caught:
-        contact.run_node("localhost", request(), Connection(), deadline=0.2)
+        first_contact.run_node("localhost", request(), Connection(), deadline=0.2)
     assert caught.value.code == "contact-timeout"
 
 
 def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "_HERE", "print('x' * 300000)")
-    monkeypatch.setattr(contact, "OUTPUT_LIMIT", 100_000)
+    monkeypatch.setattr(first_contact, "_HERE", "print('x' * 300000)")
+    monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 100_000)
     with pytest.raises(EnvbuildError) as caught:
-        contact.run_node("localhost", request(), Connection())
+        first_contact.run_node("localhost", request(), Connection())
     assert caught.value.code == "contact-too-much-output"
 
 

@@ -12,19 +12,19 @@ import pytest
 
 from envbuild.catalog.node_facts import load_facts
 from envbuild.container import apptainer
-from envbuild.container.choose import Choice as ImageChoice
-from envbuild.container.choose import recipe_for
-from envbuild.container.place import Given
 from envbuild.container.recipe import NODE, ImageRecipe
+from envbuild.container.select import Choice as ImageChoice
+from envbuild.container.select import recipe_for
+from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.model.target import Target
-from envbuild.provision import container_in_job
-from envbuild.provision.bundle import node_pyz
-from envbuild.provision.container_image import wanted
-from envbuild.provision.prepare import Choice, Prepared, prepare
-from envbuild.provision.recorded import plan_recorded
-from envbuild.provision.supported import unsupported
+from envbuild.node_program import node_pyz
+from envbuild.provision.images import build_in_job
+from envbuild.provision.images.obtain import wanted
+from envbuild.provision.survey.prepare import Choice, Prepared, prepare
+from envbuild.provision.survey.recorded import plan_recorded
+from envbuild.provision.survey.supported import unsupported
 from tests.node.env_support import make_repository
 
 GIVEN = Given(base="localhost/base", fetch="localhost/base", python="/usr/bin/python3.11", glibc="2.36")
@@ -97,7 +97,7 @@ def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configurati
     (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"wheel")
     source = {"name": "lib", "git": "https://git.example.org/lib", "commit": commit, "tree": tree}
     settings = ContainerSettings(build="job", wheelhouse=(str(house),), gitconfig=str(config))
-    container_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], [source]), settings, context)
+    build_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], [source]), settings, context)
     found = sorted(path.relative_to(context).as_posix() for path in context.glob("wheelhouse/*"))
     assert found == ["wheelhouse/alpha-1.0-py3-none-any.whl", "wheelhouse/sources"]
     assert (context / apptainer.WHEELHOUSE / "sources" / "lib.git" / "HEAD").is_file()
@@ -110,7 +110,7 @@ def test_what_cannot_be_had_here_is_said_before_a_job_is_submitted(tmp_path: Pat
     (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"another wheel")
     settings = ContainerSettings(build="job", wheelhouse=(str(house),))
     with pytest.raises(EnvbuildError) as caught:
-        container_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], []), settings, context)
+        build_in_job._fetch(_recipe([_file("alpha-1.0-py3-none-any.whl", b"wheel")], []), settings, context)
     assert "alpha-1.0-py3-none-any.whl" in caught.value.what
     assert (caught.value.code, int(caught.value.exit_code)) == ("network-unreachable", 75)
 
@@ -120,7 +120,7 @@ def test_polaris_as_shipped_builds_in_a_job_where_the_engine_is_container(tmp_pa
     given = {"name": "mine", "extends": "polaris", "engine": "container", "placement": "image"}
     path.write_text(json.dumps({**given, "scheduler": {"account": "proj-1", "queue": "debug"}}))
     prepared = prepare(Choice(target=str(path), profile="ported"), recorded=True)
-    assert unsupported(prepared.target) == {} and container_in_job.builds_in_job(prepared)
+    assert unsupported(prepared.target) == {} and build_in_job.builds_in_job(prepared)
     assert wanted(prepared).key != wanted(_built_here(prepared)).key, "what a job builds is another image"
     made, survey = plan_recorded(prepared, load_facts("polaris"))
     assert survey.errors == {} and made.warnings == ()

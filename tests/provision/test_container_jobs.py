@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from envbuild.container.engine import Chosen
+from envbuild.container.run_options import Chosen
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
-from envbuild.provision import container_jobs
-from envbuild.provision.container_plan import NodeImage
-from envbuild.provision.job_facts import MAX_AGE, read_facts
-from envbuild.provision.supported import unsupported
+from envbuild.provision.images import jobs
+from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.jobs.facts_cache import MAX_AGE, read_facts
+from envbuild.provision.survey.supported import unsupported
 from tests.report.samples import facts
 
 RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.sif"}}
@@ -36,7 +36,7 @@ RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.
 def test_a_record_counts_for_the_nodes_that_have_tested_its_image(
     node: str, login: dict[str, Any], wanted: tuple[Any, ...]
 ) -> None:
-    found = container_jobs.shared_record(node, {"runtimes": {"apptainer": {}}, "record": {"id": "own"}}, login)
+    found = jobs.shared_record(node, {"runtimes": {"apptainer": {}}, "record": {"id": "own"}}, login)
     assert (found["record"], found["present"], found["launcher"]) == wanted
     assert found["runtimes"] == {"apptainer": {}}
 
@@ -44,7 +44,7 @@ def test_a_record_counts_for_the_nodes_that_have_tested_its_image(
 def test_what_podman_has_on_a_node_is_known_from_its_last_job() -> None:
     record = {**RECORD, "file": None}
     login = {"record": record, "present": False, "launcher": True}
-    assert container_jobs.shared_record("gpu1", {}, login)["present"]
+    assert jobs.shared_record("gpu1", {}, login)["present"]
 
 
 def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
@@ -53,24 +53,24 @@ def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
         return NodeImage(chosen, tuple(chosen.command("{image}", "/entry")), False)
 
     nodes, errors = {"gpu1": image(), "gpu2": image("--nv"), "gpu3": image()}, dict[str, EnvbuildError]()
-    container_jobs.one_kind(nodes, errors)
+    jobs.one_kind(nodes, errors)
     assert (sorted(nodes), sorted(errors)) == (["gpu1", "gpu3"], ["gpu2"])
     assert (errors["gpu2"].code, errors["gpu2"].exit_code) == ("node-class-differs", 7)
-    container_jobs.one_kind_as(nodes, image("--nv"), errors)
+    jobs.one_kind_as(nodes, image("--nv"), errors)
     assert (nodes, sorted(errors)) == ({}, ["gpu1", "gpu2", "gpu3"])
 
 
 def test_answers_of_nodes_are_kept_for_a_week(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "one.images.json"
     told = {"gpu1": {"facts": facts("gpu1", 0), "containers": {"runtimes": {}}}}
-    container_jobs.write_told(path, told)
-    assert container_jobs.read_told(path) == told
+    jobs.write_told(path, told)
+    assert jobs.read_told(path) == told
     old = time.time() - MAX_AGE - 1
     os.utime(path, (old, old))
-    assert container_jobs.read_told(path) == {}
+    assert jobs.read_told(path) == {}
     path.write_text('{"gpu1": {"facts": {}}}')
-    assert container_jobs.read_told(path) == {}
-    container_jobs.write_told(path, {})
+    assert jobs.read_told(path) == {}
+    jobs.write_told(path, {})
     assert not path.exists()
 
 
@@ -93,7 +93,7 @@ def test_d48_two_runs_that_keep_answers_at_once_leave_whole_ones(tmp_path: Path)
         {f"{name}{at}": {"facts": facts(f"{name}{at}", 0), "containers": {"runtimes": {}}} for at in range(count)}
         for name, count in (("a", 9), ("b", 1))
     ]
-    container_jobs.write_told(answers, both[0])
+    jobs.write_told(answers, both[0])
     argv = [sys.executable, "-c", _WRITES, str(answers), str(known)]
     runs = [subprocess.Popen(argv, stdin=subprocess.PIPE, text=True) for _ in both]
     for run, told in zip(runs, both, strict=True):
@@ -101,7 +101,7 @@ def test_d48_two_runs_that_keep_answers_at_once_leave_whole_ones(tmp_path: Path)
         json.dump(told, run.stdin)
         run.stdin.close()
     while any(run.poll() is None for run in runs):
-        assert container_jobs.read_told(answers) in both
+        assert jobs.read_told(answers) in both
     assert [run.returncode for run in runs] == [0, 0]
     assert set(read_facts(known)) in [set(told) for told in both]
     assert sorted(path.name for path in tmp_path.iterdir()) == [answers.name, known.name]

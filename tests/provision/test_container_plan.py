@@ -11,10 +11,10 @@ from envbuild.container.builders import Buildah, Builder, Docker
 from envbuild.model.container import ContainerSettings
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
-from envbuild.provision import container_plan
-from envbuild.provision.container_image import Obtained, Wanted
-from envbuild.provision.container_plan import NodeImage, node_image
-from envbuild.provision.prepare import Choice, Prepared, prepare
+from envbuild.provision.images import plan
+from envbuild.provision.images.obtain import Obtained, Wanted
+from envbuild.provision.images.plan import NodeImage, node_image
+from envbuild.provision.survey.prepare import Choice, Prepared, prepare
 from tests.report.samples import facts
 
 ONE, OTHER = "a" * 64, "b" * 64
@@ -48,9 +48,7 @@ def _node(prepared: Prepared, image: Wanted, *, repair: bool = False, gpus: int 
 def test_nothing_is_needed_where_all_is_as_recorded(prepared: Prepared, image: Wanted) -> None:
     node = _node(prepared, image)
     assert (node.needs, " ".join(node.command), node.cuda) == ("", COMMAND, False)
-    made = container_plan.make_plan(
-        prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in"
-    )
+    made = plan.make_plan(prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in")
     assert made.nothing_to_do
 
 
@@ -71,7 +69,7 @@ def _resolution(node: str) -> Resolution:
 def test_why_a_node_needs_something_is_said(prepared: Prepared, image: Wanted, told: Any, why: str) -> None:
     node = _node(prepared, image, **told)
     assert node.needs == why
-    assert container_plan.todo({"gpu1": node}, ONE) == {"gpu1": why}
+    assert plan.todo({"gpu1": node}, ONE) == {"gpu1": why}
 
 
 def test_repair_brings_it_anew(prepared: Prepared, image: Wanted) -> None:
@@ -81,9 +79,9 @@ def test_repair_brings_it_anew(prepared: Prepared, image: Wanted) -> None:
 def test_a_node_with_another_id_than_the_others_gets_theirs(prepared: Prepared, image: Wanted) -> None:
     odd = _node(prepared, image, record={**_told()["record"], "id": OTHER})
     nodes = {"gpu1": _node(prepared, image), "gpu2": odd, "gpu3": _node(prepared, image)}
-    assert container_plan.expected_id(nodes, None) == ONE
-    assert container_plan.expected_id(nodes, OTHER) == OTHER, "what was built here counts for more"
-    why = container_plan.todo(nodes, ONE)
+    assert plan.expected_id(nodes, None) == ONE
+    assert plan.expected_id(nodes, OTHER) == OTHER, "what was built here counts for more"
+    why = plan.todo(nodes, ONE)
     assert why == {"gpu2": f"it has the image {OTHER[:12]}, the others have {ONE[:12]}"}
 
 
@@ -91,7 +89,7 @@ def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     node = _node(prepared, image)
     words: dict[str, Any] = {"controller": {"host": "here"}, "wait": 5.0, "force": False}
     sent = Obtained(ONE, archive=Path("/runs/image.tar"), sha256=OTHER)
-    args = container_plan.install_args(
+    args = plan.install_args(
         prepared, image, sent, node, _told(), archive="/opt/envbuild/images/image.tar", **words
     )  # fmt: skip
     assert (args["archive"], args["sha256"], "pull" in args) == ("/opt/envbuild/images/image.tar", OTHER, False)
@@ -99,9 +97,9 @@ def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     assert args["asks"]["verify"]["deep"] is True
     assert [item["name"] for item in args["asks"]["smoke"]["items"]] == [i.name for i in image.variant.smoke]
     pulled = Obtained(ONE, pull=f"registry.example.org/x@sha256:{OTHER}")
-    args = container_plan.install_args(prepared, image, pulled, node, _told(), archive=None, **words)
+    args = plan.install_args(prepared, image, pulled, node, _told(), archive=None, **words)
     assert (args["pull"], args["digest"]) == (pulled.pull, f"sha256:{OTHER}")
-    nothing = container_plan.install_args(prepared, image, Obtained(ONE), node, _told(), archive=None, **words)
+    nothing = plan.install_args(prepared, image, Obtained(ONE), node, _told(), archive=None, **words)
     assert not {"archive", "pull"} & set(nothing), "only the launcher has to be written"
 
 
@@ -113,7 +111,7 @@ def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: W
     with_pyxis = Prepared(**{**vars(prepared), "target": target})
     node = node_image("gpu1", with_pyxis, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
     words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
-    args = container_plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
+    args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
     assert (args["program"], args["maker"], args["runtime"]) == ("/usr/bin/srun", "/usr/bin/enroot", "pyxis")
 
 

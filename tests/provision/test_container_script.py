@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from envbuild.errors import EnvbuildError
-from envbuild.provision.container_script import image_body
-from envbuild.provision.prepare import Choice, Prepared, prepare
+from envbuild.provision.images.job_script import image_body
+from envbuild.provision.survey.prepare import Choice, Prepared, prepare
 
 ENTRY = "/opt/envbuild/image/entrypoint.sh"
 

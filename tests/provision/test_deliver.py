@@ -17,11 +17,11 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.model.target import Connection
-from envbuild.node import sources
+from envbuild.node import git_source
 from envbuild.plan.delivery_layout import delivered, store_folder
-from envbuild.provision.ansible import run_playbook
-from envbuild.provision.deliver import Delivery, fetch_delivery
-from envbuild.provision.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.adapter import run_playbook
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.delivery.artifacts import Delivery, fetch_delivery
 from tests.node.env_support import redirect_git
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
@@ -33,7 +33,7 @@ def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 
 
 
 def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:
-    return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=sources)
+    return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=git_source)
 
 
 def _package(name: str, *files: ArtifactFile) -> LockedPackage:
@@ -268,5 +268,5 @@ def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkey
     shutil.rmtree(hub / "inner")
     shutil.rmtree(hub / "outer")
     parts = {"third/inner": bundles["outer/third/inner"]}
-    sources.fetch(source.to_json_dict(), str(tmp_path / "tree"), bundles["outer"], parts)
+    git_source.fetch(source.to_json_dict(), str(tmp_path / "tree"), bundles["outer"], parts)
     assert (tmp_path / "tree" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"

@@ -12,13 +12,13 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
-from envbuild.provision.collect import first_error
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
-from envbuild.provision.journal import read_journal
-from envbuild.provision.look import refusal
-from envbuild.provision.prepare import Choice, Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import read_journal
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.plan_run import refusal
+from envbuild.provision.survey.prepare import Choice, Prepared
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"

@@ -15,14 +15,14 @@ from envbuild.model.plan import Plan
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Connection, Target
 from envbuild.plan.planner import make_plan
-from envbuild.provision import first_use
-from envbuild.provision.collect import deviations, failed_node
-from envbuild.provision.execute import Outcome
-from envbuild.provision.first_use import Seen, differing
-from envbuild.provision.prepare import Choice, Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.survey import Survey, decide
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.play import Outcome
+from envbuild.provision.delivery import first_use
+from envbuild.provision.delivery.first_use import Seen, differing
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.evidence import deviations, failed_node
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.ask import Survey, decide
+from envbuild.provision.survey.prepare import Choice, Prepared
 from tests.provision.test_execute import _Silent
 from tests.resolve.builders import node_facts
 

@@ -11,11 +11,11 @@ import yaml
 from envbuild.catalog.loader import load_target
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, HostAddress, Target
-from envbuild.provision.ansible_hosts import hosts_of
-from envbuild.provision.hosts import Narrowing, Selection, list_hosts, narrow, settle_hosts
-from envbuild.provision.inventory import connection_variables
-from envbuild.provision.ssh import _command
-from envbuild.provision.supported import unsupported
+from envbuild.provision.ansible.inventory import connection_variables
+from envbuild.provision.ansible.inventory_hosts import hosts_of
+from envbuild.provision.survey.hosts import Narrowing, Selection, list_hosts, narrow, settle_hosts
+from envbuild.provision.survey.supported import unsupported
+from envbuild.transport.ssh import _command
 
 NAMES = [f"gpu{i:02}" for i in range(1, 9)]
 
@@ -166,7 +166,7 @@ def test_a_program_that_fails_or_prints_no_hosts_is_a_coded_error(
 
 def test_a_program_that_is_not_there_or_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such program" in refused(tmp_path, {"command": ["./none"]}).why
-    monkeypatch.setattr("envbuild.provision.hosts.COMMAND_DEADLINE", 0.2)
+    monkeypatch.setattr("envbuild.provision.survey.hosts.COMMAND_DEADLINE", 0.2)
     assert "within 0.2 s" in refused(tmp_path, program(tmp_path, "sleep 60")).why
 
 

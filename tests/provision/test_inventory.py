@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision.inventory import Inventory, NodeHost, expand_hosts
-from envbuild.provision.ssh_config import arguments
+from envbuild.provision.ansible.inventory import Inventory, NodeHost, expand_hosts
+from envbuild.transport.ssh_config import arguments
 
 
 class _Loader(yaml.SafeLoader):

@@ -14,11 +14,11 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
-from envbuild.provision import job_answers
-from envbuild.provision.job_answers import collect, first_death, read_answers, read_json, tell_phases
-from envbuild.provision.job_site import place
+from envbuild.provision.jobs import answers as job_answers
+from envbuild.provision.jobs.answers import collect, first_death, read_answers, read_json, tell_phases
+from envbuild.provision.jobs.site import place
 from envbuild.schedule.job import JobState, Phase, job_error
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 
 RUN = Path(__file__).parents[2] / "envbuild" / "provision" / "job_run.sh"
 MEMORY = Path("/sys/fs/cgroup/memory")

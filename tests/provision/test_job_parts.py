@@ -12,17 +12,18 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Connection, Target
-from envbuild.provision import job_look, job_stage
-from envbuild.provision.contact import ContactResult
-from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
-from envbuild.provision.job_plan import builder_of, pinned, share
-from envbuild.provision.job_site import JobSite, place
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.supported import unsupported
-from envbuild.provision.toolchain import node_tools
-from envbuild.provision.work import Settings, Work
+from envbuild.plan.shared_prefix import builder_of, pinned, share
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.toolchain import node_tools
+from envbuild.provision.jobs import stage
+from envbuild.provision.jobs import survey as job_look
+from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts, write_facts
+from envbuild.provision.jobs.site import JobSite, place
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.supported import unsupported
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
 from tests.provision.test_execute import _Silent
@@ -277,7 +278,7 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
         return dict.fromkeys(nodes, "/staged/python3")
 
     monkeypatch.setattr(job_look, "ask_in_job", asked)
-    monkeypatch.setattr(job_stage, "stage_python", brought)
+    monkeypatch.setattr(stage, "stage_python", brought)
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.journal import Event, EventKind, Journal, read_journal
+from envbuild.provision.run.journal import Event, EventKind, Journal, read_journal
 
 
 def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_killed_writer_loses_nothing_that_append_returned_for(tmp_path: Path) 
     path = tmp_path / "journal.jsonl"
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from envbuild.provision.journal import EventKind, Journal\n"
+        "from envbuild.provision.run.journal import EventKind, Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "journal.append(EventKind.RUN_STARTED); journal.append(EventKind.PLANNED)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

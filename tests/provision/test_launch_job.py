@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.launch_job import _Follow
-from envbuild.provision.life import one_run
-from envbuild.provision.rundir import list_runs
-from envbuild.provision.work import Settings
+from envbuild.provision.jobs.launch import _Follow
+from envbuild.provision.run.context import Settings
+from envbuild.provision.run.life import one_run
+from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.job import Job, JobStep
 from envbuild.schedule.script import log_name
 from tests.provision.test_execute import _Silent

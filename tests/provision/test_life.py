@@ -11,10 +11,10 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision import inspect
-from envbuild.provision.flow import fetch_only, provision
-from envbuild.provision.life import one_run
-from envbuild.provision.rundir import RunDir, list_runs
-from envbuild.provision.work import Settings
+from envbuild.provision.provision import fetch_only, provision
+from envbuild.provision.run.context import Settings
+from envbuild.provision.run.life import one_run
+from envbuild.provision.run.run_dir import RunDir, list_runs
 from tests.provision.test_execute import _Silent
 from tests.provision.test_keep import prepared
 

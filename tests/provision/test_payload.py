@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
+from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
 PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find", "ls")

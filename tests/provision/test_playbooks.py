@@ -10,7 +10,7 @@ import yaml
 
 from envbuild import resources
 from envbuild.node.__main__ import CONNECTION
-from envbuild.provision.inventory import IMAGE_VERBS, VERBS
+from envbuild.provision.ansible.inventory import IMAGE_VERBS, VERBS
 
 ROLES = resources.playbooks() / "roles"
 

@@ -11,8 +11,8 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import identity
-from envbuild.provision.journal import EventKind
-from envbuild.provision.rundir import RunDir, list_runs, open_run
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.run_dir import RunDir, list_runs, open_run
 
 
 def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(
     code = (
         "import sys, time; from pathlib import Path\n"
         "from envbuild.node import identity\n"
-        "from envbuild.provision.rundir import RunDir\n"
-        "from envbuild.provision.journal import EventKind\n"
+        "from envbuild.provision.run.run_dir import RunDir\n"
+        "from envbuild.provision.run.journal import EventKind\n"
         "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **identity.here())\n"
         "print('ready', flush=True); time.sleep(60)\n"
     )

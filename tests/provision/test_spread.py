@@ -12,13 +12,13 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
 from envbuild.plan.distribution import spread as plan_spread
-from envbuild.provision import spread
-from envbuild.provision.contact import ContactResult
-from envbuild.provision.execute import NodeFiles, Outcome
-from envbuild.provision.journal import read_journal
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.toolchain import NodeTools
-from envbuild.provision.work import Settings, Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.fleet import distribute
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.journal import read_journal
+from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import lock_with, machine
 from tests.provision.test_execute import _prepared, _Silent
@@ -58,17 +58,17 @@ class Stage:
         for name in names:
             found = {"reached": f"10.0.0.1 40000 10.0.0.{10 + len(self.work.survey.contacts)} 22"}
             self.work.survey.contacts[name] = ContactResult(name, found, (), None, None)
-        monkeypatch.setattr(spread, "execute_once", self._play)
-        monkeypatch.setattr(spread, "contact", self._contact)
-        monkeypatch.setattr(spread, "receive", self._receive)
-        monkeypatch.setattr(spread, "plan_of", self.plan_of)
+        monkeypatch.setattr(distribute, "execute_once", self._play)
+        monkeypatch.setattr(distribute, "contact", self._contact)
+        monkeypatch.setattr(distribute, "receive", self._receive)
+        monkeypatch.setattr(distribute, "plan_of", self.plan_of)
 
     def plan_of(self, work: Work) -> Plan:
         return plan_spread(self.whole, self.facts, {}, self.target, least={}, tried=work.tried)
 
     def run(self) -> Outcome:
         plan, files = self._stage(self.work, self.plan_of(self.work))
-        _, outcome = spread.execute_spread(plan, files, self.work, self._stage)
+        _, outcome = distribute.execute_spread(plan, files, self.work, self._stage)
         self.journal.close()
         return outcome
 
@@ -290,7 +290,7 @@ def test_who_has_no_answer_of_its_builder_is_told_why(tmp_path: Path, monkeypatc
                 played.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
         return played
 
-    monkeypatch.setattr(spread, "execute_once", lost)
+    monkeypatch.setattr(distribute, "execute_once", lost)
     outcome = on.run()
     assert on.plays[-1] == {"c": BUILDS}, "two nodes that died say nothing of the third"
     assert codes(outcome) == {"a": ("node-unreachable", 3), "b": ("node-unreachable", 3)}

@@ -12,7 +12,8 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision import contact, ssh_config
+from envbuild.provision.contact import first_contact
+from envbuild.transport import ssh_config
 from tests.provision.sshd import Server, make_key, require_sshd, user
 
 StartServer = Callable[..., Server]
@@ -56,7 +57,7 @@ def request(node: str) -> dict[str, Any]:
 
 
 def error_of(server: Server, connection: Connection, deadline: float = 30.0) -> EnvbuildError:
-    found = contact.contact([server.address], request, connection, deadline)[server.address]
+    found = first_contact.contact([server.address], request, connection, deadline)[server.address]
     assert isinstance(found, EnvbuildError), found
     assert found.exit_code == 3
     assert found.details["node"] == server.address
@@ -65,7 +66,7 @@ def error_of(server: Server, connection: Connection, deadline: float = 30.0) -> 
 
 def test_probe_over_ssh(start: StartServer, client: Path) -> None:
     server = start()
-    found = contact.run_node(server.address, request("n1"), options(client, server, server.known))
+    found = first_contact.run_node(server.address, request("n1"), options(client, server, server.known))
     assert found.result()["node"] == "n1"
     assert found.result()["prefix"]["path"] == f"{server.home}/envbuild"
     assert found.findings["prefix"] == f"{server.home}/envbuild"
@@ -88,10 +89,10 @@ def test_a_host_is_logged_in_on_once_ahead_of_the_questions_and_for_all_of_them(
 ) -> None:
     server = start()
     connection = options(client, server, server.known)
-    contact.log_in_ahead([server.address], connection)
+    first_contact.log_in_ahead([server.address], connection)
     for _ in range(3):
-        found = contact.contact([server.address], request, connection)[server.address]
-        assert isinstance(found, contact.ContactResult)
+        found = first_contact.contact([server.address], request, connection)[server.address]
+        assert isinstance(found, first_contact.ContactResult)
         assert found.result()["node"] == server.address
     assert logins(server) == 1
 
@@ -99,7 +100,7 @@ def test_a_host_is_logged_in_on_once_ahead_of_the_questions_and_for_all_of_them(
 def test_what_goes_wrong_ahead_is_told_by_the_contact(start: StartServer, client: Path) -> None:
     server = start()
     connection = options(client, server, "")
-    contact.log_in_ahead([server.address], connection)
+    first_contact.log_in_ahead([server.address], connection)
     assert error_of(server, connection).code == "host-key-unknown"
     assert logins(server) == 0
 
@@ -107,15 +108,15 @@ def test_what_goes_wrong_ahead_is_told_by_the_contact(start: StartServer, client
 def test_a_login_that_was_begun_with_other_options_is_not_used(start: StartServer, client: Path) -> None:
     server = start()
     connection = options(client, server, server.known)
-    contact.log_in_ahead([server.address], connection.model_copy(update={"user": "nobody-here"}))
-    assert contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
+    first_contact.log_in_ahead([server.address], connection.model_copy(update={"user": "nobody-here"}))
+    assert first_contact.run_node(server.address, request("n1"), connection).result()["node"] == "n1"
 
 
 def test_start_up_files_that_print_do_no_harm(start: StartServer, client: Path) -> None:
     server = start()
     for name in (".bashrc", ".profile", ".zshrc", ".cshrc"):
         (server.home / name).write_text("echo 'Welcome! python=/evil'\necho noise >&2\n")
-    found = contact.run_node(server.address, request("n1"), options(client, server, server.known))
+    found = first_contact.run_node(server.address, request("n1"), options(client, server, server.known))
     assert found.result()["node"] == "n1"
     assert found.python != "/evil"
 
@@ -124,7 +125,7 @@ def test_forced_noise_before_and_after(start: StartServer, client: Path) -> None
     server = start(
         force="echo '===envbuild begin ==='; printf 'no newline'; /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"; echo bye"
     )
-    assert contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
+    assert first_contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
 
 
 @pytest.mark.parametrize("shell", ["csh", "tcsh", "fish"])
@@ -132,7 +133,7 @@ def test_login_shell_that_is_not_posix(shell: str, start: StartServer, client: P
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed: not proven as a login shell here")
     server = start(force=f'{shell} -c "$SSH_ORIGINAL_COMMAND"')
-    assert contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
+    assert first_contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
 
 
 def test_unknown_host_key_is_refused_with_fingerprint_and_what_to_do(start: StartServer, client: Path) -> None:
@@ -160,7 +161,7 @@ def test_known_hosts_of_the_configuration_is_used_when_none_is_given(start: Star
     connection = configured(client, f"Host {server.address}\n Port {server.port}\n")
     assert error_of(server, connection).code == "host-key-unknown"
     (client.parent / "known_hosts").write_text(server.known)
-    assert contact.run_node(server.address, request("n1"), connection).result()
+    assert first_contact.run_node(server.address, request("n1"), connection).result()
 
 
 def test_known_hosts_file_that_is_missing_is_an_error(start: StartServer, client: Path) -> None:
@@ -185,7 +186,7 @@ def test_nobody_listens(start: StartServer, client: Path) -> None:
 def test_broken_nodes_do_not_hold_up_good_ones(
     start: StartServer, client: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contact, "OUTPUT_LIMIT", 3_000_000)
+    monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 3_000_000)
     good = start("127.0.0.2")
     flood = start("127.0.0.3", force="yes this never ends")
     asleep = start("127.0.0.4", force="sleep 60")
@@ -197,10 +198,10 @@ def test_broken_nodes_do_not_hold_up_good_ones(
     )
     connection = configured(client, text)
     begun = time.monotonic()
-    found = contact.contact([f"n{number}" for number in range(4)], request, connection, deadline=6.0)
+    found = first_contact.contact([f"n{number}" for number in range(4)], request, connection, deadline=6.0)
     assert time.monotonic() - begun < 25
     result = found["n0"]
-    assert isinstance(result, contact.ContactResult)
+    assert isinstance(result, first_contact.ContactResult)
     assert result.result()["node"] == "n0"
     codes = [error.code for error in list(found.values())[1:] if isinstance(error, EnvbuildError)]
     assert codes == ["contact-too-much-output", "contact-timeout", "contact-no-answer"]
@@ -218,19 +219,19 @@ def test_jump_host_of_the_users_configuration(start: StartServer, client: Path) 
     server, jump = start("127.0.0.2"), start("127.0.0.3")
     (client.parent / "known_hosts").write_text(server.known + jump.known)
     connection = jump_config(client, server, jump)
-    assert contact.run_node("inside", request("n1"), connection).result()["node"] == "n1"
+    assert first_contact.run_node("inside", request("n1"), connection).result()["node"] == "n1"
 
 
 def test_proxy_jump_none_means_none(start: StartServer, client: Path) -> None:
     server = start()
     connection = configured(client, f"Host direct\n HostName {server.address}\n Port {server.port}\n ProxyJump none\n")
     (client.parent / "known_hosts").write_text(server.known)
-    assert contact.run_node("direct", request("n1"), connection).result()
+    assert first_contact.run_node("direct", request("n1"), connection).result()
 
 
 def test_node_name_that_is_none_is_an_error_of_that_node(client: Path) -> None:
     names = ["a" * 70 + ".invalid", "host:notaport", "unknown.invalid"]
-    found = contact.contact(names, request, Connection(kind="ssh", connect_timeout=3.0))
+    found = first_contact.contact(names, request, Connection(kind="ssh", connect_timeout=3.0))
     assert {error.code for error in found.values() if isinstance(error, EnvbuildError)} == {"node-unreachable"}
     assert list(found) == names
 
@@ -240,7 +241,7 @@ def test_host_key_of_every_hop_is_verified(unknown: str, start: StartServer, cli
     server, jump = start("127.0.0.2"), start("127.0.0.3")
     connection = jump_config(client, server, jump)
     (client.parent / "known_hosts").write_text(jump.known if unknown == "inside" else server.known)
-    found = contact.contact(["inside"], request, connection)["inside"]
+    found = first_contact.contact(["inside"], request, connection)["inside"]
     assert isinstance(found, EnvbuildError)
     assert found.code == "host-key-unknown"
     assert (jump if unknown == "gate" else server).address in found.what

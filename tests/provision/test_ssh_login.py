@@ -22,9 +22,10 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision import contact, ssh, ssh_config
-from envbuild.provision.ansible_config import configuration, variables, without_user_settings
-from envbuild.provision.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.config import configuration, variables, without_user_settings
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.contact import first_contact
+from envbuild.transport import ssh, ssh_config
 from tests.provision.sshd import Server, make_key, require_sshd, user
 
 StartServer = Callable[..., Server]
@@ -139,7 +140,7 @@ def request(node: str) -> dict[str, Any]:
 
 def asked(nodes: list[str], connection: Connection) -> list[str]:
     """What each node answers to our own question: its name, or the code of an error."""
-    found = contact.contact(nodes, request, connection, 60.0)
+    found = first_contact.contact(nodes, request, connection, 60.0)
     return [each.code if isinstance(each, EnvbuildError) else each.result()["node"] for each in found.values()]
 
 

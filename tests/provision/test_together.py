@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from envbuild.model.lock import Variant
 from envbuild.model.stack import SmokeItem
 from envbuild.model.target import Connection, Target
-from envbuild.provision.inspect_together import gpus_of_stamp
-from envbuild.provision.together import Member, addresses, groups, meet_args, requests
+from envbuild.provision.fleet.multi_node_smoke import Member, addresses, groups, meet_args, requests
+from envbuild.provision.jobs.smoke import gpus_of_stamp
 from tests.resolve.builders import make_variant
 
 MACHINE = (SmokeItem(name="sound"), SmokeItem(name="machine", deadline=90))

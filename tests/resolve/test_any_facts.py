@@ -13,7 +13,7 @@ from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.resolve.engine import resolve, resolve_fleet
-from envbuild.resolve.rules import evaluate
+from envbuild.resolve.rules.order import evaluate
 from tests.resolve.any_facts import any_facts
 from tests.resolve.builders import compat, make_lock, package, target, torch_lock, torch_package
 from tests.resolve.test_golden import CASES, request_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve.classes import NodeClass, describe, gpu_fault, group, mig_instances
+from envbuild.resolve.node_classes import NodeClass, describe, gpu_fault, group, mig_instances
 from tests.resolve.builders import GB, node_facts
 
 SLURM = {"kind": "slurm", "job": "4711"}

@@ -10,9 +10,9 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
-from envbuild.resolve.classes import group
 from envbuild.resolve.engine import Resolver, resolve, resolve_fleet
-from envbuild.resolve.supply import Supply, indexes_needed, wanted_files
+from envbuild.resolve.node_classes import group
+from envbuild.resolve.reachability import Supply, indexes_needed, wanted_files
 from tests.resolve.builders import (
     GB,
     compat,

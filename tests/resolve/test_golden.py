@@ -15,7 +15,7 @@ from envbuild.model.resolution import Decision
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules import RULES, evaluate, rule_ids
+from envbuild.resolve.rules.order import RULES, evaluate, rule_ids
 from tests.resolve.builders import compat, node_facts, plain_compat
 
 CASES: list[dict[str, Any]] = [

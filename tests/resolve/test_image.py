@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
 from envbuild.resolve.engine import resolve
-from envbuild.resolve.image import OUTSIDE
+from envbuild.resolve.inside_image import OUTSIDE
 from tests.resolve.builders import compat, make_lock, node_facts, node_rows, package, target, torch_package
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"

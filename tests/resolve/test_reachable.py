@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.cli.explain_cmd import explain
-from envbuild.resolve.rules import rule_ids
+from envbuild.resolve.rules.order import rule_ids
 from tests.resolve.builders import compat
 from tests.resolve.files import write_files
 from tests.resolve.test_golden import CASES

@@ -7,7 +7,7 @@ from typing import Any
 from envbuild.model.resolution import Resolution
 from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve.engine import resolve
-from envbuild.resolve.rules import evaluate
+from envbuild.resolve.rules.order import evaluate
 from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package
 from tests.resolve.test_golden import CASES, request_of
 

@@ -13,8 +13,8 @@ import pytest
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
-from envbuild.node import shell
-from envbuild.provision.job_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
+from envbuild.node.env import activation_files
+from envbuild.provision.jobs.node_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
 from envbuild.schedule.ensure_script import ensure_script, pbs_preamble, task_prolog
 from envbuild.schedule.job import Broadcast, JobStep
 from envbuild.schedule.pbs_script import render as render_pbs
@@ -64,7 +64,7 @@ class Disk:
         (self.prefix / "current" / "demo" / ".envbuild").mkdir(parents=True)
         variables = {"A": "it's $(touch x) `id`", "B": {"path": str(top), "if": "exists"}, "EMPTY": "",
                      "C": "export D=1", "GONE": {"path": "/nonexistent", "if": "exists"}}  # fmt: skip
-        text = shell.activate_sh(str(self.prefix / "envs" / "x"), "demo", variables)
+        text = activation_files.activate_sh(str(self.prefix / "envs" / "x"), "demo", variables)
         (self.prefix / "current" / "demo" / ".envbuild" / "activate.sh").write_text(text)
         (self.shared / "ensure" / "demo.sh").write_text(
             f"echo ran >&2; echo '{{}}'; echo >> '{top}/ran'; exit {code}\n"

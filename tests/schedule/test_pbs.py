@@ -15,7 +15,7 @@ from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerU
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.pbs_answers import parse_json, parse_text
 from envbuild.schedule.pbs_nodes import bad_nodes, most_gpus, parse_nodes
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job

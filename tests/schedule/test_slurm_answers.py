@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.schedule.job import Failure, Gres, JobState, Phase
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import (
     parse_bad_nodes,

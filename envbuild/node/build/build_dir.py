@@ -7,7 +7,8 @@ import stat
 import tempfile
 import time
 
-from envbuild.node import identity, paths, record
+from envbuild.node import identity, paths
+from envbuild.node.packages import installed
 from envbuild.node.protocol import log
 
 CANONICAL = "/tmp/envbuild-build"  # noqa: S108 - used only when it is a private folder of ours
@@ -144,7 +145,7 @@ def give_name(environment: "str", link: "str") -> "None":
     folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
     """
     os.symlink(environment, link)
-    for site in record.site_packages(environment):
+    for site in installed.site_packages(environment):
         for pattern in ("*/include", "*/*/include"):
             for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
                 set_dates(folder)

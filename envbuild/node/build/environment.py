@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 
-from envbuild.node import paths, proc, sources
+from envbuild.node import git_source, paths, proc
 from envbuild.node.protocol import log
 
 TYPE_CHECKING = False
@@ -79,7 +79,7 @@ def no_repository(above: "str") -> "dict[str, str | None]":
 
     `above`: the folder that holds the tree; git looks no higher.
     """
-    alone = dict.fromkeys(sources.REPOSITORY_VARIABLES)  # type: dict[str, str | None]
+    alone = dict.fromkeys(git_source.REPOSITORY_VARIABLES)  # type: dict[str, str | None]
     return dict(alone, GIT_CEILING_DIRECTORIES=above)
 
 

@@ -2,7 +2,8 @@
 
 import json
 
-from envbuild.node import proc, uv
+from envbuild.node import proc
+from envbuild.node.packages import uv
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False

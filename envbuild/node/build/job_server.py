@@ -1,7 +1,7 @@
 """One budget of compile jobs for every source and extension of a run, bounded by cores and memory.
 
-The budget listens on a Unix socket; gates (`build_gate.py`) ask it before each compile command. A token is a line that
-is open: a gate that is killed gives its own back, and a builder that is killed closes all, which ends the compilers.
+The budget listens on a Unix socket; gates (`programs/job_client.py`) ask it before each compile command. A token is a line that is
+open: a gate that is killed gives its own back, and a builder that is killed closes all, which ends the compilers.
 """
 
 import heapq
@@ -14,9 +14,10 @@ import socket
 import tempfile
 import threading
 
-from envbuild.node import build_folder, probe_system
-from envbuild.node.probe_files import read
+from envbuild.node.build import build_dir
+from envbuild.node.probe import system
 from envbuild.node.protocol import log
+from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def free_memory(root: "str" = "/") -> "float | None":
         texts = [read(os.path.join(base, name)).strip() for name in (limit, usage)]
         if all(re.match(r"\d{1,18}\Z", text) for text in texts):
             values.append(float(int(texts[0]) - int(texts[1]) + _reclaimable(base, limit)))
-    total = probe_system.memory_bytes(root)
+    total = system.memory_bytes(root)
     if total is not None:
         values.append(float(total))
     return max(0.0, min(values)) / _GB if values else None
@@ -72,7 +73,7 @@ class Budget:
 
     def __init__(self, jobs: "int | None" = None, memory: "float | None" = None) -> "None":
         """Defaults: the cores and the free memory of this node."""
-        self.jobs = max(1, jobs or probe_system.cpu_count())
+        self.jobs = max(1, jobs or system.cpu_count())
         self.memory = free_memory() if memory is None else memory
         self.retried = set()  # type: set[str]
         self.peak = 0
@@ -109,9 +110,9 @@ class Budget:
         top = tempfile.gettempdir()
         if len(os.fsencode(top)) > _SOCKET_LIMIT - 30:
             top = "/tmp"  # noqa: S108 - mkdtemp makes a private folder
-        build_folder.sweep(top, _PREFIX)
+        build_dir.sweep(top, _PREFIX)
         self._folder = tempfile.mkdtemp(prefix=_PREFIX, dir=top)
-        build_folder.sign(self._folder)
+        build_dir.sign(self._folder)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.socket)
         self._listener.listen(128)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import pkgutil
 import tempfile
 
-from envbuild.node import patch, paths, proc, protocol, sources
+from envbuild.node import git_source, paths, proc, program_files
+from envbuild.node.patch import apply as patch
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DEADLINE = 600.0
-_PACKAGE = "envbuild.node"
-# What the program needs beside the modules whose names begin with `patch`.
-_NEEDED = ("protocol", "redact")
+_PACKAGE = "envbuild.node.patch"
+_NEEDED = ("protocol", "redact")  # what `envbuild.node.patch` imports
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[1:] = []; "
-    "runpy.run_module('envbuild.node.patch_run', run_name='__main__', alter_sys=True)"
+    "runpy.run_module('envbuild.node.patch', run_name='__main__', alter_sys=True)"
 )
 # The CUDA that torch was built with, read without importing torch; nothing where torch is not there.
 _TORCH = """
@@ -41,7 +40,7 @@ json.dump(told, sys.stdout)
 
 def check(pins: "list[dict[str, Any]]", given: "dict[str, Any]") -> "None":
     """See that sources are pinned and patched as the lock says; raises what `check_pins` and `specs_of` raise."""
-    sources.check_pins(pins)
+    git_source.check_pins(pins)
     for source in pins:
         specs_of(source, given)
 
@@ -143,19 +142,14 @@ def apply(
 def _program(tmp: "str") -> "str":
     """The patch modules as files: they may lie in a zip file whose path the other interpreter cannot count on."""
     home = tempfile.mkdtemp(prefix="patch-", dir=tmp)
-    folder = os.path.join(home, *_PACKAGE.split("."))
-    os.makedirs(folder)
-    for package in (os.path.join(home, "envbuild"), folder):
-        with open(os.path.join(package, "__init__.py"), "wb"):
+    folder = home
+    for part in _PACKAGE.split("."):
+        folder = os.path.join(folder, part)
+        os.mkdir(folder)
+        with open(os.path.join(folder, "__init__.py"), "wb"):
             pass
-    where = os.path.dirname(protocol.__file__)
-    names = [each.name for each in pkgutil.iter_modules([where]) if each.name.startswith("patch")]
-    for name in sorted({*names, *_NEEDED} - {"patching"}):
-        data = pkgutil.get_data(_PACKAGE, name + ".py")
-        if data is None:
-            raise OSError("the node program has no file %s.py" % name)
-        with open(os.path.join(folder, name + ".py"), "wb") as stream:
-            stream.write(data)
+    program_files.write(_PACKAGE, folder)
+    program_files.write("envbuild.node", os.path.dirname(folder), _NEEDED)
     return home
 
 

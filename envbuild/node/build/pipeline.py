@@ -9,34 +9,23 @@
 """
 
 import os
-import pkgutil
 import tempfile
 import urllib.request
 
-from envbuild.node import (
-    build_causes,
-    build_environ,
-    build_import,
-    build_kernels,
-    build_wheel,
-    build_zip,
-    patching,
-    paths,
-    proc,
-    record,
-    sources,
-    uv,
-    wheel_handed,
-    wheel_store,
-    wheelfile,
-)
+from envbuild.node import git_source, paths, proc, program_files
+from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
+from envbuild.node.build import kernels as build_kernels
+from envbuild.node.build import wheel as build_wheel
+from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.wheels import store as wheel_store
+from envbuild.node.wheels import transferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from envbuild.node.build_jobs import Budget
+    from envbuild.node.build.job_server import Budget
 
 _KEYS = ("name", "commit", "tree", "git", "install", "generated")
 
@@ -53,18 +42,18 @@ class Builder:
         self.variant = args["variant"]
         self.pins = self.variant.get("sources") or []  # type: list[dict[str, Any]]
         self.options = dict(args.get("build") or {})
-        self.options["cuda_home"] = build_environ.toolkit(self.options.get("cuda_home"))
+        self.options["cuda_home"] = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
         self.store_path = self.options.get("store") or wheel_store.default_path(request["prefix"])
         self.python = os.path.join(self.environment, "bin", "python")
         given = args.get("patches") or {}
-        self.specs = {source["name"]: patching.specs_of(source, given) for source in self.pins}
+        self.specs = {source["name"]: patch_sources.specs_of(source, given) for source in self.pins}
         self.trees = {}  # type: dict[str, str]
         self.patched = {}  # type: dict[str, list[dict[str, Any]]]
         self.wheels = {}  # type: dict[str, str]
         self.built = {}  # type: dict[str, dict[str, Any]]
         self.store = None  # type: wheel_store.Store | None
-        self.handed = wheel_handed.Handed(self.options.get("handed"))
+        self.handed = transferred.Handed(self.options.get("handed"))
         self._applied = set()  # type: set[str]
         self._facts = None  # type: dict[str, Any] | None
         self._toolchains = {}  # type: dict[str, dict[str, Any]]
@@ -117,7 +106,7 @@ class Builder:
             if (source.get("build") or {}).get("kind") == "inplace":
                 self._in_place(source)
             if source["name"] in self.wheels:
-                wheelfile.refuse_unsafe(self.wheels[source["name"]])
+                wheel_file.refuse_unsafe(self.wheels[source["name"]])
                 # Never from the cache: the same version may have been built from another commit before.
                 self._uv(["--link-mode", "copy", "--reinstall", _url(self.wheels[source["name"]])], source)
             if how == "path":
@@ -139,7 +128,7 @@ class Builder:
             if not names:
                 continue
             try:
-                facts["imports"] = build_import.check(self.python, source["name"], names, self._own_env(source))
+                facts["imports"] = import_check.check(self.python, source["name"], names, self._own_env(source))
             except NodeError as error:
                 if self.store is not None:
                     self.store.reject(facts["key"], error.why)
@@ -153,7 +142,7 @@ class Builder:
         if not wanted:
             return
         try:
-            imports = build_import.check(self.python, source["name"], wanted, self._own_env(source))
+            imports = import_check.check(self.python, source["name"], wanted, self._own_env(source))
         except NodeError as error:
             raise _missing(source, "the tree of source %s", error.details["extensions"], error.why) from None
         told = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
@@ -182,7 +171,7 @@ class Builder:
                 folder = os.path.join(self.environment, "src", name)
             above = name + "/"
             parts = {key[len(above) :]: path for key, path in self.bundles.items() if key.startswith(above)}
-            sources.fetch(source, folder, self.bundles.get(name), parts)
+            git_source.fetch(source, folder, self.bundles.get(name), parts)
             self.trees[name] = folder
         return self.trees[name]
 
@@ -190,7 +179,7 @@ class Builder:
         folder = self.trees[source["name"]]
         project = os.path.join(folder, source["path"]) if source.get("path") else folder
         if not os.path.isdir(project):
-            raise build_causes.failure("source %s" % source["name"], "it has no folder %s" % source["path"])
+            raise diagnose.failure("source %s" % source["name"], "it has no folder %s" % source["path"])
         return project
 
     def _patch(self, source: "dict[str, Any]") -> "None":
@@ -200,9 +189,9 @@ class Builder:
         self._applied.add(name)
         env = self.tool.environ()
         if self._facts is None:
-            self._facts = patching.facts_of(self.python, env, self.options.get("nvcc"))
+            self._facts = patch_sources.facts_of(self.python, env, self.options.get("nvcc"))
         folder, facts = self.trees[name], self._facts
-        self.patched[name] = patching.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
+        self.patched[name] = patch_sources.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
 
     def _toolchain(self, own: "dict[str, str]") -> "dict[str, Any]":
         """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
@@ -213,7 +202,7 @@ class Builder:
         return self._toolchains[asked]
 
     def _inputs(self, source: "dict[str, Any]") -> "dict[str, Any]":
-        digests = patching.digests(self.specs[source["name"]])
+        digests = patch_sources.digests(self.specs[source["name"]])
         toolchain = self._toolchain((source.get("build") or {}).get("environment") or {})
         return wheel_store.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 
@@ -298,7 +287,7 @@ class Builder:
         """Build what the store has once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
             other = self._build(source, out, budget, False)["wheel"]
-            found = build_zip.different(wheel, other)
+            found = normalize_wheel.different(wheel, other)
             with open(wheel, "rb") as one, open(other, "rb") as two:
                 same = one.read() == two.read()
         return {"equal": same and not found, "different": found}
@@ -309,22 +298,21 @@ class Builder:
 
     def _variables(self, own: "dict[str, Any]") -> "dict[str, str | None]":
         cuda_home = self.options.get("cuda_home")
-        return build_environ.variables(self.environment, self._given(), own, self._arch_list, cuda_home)
+        return environment.variables(self.environment, self._given(), own, self._arch_list, cuda_home)
 
     def _own_env(self, source: "dict[str, Any]") -> "dict[str, str]":
         own = (source.get("build") or {}).get("environment") or {}
-        alone = build_environ.no_repository(os.path.join(self.environment, "src"))
+        alone = environment.no_repository(os.path.join(self.environment, "src"))
         return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp, **alone))
 
     def _in_place(self, source: "dict[str, Any]") -> "None":
-        flags = sources.option_flags((source.get("build") or {}).get("flags") or [])
+        flags = git_source.option_flags((source.get("build") or {}).get("flags") or [])
         self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
 
     def _editable(self, source: "dict[str, Any]") -> "None":
-        program = pkgutil.get_data(__name__.rpartition(".")[0], "build_editable.py")
-        assert program is not None
+        program = program_files.text("envbuild.node.build.programs", "editable")
         out = tempfile.mkdtemp(prefix="editable-%s-" % source["name"], dir=self.tool.tmp)
-        self._in_tree(source, ["-c", program.decode("utf-8"), out])
+        self._in_tree(source, ["-c", program, out])
         words = [_url(os.path.join(out, wheel)) for wheel in os.listdir(out)]
         self._uv(words or ["--no-build-isolation", "-e", _url(self._project(source))], source)
 
@@ -333,9 +321,9 @@ class Builder:
         project = self._project(source)
         had_build = os.path.lexists(os.path.join(project, "build"))
         env = self._own_env(source)
-        tools = build_environ.look(env, self.options.get("cuda_home"))
-        env.update(build_environ.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
-        env.update(build_environ.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
+        tools = environment.look(env, self.options.get("cuda_home"))
+        env.update(environment.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
+        env.update(environment.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
         done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
             if "No space left on device" in done.err:
@@ -346,7 +334,7 @@ class Builder:
 
     def _add_path(self, source: "dict[str, Any]") -> "None":
         project = self._project(source)
-        for site in record.site_packages(self.environment):
+        for site in installed.site_packages(self.environment):
             path = os.path.join(self.environment, site, "envbuild-source-%s.pth" % source["name"])
             paths.write_atomic(path, os.fsencode(project) + b"\n")
 
@@ -387,9 +375,9 @@ def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "s
 
 def _failed(source: "dict[str, Any]", done: "proc.Finished") -> "NodeError":
     what, text = "source %s" % source["name"], done.out + "\n" + done.err
-    build_causes.write_down(what, text)
+    diagnose.write_down(what, text)
     log(uv.tail(text, 400))
-    return build_causes.of_output(what, text)
+    return diagnose.of_output(what, text)
 
 
 def _url(path: "str") -> "str":

@@ -6,26 +6,14 @@ else goes through PEP 517. Torch and all build tools are packages of the environ
 
 import hashlib
 import os
-import pkgutil
 import tempfile
 import time
 
-from envbuild.node import (
-    build_causes,
-    build_editable,
-    build_environ,
-    build_folder,
-    build_gate,
-    build_jobs,
-    build_network,
-    build_proof,
-    build_zip,
-    paths,
-    proc,
-    record,
-    sources,
-    uv,
-)
+from envbuild.node import git_source, paths, proc, program_files
+from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
+from envbuild.node.build import environment as build_environ
+from envbuild.node.build.programs import editable, job_client
+from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -34,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
-_PROGRAMS = ("build_driver", "build_gate")
+_PROGRAMS = "envbuild.node.build.programs"
 
 
 class Options:
@@ -56,7 +44,7 @@ class Options:
         jobs: "int | None" = None,
         tmp: "str | None" = None,
         check_rebuild: "bool" = False,
-        budget: "build_jobs.Budget | None" = None,
+        budget: "job_server.Budget | None" = None,
     ) -> "None":
         """Plain data."""
         self.tool = tool
@@ -84,12 +72,12 @@ def build_wheel(
     Raises NodeError `build-failed`, `extensions-missing`, `arch-missing` (exit 4), `disk-full` (75).
     """
     if options.budget is None:
-        with build_jobs.Budget(options.jobs) as budget:
+        with job_server.Budget(options.jobs) as budget:
             return _Build(python, source, project, out, options, budget).run()
     return _Build(python, source, project, out, options, options.budget).run()
 
 
-def build_all(calls: "Mapping[str, Callable[[build_jobs.Budget], Any]]", jobs: "int | None" = None) -> "dict[str, Any]":
+def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "int | None" = None) -> "dict[str, Any]":
     """Run one call for each source at once, under one budget that each gets; returns name -> what its call returned.
 
     A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
@@ -98,13 +86,13 @@ def build_all(calls: "Mapping[str, Callable[[build_jobs.Budget], Any]]", jobs: "
     failures = {}  # type: dict[str, BaseException]
     results = {}  # type: dict[str, Any]
 
-    def run(name: "str", call: "Callable[[build_jobs.Budget], Any]", budget: "build_jobs.Budget") -> "None":
+    def run(name: "str", call: "Callable[[job_server.Budget], Any]", budget: "job_server.Budget") -> "None":
         try:
             results[name] = call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
             failures[name] = error
 
-    with build_jobs.Budget(jobs) as budget:
+    with job_server.Budget(jobs) as budget:
         threads = [(lambda name=name, call=call: run(name, call, budget)) for name, call in calls.items()]
         proc.parallel(threads)
     for name in calls:
@@ -117,7 +105,7 @@ def route(project: "str") -> "str":
     """`setup.py` (there is one and no backend but setuptools) or `pep517`."""
     if not os.path.isfile(os.path.join(project, "setup.py")):
         return "pep517"
-    backend, in_tree = build_editable.backend(project)
+    backend, in_tree = editable.backend(project)
     return "setup.py" if backend.split(":")[0] == "setuptools.build_meta" and not in_tree else "pep517"
 
 
@@ -131,7 +119,7 @@ class _Build:
         project: "str",
         out: "str",
         options: "Options",
-        budget: "build_jobs.Budget",
+        budget: "job_server.Budget",
     ) -> "None":
         self.python = python
         self.source = source
@@ -145,22 +133,22 @@ class _Build:
         self.options = options
         self.budget = budget
         self.build = (options.build if options.build is not None else source.get("build")) or {}
-        self.flags = sources.option_flags(self.build.get("flags") or [])
-        self.memory = float(self.build.get("memory_per_job") or build_jobs.MEMORY_PER_JOB)
+        self.flags = git_source.option_flags(self.build.get("flags") or [])
+        self.memory = float(self.build.get("memory_per_job") or job_server.MEMORY_PER_JOB)
         self.route = route(project)
         self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         self.ccache = False
 
     def run(self) -> "dict[str, Any]":
         begun = time.monotonic()
-        self.prefix, network = build_network.off()
+        self.prefix, network = no_network.off()
         jobs = self.budget.limit(self.memory)
         log("building %s (%s, %d job%s)" % (self.name, self.route, jobs, "" if jobs == 1 else "s"))
         os.makedirs(self.out, exist_ok=True)
         wheel, report, canonical = self._once(self.out, False)
         seconds = time.monotonic() - begun
         environment = os.path.dirname(os.path.dirname(self.python))
-        sites = [os.path.join(environment, site) for site in record.site_packages(environment)]
+        sites = [os.path.join(environment, site) for site in installed.site_packages(environment)]
         result = {
             "wheel": wheel,
             "sha256": _sha256(wheel),
@@ -168,7 +156,7 @@ class _Build:
             "seconds": round(seconds, 2),
             "jobs": jobs,
             "extensions": self._prove(wheel, report),
-            "arch": build_proof.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
+            "arch": gpu_arch_check.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
             "network": network,
             "ccache": self.ccache,
             "retried": self.name in self.budget.retried,
@@ -182,7 +170,7 @@ class _Build:
         """Build once more, without ccache (which would give back the first one's objects), and compare."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tmp) as folder:
             other, _, _ = self._once(folder, True)
-            found = build_zip.different(wheel, other)
+            found = normalize_wheel.different(wheel, other)
             equal = (
                 not found and os.path.basename(wheel) == os.path.basename(other) and _sha256(wheel) == _sha256(other)
             )
@@ -190,10 +178,10 @@ class _Build:
 
     def _once(self, out: "str", again: "bool") -> "tuple[str, dict[str, Any], bool]":
         name = "%s-%s" % (self.name, self.source["commit"][:12])
-        with build_folder.Folder(name, build_folder.size(self.tree), self.options.tmp) as folder:
+        with build_dir.Folder(name, build_dir.size(self.tree), self.options.tmp) as folder:
             work = _Work(folder.path)
-            build_folder.copy(self.tree, work.tree)
-            build_folder.give_name(self.environment, work.environment)
+            build_dir.copy(self.tree, work.tree)
+            build_dir.give_name(self.environment, work.environment)
             env = self._environ(work, again)
             done = self._run(work, env)
             if not done.ok and self._killed(done, work):
@@ -202,14 +190,18 @@ class _Build:
                 log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
                 done = self._run(work, env)
             report = paths.read_json(work.report) or {}
-            build_causes.write_down(self.what, done.out + done.err)
+            diagnose.write_down(self.what, done.out + done.err)
             if not done.ok:
                 raise self._failed(done, report)
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
-                raise build_causes.failure(self.what, "the build made %d wheels" % len(wheels))
+                raise diagnose.failure(self.what, "the build made %d wheels" % len(wheels))
             strip = self.tools.strip
-            return build_zip.settle(os.path.join(work.out, wheels[0]), out, strip, work.tmp), report, folder.canonical
+            return (
+                normalize_wheel.settle(os.path.join(work.out, wheels[0]), out, strip, work.tmp),
+                report,
+                folder.canonical,
+            )
 
     def _environ(self, work: "_Work", again: "bool") -> "dict[str, str]":
         own = self.build.get("environment") or {}
@@ -231,7 +223,7 @@ class _Build:
         project = os.path.join(work.tree, self.inside)
         socket, jobs = self.budget.socket, self.budget.limit(self.memory)
         python = os.path.join(work.environment, "bin", os.path.basename(self.python))
-        guard = self.prefix + [self.python, "-I", "-S", work.program("build_gate"), "guard", socket, "--"]
+        guard = self.prefix + [self.python, "-I", "-S", work.program("job_client"), "guard", socket, "--"]
         env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
         if self.route == "pep517":
             words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", python]
@@ -242,7 +234,7 @@ class _Build:
             "flags": self.flags,
             "out": work.out,
             "report": work.report,
-            "gate": work.program("build_gate"),
+            "gate": work.program("job_client"),
             "socket": socket,
             "memory": self.memory,
             "jobs": jobs,
@@ -251,13 +243,13 @@ class _Build:
         }
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)
-        words = [python, work.program("build_driver"), file]
+        words = [python, work.program("setup_py"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
 
     def _killed(self, done: "proc.Finished", work: "_Work") -> "bool":
         if self.route != "pep517" and (paths.read_json(work.report) or {}).get("gated") != "extensions":
             return False
-        return done.rc in (137, 247) or build_gate.KILLED.search(done.out.encode("utf-8")) is not None
+        return done.rc in (137, 247) or job_client.KILLED.search(done.out.encode("utf-8")) is not None
 
     def _failed(self, done: "proc.Finished", report: "dict[str, Any]") -> "NodeError":
         text = done.out + "\n" + done.err
@@ -269,10 +261,10 @@ class _Build:
         if "No space left on device" in text or "Disk quota exceeded" in text:
             return paths.full_disk(self.options.tmp, uv.tail(text))
         if done.timed_out:
-            return build_causes.failure(self.what, "it was not done after %d minutes" % (DEADLINE // 60))
+            return diagnose.failure(self.what, "it was not done after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
         log(uv.tail(text, 400))
-        return build_causes.of_output(self.what, text, what)
+        return diagnose.of_output(self.what, text, what)
 
     def _missing(self, why: "str", names: "list[str] | None" = None) -> "NodeError":
         return NodeError(
@@ -287,7 +279,7 @@ class _Build:
 
     def _prove(self, wheel: "str", report: "dict[str, Any]") -> "list[str]":
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
-        there = build_zip.modules(build_zip.members(wheel))
+        there = normalize_wheel.modules(normalize_wheel.members(wheel))
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
         wanted += self.build.get("extensions") or []
         missing = sorted({name for name in wanted if name not in there})
@@ -312,11 +304,7 @@ class _Work:
         self.report = os.path.join(path, "report.json")
         for folder in (self.runtime, self.tmp, self.out, self.logs):
             os.mkdir(folder)
-        for name in _PROGRAMS:
-            data = pkgutil.get_data(__name__.rpartition(".")[0], name + ".py")
-            assert data is not None
-            with open(self.program(name), "wb") as stream:
-                stream.write(data)
+        program_files.write(_PROGRAMS, path)
 
     def program(self, name: "str") -> "str":
         return os.path.join(self.path, name + ".py")
@@ -326,12 +314,12 @@ class _Held:
     """Tokens that a whole build holds, for one whose compile commands cannot be held back singly."""
 
     def __init__(self, path: "str", source: "str", cores: "int", memory: "float") -> "None":
-        self.line = build_gate.connect(path)
+        self.line = job_client.connect(path)
         message = {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1}
-        build_gate.send(self.line, message)
+        job_client.send(self.line, message)
 
     def __enter__(self) -> "None":
-        build_gate.receive(self.line)
+        job_client.receive(self.line)
 
     def __exit__(self, *_: "object") -> "None":
         self.line.close()

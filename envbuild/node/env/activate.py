@@ -3,7 +3,9 @@
 import os
 import time
 
-from envbuild.node import aside, lease, merkle, paths, record, shell, stamp
+from envbuild.node import lease, paths
+from envbuild.node.env import activation_files, backup, merkle, stamp
+from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -25,7 +27,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     prefix = request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
     stack = paths.checked_name(args.get("stack"), "stack")
-    variables = shell.checked_variables(args.get("variables") or {})
+    variables = activation_files.checked_variables(args.get("variables") or {})
     paths.set_umask(prefix)
     found = stamp.read(environment)
     level = "measured" if found is None else "stamped"
@@ -41,15 +43,15 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                 changed = True
             else:
                 changed = _update(environment, found, args, variables)
-            shell.write(environment, stack, variables)
+            activation_files.write(environment, stack, variables)
             changed = _switch(prefix, stack, environment, variables, held) or changed
-            for old in aside.copies(environment):
+            for old in backup.copies(environment):
                 paths.discard(old)
             _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
     except OSError as error:
         raise paths.os_error(error, environment) or error from error
     finally:
-        aside.give_up(environment, held)
+        backup.give_up(environment, held)
     result = {key: found[key] for key in ("root", "files", "bytes")}
     return changed, dict(result, level=level, environment=environment, current=paths.current_link(prefix, stack))
 
@@ -104,7 +106,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "variant_id": args["variant"].get("id"),
         "arch_list": args["variant"].get("arch_list"),
         "root": merkle.root_of(files),
-        "packages": record.installed(environment),
+        "packages": installed.installed(environment),
         "base_packages": built["base_packages"],
         "sources": built["sources"],
         "variables": args.get("variables") or {},
@@ -117,7 +119,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "evidence": args.get("evidence") or {},
     }
     _check_root(environment, data["root"], args.get("root"))
-    shell.write(environment, data["stack"], data["variables"])
+    activation_files.write(environment, data["stack"], data["variables"])
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
     stamp.write(environment, data)
@@ -129,7 +131,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
 
 def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> "None":
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
-    _checked, wrong = record.check(environment, entries, known)
+    _checked, wrong = installed.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]
@@ -182,4 +184,4 @@ def _switch(
     held.check()
     target = os.path.join("..", "envs", os.path.basename(environment))
     changed = paths.switch_link(paths.current_link(prefix, stack), target)
-    return shell.write_modulefile(prefix, environment, stack, variables) or changed
+    return activation_files.write_modulefile(prefix, environment, stack, variables) or changed

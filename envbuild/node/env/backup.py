@@ -5,7 +5,8 @@ The verb `settle` ends a run on a node whose last step cannot: it was killed, or
 
 import os
 
-from envbuild.node import lease, paths, stamp
+from envbuild.node import lease, paths
+from envbuild.node.env import stamp
 from envbuild.node.protocol import log
 
 TYPE_CHECKING = False

@@ -1,6 +1,7 @@
 """The verb `files`: what an environment was stamped with, file by file, so that two nodes can be compared."""
 
-from envbuild.node import paths, stamp
+from envbuild.node import paths
+from envbuild.node.env import stamp
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False

@@ -5,22 +5,12 @@ import shutil
 import tempfile
 import time
 
-from envbuild.node import (
-    aside,
-    base,
-    bring_tools,
-    build_folder,
-    builds,
-    lease,
-    merkle,
-    packages,
-    patching,
-    paths,
-    pipconf,
-    record,
-    stamp,
-    uv,
-)
+from envbuild.node import lease, paths
+from envbuild.node.build import build_dir, patch_sources, pipeline
+from envbuild.node.env import backup, merkle, staged_tools, stamp
+from envbuild.node.env import interpreter as base
+from envbuild.node.packages import installed as record
+from envbuild.node.packages import pip_config, sync, uv
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -67,9 +57,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         if key not in request["args"]:
             raise NodeError("request-invalid", "`args.%s` is missing" % key)
     if request["args"].get("packed"):
-        from envbuild.node import packs
+        from envbuild.node.packs import published
 
-        taken = packs.take(request)
+        taken = published.take(request)
         if taken is not None:
             return True, taken
     job = _Job(request)
@@ -81,7 +71,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         with held:
             return _install(job, held)
     except BaseException as error:
-        aside.give_up(job.environment, held)
+        backup.give_up(job.environment, held)
         raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
 
 
@@ -90,16 +80,16 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     found = stamp.read(job.environment)
     if found is not None and not again:
         return False, dict(unchanged(job.environment, job.variant, found), seconds=job.seconds)
-    bring_tools.bring(job.prefix, job.args["interpreter"], job.args.get("staged"))
+    staged_tools.bring(job.prefix, job.args["interpreter"], job.args.get("staged"))
     interpreter = base.examine(job.args["interpreter"], job.variant)
     base.check(job.variant, interpreter.packages)
-    packages.check_recorded(job.variant.get("packages", []))
-    patching.check(job.variant.get("sources") or [], job.args.get("patches") or {})
+    sync.check_recorded(job.variant.get("packages", []))
+    patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     tool = _tool(job)
     _check_space(job, tool)
     _sweep(job.environment)
     if found is not None:
-        aside.set_aside(job.environment, job.run)
+        backup.set_aside(job.environment, job.run)
     try:
         if found is None and job.part != "rest":
             paths.discard(job.environment)
@@ -136,7 +126,7 @@ def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, A
 
 
 def _tool(job: "_Job") -> "uv.Uv":
-    config = pipconf.read(os.environ)
+    config = pip_config.read(os.environ)
     own = os.path.join(job.prefix, "tmp")
     top, asked = job.args.get("tmp") or own, job.args.get("cache")
     for folder in (top, asked or own):
@@ -150,7 +140,7 @@ def _tool(job: "_Job") -> "uv.Uv":
     for each in sorted(os.listdir(own)) if os.path.isdir(own) else ():
         if each.startswith("install-"):
             paths.remove_tree(os.path.join(own, each))
-    build_folder.sweep(own, "smoke-")  # an environment in use is tested without the lease
+    build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
     tmp = tempfile.mkdtemp(prefix="install-", dir=top)
     # Beside the environment, whose files are linked to it until it goes.
@@ -199,14 +189,14 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         _make_venv(job, tool, interpreter)
     job.phase("venv")
     if job.part == "packages":
-        packages.install(tool, job.environment, locked, job.artifacts)
+        sync.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
         return {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
-    made = builds.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
+    made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     made.fetch()
     job.phase("sources")
     if job.part is None:
-        packages.install(tool, job.environment, locked, job.artifacts)
+        sync.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
     required = {}
     if job.args.get("asked") is not None:
@@ -239,7 +229,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     }
     notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
     notes["archived"] = told_of_files["archived"]
-    notes["sources"] = patching.for_stamp(told)
+    notes["sources"] = patch_sources.for_stamp(told)
     if told:
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
@@ -294,11 +284,11 @@ def _check_record(
     checked, doubtful = record.check(job.environment, entries)
     locked, known, wrong = job.variant.get("packages", []), {}, doubtful
     if doubtful:
-        known = packages.archived(tool, job.environment, locked, job.artifacts, doubtful)
+        known = sync.archived(tool, job.environment, locked, job.artifacts, doubtful)
         checked, wrong = record.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
-        cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)
+        cleaned = not tool.keeps_cache or sync.forget_cached(tool, names)
         first = wrong[0]
         raise NodeError(
             "record-mismatch",

@@ -4,7 +4,8 @@ import json
 import os
 import re
 
-from envbuild.node import proc, record
+from envbuild.node import proc
+from envbuild.node.packages import installed as record
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False

@@ -1,6 +1,7 @@
 """The verb `envs`: lists the environments of a prefix; writes nothing."""
 
-from envbuild.node import packs, stamp
+from envbuild.node.env import stamp
+from envbuild.node.packs import published
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,5 +15,5 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """
     prefix = request["prefix"]
     found = [stamp.facts(prefix, path) for path in stamp.list_environments(prefix)]
-    packed = [each for stack in packs.stacks(prefix) for each in packs.facts(prefix, stack)]
+    packed = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
     return False, {"environments": found + packed}

@@ -2,7 +2,8 @@
 
 import os
 
-from envbuild.node import aside, lease, paths, stamp
+from envbuild.node import lease, paths
+from envbuild.node.env import backup, stamp
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                 paths.remove_tree(paths.current_link(prefix, stack))
                 paths.remove_tree(paths.modulefile(prefix, stack))
             paths.discard(environment)
-            for old in aside.copies(environment):
+            for old in backup.copies(environment):
                 paths.discard(old)
     finally:
         held.release()

@@ -7,7 +7,8 @@ Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`,
 
 import os
 
-from envbuild.node import paths, record
+from envbuild.node import paths
+from envbuild.node.packages import installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict
 
     Compares names and versions from dist-info; reads no other file.
     """
-    found = record.installed(environment)
+    found = installed.installed(environment)
     problems = _compare(found, stamp["packages"], "stamp")
     for name in sorted(set(found) - set(stamp["packages"])):
         problems.append("%s %s is there and not in the stamp" % (name, found[name]))
     if variant:
-        locked = {record.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
+        locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
         problems += [text for text in _compare(found, locked, "lock") if text not in problems]
     return problems
 
@@ -61,7 +62,7 @@ def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: "str") ->
     for name in sorted(wanted):
         if name not in found:
             problems.append("%s %s is missing" % (name, wanted[name]))
-        elif record.normal_version(found[name]) != record.normal_version(wanted[name]):
+        elif installed.normal_version(found[name]) != installed.normal_version(wanted[name]):
             problems.append("%s is %s, the %s says %s" % (name, found[name], where, wanted[name]))
     return problems
 

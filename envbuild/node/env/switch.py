@@ -2,7 +2,8 @@
 
 import os
 
-from envbuild.node import lease, paths, shell, stamp
+from envbuild.node import lease, paths
+from envbuild.node.env import activation_files, stamp
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -27,7 +28,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             found = _stamped(environment, stack)
             target = os.path.join("..", "envs", os.path.basename(environment))
             changed = paths.switch_link(paths.current_link(prefix, stack), target)
-            changed = shell.write_modulefile(prefix, environment, stack, found.get("variables") or {}) or changed
+            changed = (
+                activation_files.write_modulefile(prefix, environment, stack, found.get("variables") or {}) or changed
+            )
     finally:
         held.release()
     return changed, {"current": paths.current_link(prefix, stack)}

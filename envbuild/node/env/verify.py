@@ -7,7 +7,8 @@ import os
 import re
 import time
 
-from envbuild.node import paths, stamp
+from envbuild.node import paths
+from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, plural
 
 TYPE_CHECKING = False
@@ -26,11 +27,11 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     prefix = request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
     if os.path.isdir(os.path.join(prefix, "ensure")):
-        from envbuild.node import packs
+        from envbuild.node.packs import published
 
-        if stack in packs.stacks(prefix):
+        if stack in published.stacks(prefix):
             # A folder that nodes share: what is there is the pack, and the environment is on the disks of nodes.
-            return packs.run(request)
+            return published.run(request)
     environment = _environment(prefix, stack, args.get("environment"))
     checks = []  # type: list[dict[str, Any]]
     found = stamp.read(environment)
@@ -182,7 +183,7 @@ def _check_files(
     checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
 ) -> "tuple[list[dict[str, str]], str | None]":
     # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
-    from envbuild.node import activate, merkle
+    from envbuild.node.env import activate, merkle
 
     begun = time.monotonic()
     stamped = paths.read_json(paths.meta(environment, stamp.FILES))
@@ -230,15 +231,15 @@ def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[
 
 
 def _check_pyc(checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]") -> "list[dict[str, str]]":
-    from envbuild.node import merkle, pyc
+    from envbuild.node.env import bytecode, merkle
 
     begun = time.monotonic()
-    every = pyc.find(environment)
+    every = bytecode.find(environment)
     globs = merkle.generated_globs(found["sources"])
-    sources = {origin[0] for origin in map(pyc.source_of, every) if origin is not None}
+    sources = {origin[0] for origin in map(bytecode.source_of, every) if origin is not None}
     generated = {path for path in sources if globs and merkle.is_left_out(path, globs)}
-    tag = pyc.interpreter_tag(environment)
-    refused = pyc.check(environment, every, tag, generated) if every else []
+    tag = bytecode.interpreter_tag(environment)
+    refused = bytecode.check(environment, every, tag, generated) if every else []
     problems = ["%d of %d .pyc files are not what their source gives" % (len(refused), len(every))] if refused else []
     _add(checks, "bytecode", problems, "%d .pyc files, each what its source gives" % len(every), begun)
     return refused

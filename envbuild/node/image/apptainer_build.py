@@ -5,7 +5,8 @@ import posixpath
 import tarfile
 import tempfile
 
-from envbuild.node import container_file, container_look, paths, proc
+from envbuild.node import paths, proc
+from envbuild.node.image import image_file, runtimes
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -39,7 +40,7 @@ def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[s
         finally:
             paths.remove_tree(folder)
 
-    return {"ok": True, "file": container_file.made(path, make, force=bool(args.get("force")))}
+    return {"ok": True, "file": image_file.made(path, make, force=bool(args.get("force")))}
 
 
 def _folder(top: "str") -> "str":
@@ -62,7 +63,7 @@ def _folder(top: "str") -> "str":
 
 def _unpack(archive: "str", wanted: "str", folder: "str") -> "None":
     """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
-    found = container_look.digest_of(archive)
+    found = runtimes.digest_of(archive)
     why = "" if found == wanted else "its sha256 is %s, sent was %s" % ((found or "none")[:12], wanted[:12])
     if not why:
         with tarfile.open(archive) as opened:

@@ -9,7 +9,11 @@ import importlib
 import os
 import shutil
 
-from envbuild.node import base, image_added, image_fetch, paths, record, stamp
+from envbuild.node import paths
+from envbuild.node.env import interpreter as base
+from envbuild.node.env import stamp
+from envbuild.node.image import added_files, fetch_stage
+from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -28,7 +32,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """
     args = request["args"]
     if args.get("stage") == "fetch":
-        return True, image_fetch.run(args)
+        return True, fetch_stage.run(args)
     if args.get("stage") not in _VERBS:
         raise NodeError("request-invalid", "an image has the stages fetch, packages and build")
     network = network_state()
@@ -95,7 +99,7 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
         raise NodeError("request-invalid", "%s is no variant of a lock" % args["variant"])
     install = args["requests"][0]["args"]
     environment = paths.checked_environment(prefix, install["environment"])
-    before = image_added.look(environment)
+    before = added_files.look(environment)
     kept = _keep_base(variant, install["interpreter"])
     results = {}  # type: dict[str, Any]
     for step in args["requests"]:
@@ -121,7 +125,7 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
                 details={"checks": result["checks"]},
                 changed=True,
             )
-    image_added.set_apart(prefix, environment, before, args["added"])
+    added_files.set_apart(prefix, environment, before, args["added"])
     told = results.get("activate") or {}
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
 
@@ -149,7 +153,7 @@ def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list
     provided = base.examine(interpreter, variant).packages
     kept, rest = {}, []  # type: dict[str, list[str]], list[dict[str, Any]]
     for package in variant.get("packages") or []:
-        name = record.normal_name(package["name"])
+        name = installed.normal_name(package["name"])
         if name in provided:
             kept[name] = [package["version"], provided[name]]
         else:
@@ -172,7 +176,7 @@ def settle(environment: "str") -> "None":
             for key in _VOLATILE:
                 (source.get("build") or {}).pop(key, None)
         paths.write_json(path, told)
-    for site in record.site_packages(environment):
+    for site in installed.site_packages(environment):
         top = os.path.join(environment, site)
         for name in sorted(os.listdir(top)):
             if name.endswith(".dist-info"):

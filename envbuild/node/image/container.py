@@ -11,18 +11,11 @@ import os
 import sys
 import time
 
-from envbuild.node import (
-    container_build,
-    container_load,
-    container_look,
-    lease,
-    paths,
-    probe,
-    proc,
-    protocol,
-    smoke_nodes_meet,
-)
+from envbuild.node import lease, paths, proc, protocol
+from envbuild.node.image import apptainer_build, load, runtimes
+from envbuild.node.probe import facts as probe
 from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.smoke import rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +38,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     if action == "ask":
         return False, _ask_recorded(args, prefix)
     if action in ("install", "take", "build", "accept"):
-        acts = {"install": _install, "take": _take, "build": container_build.build, "accept": _accept}
+        acts = {"install": _install, "take": _take, "build": apptainer_build.build, "accept": _accept}
         return True, _under_lease(acts[action], args, request)
     if action == "try":
         return False, _try(args, prefix)
@@ -58,7 +51,7 @@ def _look(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     """Brief facts of the node, which Python this is, and what it says of containers."""
     _, facts = probe.run({"prefix": prefix, "args": {"node": args.get("node"), "brief": True}})
     python = {"path": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
-    return {"facts": facts, "python": python, "containers": container_look.look(args["stack"], prefix)}
+    return {"facts": facts, "python": python, "containers": runtimes.look(args["stack"], prefix)}
 
 
 def _under_lease(
@@ -87,7 +80,7 @@ def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dic
     """
     kept = False
     try:
-        image, file = container_load.load(args, prefix)
+        image, file = load.load(args, prefix)
         result = _tested(args, image)
         if result["ok"]:
             held.check()
@@ -137,7 +130,7 @@ def _here(command: "list[str]") -> "list[str]":
 
 def _take(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
     """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
-    _, file = container_load.load(args, prefix)
+    _, file = load.load(args, prefix)
     return {"ok": True, "file": file}
 
 
@@ -148,10 +141,10 @@ def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     """
     args["prefix"] = prefix
     if args["runtime"] in ("podman", "docker"):
-        image, _ = container_load.load(args, prefix)
+        image, _ = load.load(args, prefix)
         return _tested(args, image)
     path, wanted = args["file"]["path"], args["file"].get("sha256")
-    found = container_look.digest_of(path)
+    found = runtimes.digest_of(path)
     if found is None or (wanted is not None and found != wanted):
         raise NodeError(
             "image-file-damaged",
@@ -170,7 +163,7 @@ def _meet(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     Raises NodeError: `request-invalid`, those of `meet`, `image-none`, `image-does-not-run` (exit 1).
     """
     request = dict(args["request"])
-    place = request.get("place") or smoke_nodes_meet.in_job(request.get("most"))
+    place = request.get("place") or rendezvous.in_job(request.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
         return {"checks": [], "ok": True, "exit": int(Exit.OK)}  # it takes no part, and nothing has to be started
     meant = args if "command" in args else _in_use(args, prefix)
@@ -204,7 +197,7 @@ def _finish(
     record = dict(
         told,
         gpus=args.get("gpus"),  # how many take part in a joint test
-        version=container_look.RECORD_VERSION,
+        version=runtimes.RECORD_VERSION,
         digest=args.get("digest"),
         runtime_version=args.get("runtime_version"),
         command=_named(args["command"], image),
@@ -213,12 +206,12 @@ def _finish(
         root=verify.get("root"),
         packages=verify.get("packages") or {},
         sources=verify.get("sources") or [],
-        launcher={"path": path, "sha256": container_look.digest_of(path)},
+        launcher={"path": path, "sha256": runtimes.digest_of(path)},
         installed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     if args.get("nodes"):
         record["nodes"] = args["nodes"]  # those that tested it in a job
-    paths.write_json(container_look.record_path(prefix, args["stack"]), record)
+    paths.write_json(runtimes.record_path(prefix, args["stack"]), record)
     return path
 
 
@@ -230,7 +223,7 @@ def _umask() -> "int":
 
 def _in_use(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     """The record of the image in use. Raises NodeError `image-none` (exit 1): there is none of the stack."""
-    record = container_look.read_record(prefix, args["stack"])
+    record = runtimes.read_record(prefix, args["stack"])
     if record is None:
         raise NodeError(
             "image-none",
@@ -262,10 +255,10 @@ def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
 def _image_check(record: "dict[str, Any]") -> "dict[str, Any]":
     file = record.get("file")
     if file:
-        good = container_look.digest_of(file["path"]) == file["sha256"]
+        good = runtimes.digest_of(file["path"]) == file["sha256"]
         says = "%s is as it was made" % file["path"] if good else "%s is not there or was changed" % file["path"]
     else:
-        good = container_look.present(record)
+        good = runtimes.present(record)
         says = "%s has the image %s" if good else "%s has no image %s any more"
         says %= (record["runtime"], record["id"][:12])
     return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
@@ -273,7 +266,7 @@ def _image_check(record: "dict[str, Any]") -> "dict[str, Any]":
 
 def _launcher_check(record: "dict[str, Any]") -> "dict[str, Any]":
     path = record["launcher"]["path"]
-    good = container_look.digest_of(path) == record["launcher"]["sha256"]
+    good = runtimes.digest_of(path) == record["launcher"]["sha256"]
     says = "%s is as it was written" % path if good else "%s is not there or was changed" % path
     return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
 

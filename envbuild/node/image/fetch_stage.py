@@ -17,7 +17,8 @@ import tarfile
 import tempfile
 import zipfile
 
-from envbuild.node import paths, pipconf, proc, record, sources, web, wheelfile
+from envbuild.node import git_source, paths, proc
+from envbuild.node.packages import index_client, installed, pip_config, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -40,7 +41,7 @@ def run(args: "dict[str, Any]") -> "dict[str, Any]":
     out = args["out"]
     wheels = os.path.join(out, "wheels")
     os.makedirs(wheels, exist_ok=True)
-    sources.check_pins(args.get("sources") or [])
+    git_source.check_pins(args.get("sources") or [])
     try:
         place = _Places(args)
         with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
@@ -66,8 +67,8 @@ class _Places:
 
     def __init__(self, args: "dict[str, Any]") -> "None":
         """`args` as in `run`."""
-        self._config = pipconf.read(os.environ)
-        self.links = pipconf.folders(pipconf.alive(list(args.get("find_links") or []) + self._config.find_links))
+        self._config = pip_config.read(os.environ)
+        self.links = pip_config.folders(pip_config.alive(list(args.get("find_links") or []) + self._config.find_links))
         self._indexes = _indexes(args)
         self._cache = args.get("cache")
         self._default = None  # type: str | None
@@ -123,7 +124,7 @@ class _Places:
         last, seen = None, 0  # type: NodeError | None, int
         for page in self._pages(wanted):
             try:
-                found = web.find(page, wanted["file"], self._config.cert)
+                found = index_client.find(page, wanted["file"], self._config.cert)
             except NodeError as error:
                 if error.why != "HTTP 404":  # such an index has no project of that name
                     last = error
@@ -135,13 +136,13 @@ class _Places:
             raise last
 
     def _pages(self, wanted: "dict[str, Any]") -> "Any":
-        below = "/%s/" % record.normal_name(wanted["package"])
+        below = "/%s/" % installed.normal_name(wanted["package"])
         index = self._indexes.get(wanted.get("index") or "")
         if index is not None and index.get("url"):
             yield index["url"] if index.get("kind") == "find-links" else index["url"].rstrip("/") + below
         normal = os.environ.get("UV_DEFAULT_INDEX") or self._config.index_url or self._pip_default()
         for url in [normal] + self._config.extra_index_urls:
-            if url and pipconf.local_path(url) is None:
+            if url and pip_config.local_path(url) is None:
                 yield url.rstrip("/") + below
 
     def _pip_default(self) -> "str":
@@ -153,7 +154,7 @@ class _Places:
     def _download(self, url: "str", name: "str", digest: "str", target: "str") -> "None":
         total = hashlib.sha256()
         with open(target, "wb") as stream:
-            for block in web.blocks(url, self._config.cert):
+            for block in index_client.blocks(url, self._config.cert):
                 total.update(block)
                 stream.write(block)
         if total.hexdigest() != digest:
@@ -194,7 +195,7 @@ def _digest(path: "str") -> "str":
 
 def _refuse_unsafe(path: "str") -> "None":
     if path.endswith(".whl"):
-        wheelfile.refuse_unsafe(path)
+        wheel_file.refuse_unsafe(path)
 
 
 def _keep(path: "str", kept: "str") -> "None":
@@ -240,7 +241,7 @@ def _source(source: "dict[str, Any]", folder: "str", links: "list[str]", cache: 
         kept = os.path.join(cache, bundle[: -len(".bundle")] + ".git") if cache else None
         given += [kept] if kept else []
         to = repository(folder, name)
-        sources.mirror(pin, to, name, next((each for each in given if os.path.exists(each)), None))
+        git_source.mirror(pin, to, name, next((each for each in given if os.path.exists(each)), None))
         if kept and not os.path.exists(kept):
             _keep_folder(to, kept)
 

@@ -2,9 +2,10 @@
 
 import os
 
-from envbuild.node import container_look, paths
-from envbuild.node.probe_files import read
+from envbuild.node import paths
+from envbuild.node.image import runtimes
 from envbuild.node.protocol import log
+from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def made(
         _forget(half)  # of a run that was killed
         try:
             make(half)
-            digest = container_look.digest_of(half)
+            digest = runtimes.digest_of(half)
             # First: a kill in between leaves a file that is made again.
             paths.write_atomic(path + ".sha256", ("%s  %s\n" % (digest, path)).encode("utf-8"))
             os.replace(half, path)
@@ -39,7 +40,7 @@ def _whole(path: "str", recorded: "str | None") -> "str | None":
     if not os.path.exists(path):
         return None
     wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
-    found = container_look.digest_of(path)
+    found = runtimes.digest_of(path)
     if found is not None and found == wanted:
         return found
     told = ("made was %.12s" % wanted) if wanted else "nobody has written down what was made"

@@ -7,7 +7,8 @@ import os
 import shutil
 import tarfile
 
-from envbuild.node import container_file, container_look, container_serve, paths, proc
+from envbuild.node import paths, proc
+from envbuild.node.image import image_file, local_registry, runtimes
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -31,18 +32,18 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     if runtime in ("podman", "docker"):
         if args.get("force"):
             _forget(args, program)
-        if container_look.image_id(program, wanted) != wanted:
+        if runtimes.image_id(program, wanted) != wanted:
             _bring(args, program)
         return wanted, None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
-    kept = (container_look.read_record(prefix, args["stack"]) or {}).get("file") or {}
+    kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
     recorded = kept.get("sha256") if kept.get("path") == path else None
 
     def make(half: "str") -> "None":
         _make_file(args, runtime, args.get("maker") or program, half)
 
-    return path, container_file.made(path, make, recorded, bool(args.get("force")))
+    return path, image_file.made(path, make, recorded, bool(args.get("force")))
 
 
 def _forget(args: "dict[str, Any]", program: "str") -> "None":
@@ -73,11 +74,11 @@ def _bring(args: "dict[str, Any]", program: "str") -> "None":
     wanted = args["id"]
     if args.get("archive"):
         _run([program, "load", "--input", args["archive"]], "image-load-failed", args)
-        found = container_look.image_id(program, wanted)
+        found = runtimes.image_id(program, wanted)
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
         _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args)
-        found = container_look.image_id(program, args["pull"])
+        found = runtimes.image_id(program, args["pull"])
     if found != wanted:
         raise NodeError(
             "image-id-differs",
@@ -113,13 +114,13 @@ def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "Non
     cache = path + ".layers"  # enroot keeps what it has read; this is of no use to it again
     with contextlib.ExitStack() as stack:
         try:
-            here = stack.enter_context(container_serve.serving(args["archive"]))
+            here = stack.enter_context(local_registry.serving(args["archive"]))
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
         env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache}  # type: dict[str, str | None]
         env.update(no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
         try:
-            uri = "docker://%s#%s:latest" % (here, container_serve.NAME)
+            uri = "docker://%s#%s:latest" % (here, local_registry.NAME)
             _run([program, "import", "--output", path, uri], "image-load-failed", args, env)
         finally:
             shutil.rmtree(cache, ignore_errors=True)
@@ -131,7 +132,7 @@ def check_archive(args: "dict[str, Any]") -> "None":
     Raises NodeError `image-archive-damaged` (exit 5); the file is then removed.
     """
     path = args["archive"]
-    found = container_look.digest_of(path)
+    found = runtimes.digest_of(path)
     why = _other_image(path, args["id"])
     if found != args["sha256"]:
         why = "its sha256 is %s, sent was %s" % ((found or "none")[:12], args["sha256"][:12])

@@ -5,7 +5,7 @@ import os
 from functools import partial
 
 from envbuild.node import paths, proc
-from envbuild.node.probe_files import names, read, search_path, which
+from envbuild.node.read_text import names, read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import os
 import tempfile
 import time
 
-from envbuild.node import lease, paths, pipconf, record, web, wheelfile
+from envbuild.node import lease, paths
+from envbuild.node.packages import index_client, installed, pip_config, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -40,7 +41,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             for name in sorted(os.listdir(folder)):
                 if name.startswith(_PART):
                     os.unlink(os.path.join(folder, name))
-            config = pipconf.read(os.environ)
+            config = pip_config.read(os.environ)
             files = [fetch_file(each, args.get("artifacts") or {}, config, folder) for each in args["files"]]
     except OSError as error:
         raise paths.os_error(error, folder) or error from error
@@ -50,7 +51,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
 
 def fetch_file(
-    wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pipconf.PipConfig", folder: "str"
+    wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig", folder: "str"
 ) -> "dict[str, Any]":
     """One file into `<folder>/<sha256>/<file>`; returns `file`, `sha256`, `size` (bytes), `index` (its name), `found`
     (in words), `path` and `record_checked` (members that agree with RECORD; 0 for a source archive).
@@ -81,7 +82,7 @@ def fetch_file(
                 hint="do not use this index or mirror",
                 exit_code=Exit.INTEGRITY,
             )
-        checked = wheelfile.check(part, wanted) if name.endswith(".whl") else 0
+        checked = wheel_file.check(part, wanted) if name.endswith(".whl") else 0
         path = os.path.join(folder, digest, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         mask = os.umask(0o022)
@@ -100,12 +101,12 @@ def fetch_file(
 class _Source:
     """Where one file comes from. `found` says it in words, without an address; `stated` is the index's own sha256."""
 
-    def __init__(self, wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pipconf.PipConfig") -> "None":
+    def __init__(self, wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig") -> "None":
         """Look into the folders, else ask the index. Raises NodeError."""
         self.stated = ""
         self._cert = config.cert
-        links = pipconf.alive(list(artifacts.get("find_links") or []) + config.find_links)
-        local = [os.path.join(each, wanted["file"]) for each in pipconf.folders(links)]
+        links = pip_config.alive(list(artifacts.get("find_links") or []) + config.find_links)
+        local = [os.path.join(each, wanted["file"]) for each in pip_config.folders(links)]
         self._path = next((path for path in local if os.path.isfile(path)), "")
         self._url = ""
         self.found = "a find-links folder"
@@ -117,10 +118,10 @@ class _Source:
                 self.found += ", unencrypted"
 
     def _ask(
-        self, wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pipconf.PipConfig"
-    ) -> "web.Found":
+        self, wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pip_config.PipConfig"
+    ) -> "index_client.Found":
         for page in _pages(wanted, index, config):
-            found = web.find(page, wanted["file"], self._cert)
+            found = index_client.find(page, wanted["file"], self._cert)
             if found is not None:
                 return found
         raise NodeError(
@@ -134,7 +135,7 @@ class _Source:
     def blocks(self) -> "Iterator[bytes]":
         """The bytes of the file."""
         if self._url:
-            for block in web.blocks(self._url, self._cert):
+            for block in index_client.blocks(self._url, self._cert):
                 yield block
             return
         with open(self._path, "rb") as stream:
@@ -142,15 +143,15 @@ class _Source:
                 yield block
 
 
-def _pages(wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pipconf.PipConfig") -> "list[str]":
+def _pages(wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pip_config.PipConfig") -> "list[str]":
     """The pages that may name the file: of the named index; of the configured ones only for the normal index."""
-    below = "/%s/" % record.normal_name(wanted["package"])
+    below = "/%s/" % installed.normal_name(wanted["package"])
     if index is not None:
         return [index["url"]] if index.get("kind") == "find-links" else [index["url"].rstrip("/") + below]
     asked = [os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url]
     asked += config.extra_index_urls
-    pages = [url.rstrip("/") + below for url in asked if url and pipconf.local_path(url) is None]
-    if wanted["index"] != pipconf.NORMAL_INDEX or not pages:
+    pages = [url.rstrip("/") + below for url in asked if url and pip_config.local_path(url) is None]
+    if wanted["index"] != pip_config.NORMAL_INDEX or not pages:
         raise NodeError(
             "index-unknown",
             "nothing says where the index `%s` is" % wanted["index"],

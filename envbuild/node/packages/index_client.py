@@ -14,7 +14,7 @@ import urllib.request
 from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from envbuild.node import pipconf
+from envbuild.node.packages import pip_config
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 
@@ -126,7 +126,7 @@ def blocks(url: "str", cert: "str" = "") -> "Iterator[bytes]":
 
 
 def _open(url: "str", cert: "str") -> "Any":
-    plain = pipconf.without_credentials(url)
+    plain = pip_config.without_credentials(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         raise _refused("its address is not one of http or https")

@@ -8,7 +8,7 @@ import configparser
 import os
 import re
 
-from envbuild.node.probe_files import read as read_text
+from envbuild.node.read_text import read as read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

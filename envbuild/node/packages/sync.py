@@ -5,8 +5,11 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import build_causes, pipconf, record, uv, variables, wheel_entry, wheelfile
+from envbuild.node import variables
+from envbuild.node.build import diagnose
+from envbuild.node.packages import installed, pip_config, uv, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.wheels import entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,16 +104,18 @@ def _local_files(folders: "list[str]") -> "set[str]":
     return names
 
 
-def groups(packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config: "pipconf.PipConfig") -> "list[Group]":
+def groups(
+    packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig"
+) -> "list[Group]":
     """Split packages by where they come from.
 
     A file that lies in a local find-links folder under its locked name is taken from there, without asking any index.
     The rest comes from the index that the lock names, where the request knows it, else from the configured ones.
     """
     links = list(artifacts.get("find_links") or []) + config.find_links
-    links = pipconf.alive(links)
-    folders = pipconf.folders(links)
-    remote = [link for link in links if pipconf.local_path(link) is None]
+    links = pip_config.alive(links)
+    folders = pip_config.folders(links)
+    remote = [link for link in links if pip_config.local_path(link) is None]
     local_args = ["--no-index"] + [word for folder in folders for word in ("--find-links", folder)]
     if artifacts.get("offline"):
         return [Group("offline", packages, _no_index(), ["--offline"] + local_args, [])] if packages else []
@@ -140,13 +145,13 @@ def _indexed(
     packages: "list[dict[str, Any]]",
     index: "dict[str, str] | None",
     links: "list[str]",
-    config: "pipconf.PipConfig",
+    config: "pip_config.PipConfig",
 ) -> "Group":
     extra = {}  # type: dict[str, str | None]
     configured = not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
     if configured and config.index_url:
         extra["UV_DEFAULT_INDEX"] = config.index_url
-    extras = pipconf.alive(config.extra_index_urls)
+    extras = pip_config.alive(config.extra_index_urls)
     if extras and not any(os.environ.get(key) for key in ("UV_INDEX", "UV_EXTRA_INDEX_URL")):
         extra["UV_EXTRA_INDEX_URL"] = " ".join(extras)
     if links:
@@ -183,7 +188,7 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
                     if error.code != "install-failed":
                         raise
                     what = "package %s %s" % (package["name"], package["version"])
-                    raise build_causes.of_output(what, error.why) from None
+                    raise diagnose.of_output(what, error.why) from None
 
 
 def _install_wheels(
@@ -194,9 +199,11 @@ def _install_wheels(
     options: "list[str]",
 ) -> "None":
     options = ["--no-build"] + options
-    for folder in pipconf.folders(pipconf.alive(list(artifacts.get("find_links") or []) + tool.config.find_links)):
+    for folder in pip_config.folders(
+        pip_config.alive(list(artifacts.get("find_links") or []) + tool.config.find_links)
+    ):
         for each in [each for package in packages for each in package["files"]]:
-            wheelfile.refuse_unsafe(os.path.join(folder, each["file"]))
+            wheel_file.refuse_unsafe(os.path.join(folder, each["file"]))
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
         try:
@@ -219,8 +226,10 @@ def archived(
     """
     known = {}
     for package in packages:
-        name = record.normal_name(package["name"])
-        rows = [each for each in doubtful if record.normal_name(each["package"]) == name and each["kind"] == "changed"]
+        name = installed.normal_name(package["name"])
+        rows = [
+            each for each in doubtful if installed.normal_name(each["package"]) == name and each["kind"] == "changed"
+        ]
         names = [each["path"] for each in rows if "/site-packages/" in each["path"]]
         if not names or is_sdist(package):
             continue
@@ -232,7 +241,7 @@ def archived(
             for path in names:
                 file = os.path.join(folder, path.partition("/site-packages/")[2])
                 if os.path.isfile(file):
-                    known[path] = wheel_entry.sha256(file)
+                    known[path] = entry.sha256(file)
     return known
 
 
@@ -248,7 +257,7 @@ def _try_mirror(
 
     Raises `error`, or what a mirror with other contents gives (exit 5).
     """
-    mirror = bool(tool.config.index_url or pipconf.alive(tool.config.extra_index_urls))
+    mirror = bool(tool.config.index_url or pip_config.alive(tool.config.extra_index_urls))
     mirror = mirror or any(os.environ.get(name) for name in _no_index())
     named = group.name in (artifacts.get("indexes") or {})
     if error.exit_code == Exit.INTEGRITY or error.code in ("disk-full", "inodes-full") or not (named and mirror):
@@ -272,7 +281,7 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     _refuse_skipped(tool, group, done)
     if done.ok:
         return
-    build_causes.write_down("packages from `%s`" % group.name, done.out + done.err)
+    diagnose.write_down("packages from `%s`" % group.name, done.out + done.err)
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)
@@ -310,7 +319,10 @@ def _check_index(group: "Group", error: "NodeError") -> "None":
     for url in group.urls:
         if not url.startswith(("http://", "https://")):
             continue
-        page = "%s/%s/" % (pipconf.without_credentials(url).rstrip("/"), record.normal_name(group.packages[0]["name"]))
+        page = "%s/%s/" % (
+            pip_config.without_credentials(url).rstrip("/"),
+            installed.normal_name(group.packages[0]["name"]),
+        )
         try:
             with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310 - the scheme was checked
                 kind = answer.headers.get("Content-Type", "")

@@ -7,7 +7,8 @@ process list; every message is redacted.
 import os
 import re
 
-from envbuild.node import paths, pipconf, proc, variables
+from envbuild.node import paths, proc, variables
+from envbuild.node.packages import pip_config
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 
@@ -48,7 +49,7 @@ class Uv:
     """uv at one path, with one cache and one folder for temporary files."""
 
     def __init__(
-        self, program: "str", cache: "str", tmp: "str", config: "pipconf.PipConfig", keeps_cache: "bool" = True
+        self, program: "str", cache: "str", tmp: "str", config: "pip_config.PipConfig", keeps_cache: "bool" = True
     ) -> "None":
         """`cache` and `tmp` are absolute paths that exist; a cache that is not kept is this object's alone."""
         self.program = program

@@ -13,7 +13,7 @@ import stat
 import zipfile
 import zlib
 
-from envbuild.node import record
+from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -109,8 +109,8 @@ def _check_identity(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str
         key, _, value = line.partition(":")
         said.setdefault(key.lower(), value.strip())
     name, version = said.get("name", ""), said.get("version", "")
-    same = record.normal_name(name) == record.normal_name(wanted["package"])
-    if not same or record.normal_version(version) != record.normal_version(wanted["version"]):
+    same = installed.normal_name(name) == installed.normal_name(wanted["package"])
+    if not same or installed.normal_version(version) != installed.normal_version(wanted["version"]):
         raise NodeError(
             "record-mismatch",
             "%s says that it is %s %s" % (wanted["file"], name or "nothing", version),

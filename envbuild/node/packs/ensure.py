@@ -7,7 +7,8 @@ import os
 import time
 import uuid
 
-from envbuild.node import lease, paths, stamp
+from envbuild.node import lease, paths
+from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
@@ -74,7 +75,8 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
     What was done, and the level of the root.
     """
     # Read only where there is work: every task of every job comes by here.
-    from envbuild.node import activate, env_unpack
+    from envbuild.node.env import activate
+    from envbuild.node.packs import unpack
 
     args, says = request["args"], "it was there, and is in use now"
     found = stamp.read(environment)
@@ -86,7 +88,7 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
             told["file"] = pack["file"]
         says = "unpacked from %s" % told["file"]
         log("%s: %s" % (os.path.basename(environment), says))
-        env_unpack.run(dict(request, verb="unpack", args=told))
+        unpack.run(dict(request, verb="unpack", args=told))
     level = activate.run(dict(request, verb="activate"))[1]["level"]
     _sweep(near)
     return says, level
@@ -104,7 +106,7 @@ def _sweep(near: "str | None") -> "None":
 
 def _whole(near: "str", sha256: "str") -> "bool":
     """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
-    from envbuild.node import env_pack
+    from envbuild.node.packs import pack as env_pack
 
     try:
         good = env_pack.digest_of(near) == sha256

@@ -13,7 +13,8 @@ import stat
 import tarfile
 import tempfile
 
-from envbuild.node import paths, proc, stamp, verify
+from envbuild.node import paths, proc
+from envbuild.node.env import stamp, verify
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -72,9 +73,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
 def _publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
     if request["args"].get("ensure"):
-        from envbuild.node import packs
+        from envbuild.node.packs import published
 
-        packs.publish(request, record)
+        published.publish(request, record)
 
 
 def pack_name(environment: "str", found: "dict[str, Any]") -> "str":

@@ -7,7 +7,8 @@ every later job sends, and `ensure/<stack>.sh` the POSIX sh file that sends it.
 import os
 import time
 
-from envbuild.node import paths, stamp
+from envbuild.node import paths
+from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
@@ -38,7 +39,7 @@ def publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
 
 def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] | None":
     """The arguments of `ensure` for a stack and the manifest of its pack; None where one is missing or does not fit."""
-    from envbuild.node import env_pack
+    from envbuild.node.packs import pack as env_pack
 
     request = paths.read_json(os.path.join(shared, "ensure", paths.checked_name(stack, "stack") + ".json"))
     args = request.get("args") if isinstance(request, dict) else None
@@ -71,9 +72,9 @@ def take(request: "dict[str, Any]") -> "dict[str, Any] | None":
         return None
     told = {key: record[key] for key in ("file", "sha256", "format", "root")}
     try:
-        from envbuild.node import env_unpack
+        from envbuild.node.packs import unpack
 
-        result = env_unpack.run(dict(request, verb="unpack", args=dict(args, **told)))[1]
+        result = unpack.run(dict(request, verb="unpack", args=dict(args, **told)))[1]
     except NodeError as error:
         log("%s is not used: %s (%s)" % (record["file"], error, error.why))
         return None
@@ -154,7 +155,7 @@ def _compared(record: "dict[str, Any]", missing: "str") -> "dict[str, Any]":
 def _problem(file: "str", wanted: "str") -> "str":
     """Why a pack is not what it was; empty when it is."""
     try:
-        from envbuild.node import env_pack
+        from envbuild.node.packs import pack as env_pack
 
         digest = env_pack.digest_of(file)
     except OSError as error:

@@ -12,7 +12,10 @@ import stat
 import tarfile
 import time
 
-from envbuild.node import aside, base, env_pack, install, lease, paths, proc, stamp
+from envbuild.node import lease, paths, proc
+from envbuild.node.env import backup, install, stamp
+from envbuild.node.env import interpreter as base
+from envbuild.node.packs import pack as env_pack
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -50,7 +53,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                 os.unlink(args["file"])
             return True, result
     except BaseException as error:
-        aside.give_up(environment, held)
+        backup.give_up(environment, held)
         raise (paths.os_error(error, environment) if isinstance(error, OSError) else None) or error from error
 
 
@@ -373,7 +376,7 @@ def _interpreter(manifest: "dict[str, Any]", variant: "dict[str, Any]") -> "str"
 def _take_place(request: "dict[str, Any]", environment: "str", unpacked: "str") -> "None":
     """One rename; a stamped environment that is repaired is set aside until the new one is stamped."""
     if stamp.read(environment) is not None:
-        aside.set_aside(environment, request["run"])
+        backup.set_aside(environment, request["run"])
     else:
         paths.discard(environment)
     os.rename(unpacked, environment)

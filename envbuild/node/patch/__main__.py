@@ -7,7 +7,7 @@ in order), and `error` (of a NodeError) where one could not be applied; that one
 import json
 import sys
 
-from envbuild.node import patch
+from envbuild.node.patch import apply
 from envbuild.node.protocol import NodeError
 
 
@@ -18,7 +18,7 @@ def main() -> "int":
     error = None
     for spec in request["specs"]:
         try:
-            results.append(patch.apply(request["directory"], spec, request.get("facts") or {}))
+            results.append(apply.apply(request["directory"], spec, request.get("facts") or {}))
         except NodeError as refused:
             error = refused.as_dict()
             break

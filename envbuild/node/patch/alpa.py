@@ -2,11 +2,11 @@
 
 import ast
 
-from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 _OLD, _NEW = "torch.distributed.launch", "torch.distributed.run"
 _COUNT = "num_devices_per_host"

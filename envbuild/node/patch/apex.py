@@ -2,11 +2,11 @@
 
 import ast
 
-from envbuild.node.patch_text import Change, UnfitError, above, constant, dotted, parents
+from envbuild.node.patch.source_text import Change, UnfitError, above, constant, dotted, parents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 _CHECK = "check_cuda_torch_binary_vs_bare_metal"
 _PARSER = "get_cuda_bare_metal_version"

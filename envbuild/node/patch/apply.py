@@ -20,15 +20,15 @@ import subprocess
 import sys
 import tempfile
 
-from envbuild.node import patch_edits
-from envbuild.node.patch_text import Source, UnfitError, changed_text, mask_c, unbalanced
+from envbuild.node.patch import registry
+from envbuild.node.patch.source_text import Source, UnfitError, changed_text, mask_c, unbalanced
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from envbuild.node.patch_text import Change
+    from envbuild.node.patch.source_text import Change
 
 SIZE_LIMIT = 8 * 1024 * 1024
 _SEEN = 3
@@ -93,7 +93,7 @@ def _check_request(directory: "str", spec: "dict[str, Any]") -> "None":
     if not re.match(r"[a-z0-9][a-z0-9._-]{0,62}\Z", str(spec.get("name"))) or not spec.get("parts"):
         raise NodeError("request-invalid", "a patch needs a name and parts")
     for part in spec["parts"]:
-        if part.get("edit") not in patch_edits.names():
+        if part.get("edit") not in registry.names():
             raise NodeError("request-invalid", "patch %s names an unknown edit: %r" % (spec["name"], part.get("edit")))
         for pattern in part.get("files") or [""]:
             if not pattern or pattern.startswith(("/", "~", "-")) or ".." in pattern.split("/"):
@@ -173,11 +173,11 @@ def _near(source: "Source", word: "str") -> "str":
 
 def _places(edit: "str", source: "Source", marked: "bool") -> "list[Change]":
     """The changes to make; none in a file that carries the marker, which must still be as this patch left it."""
-    changes = patch_edits.find(edit, source)
+    changes = registry.find(edit, source)
     if marked and any(change.hit for change in changes):
         raise UnfitError("carries the marker of this patch and has places left to change", changes[0].start)
     if marked:
-        patch_edits.check(edit, source)
+        registry.check(edit, source)
     return changes
 
 
@@ -241,7 +241,7 @@ def _check_outcome(edit: "str", source: "Source") -> "None":
         wrong = unbalanced(mask_c(source.text))
         if wrong:
             raise UnfitError("is no C++ afterwards: %s" % wrong)
-    patch_edits.check(edit, source)
+    registry.check(edit, source)
 
 
 def _check_shell(text: "str") -> "None":
@@ -362,7 +362,7 @@ def digest(spec: "dict[str, Any]") -> "str":
 
     A lock and a build key record it; bounds and words for messages are no part of it.
     """
-    parts = [[part["edit"], sorted(part["files"]), patch_edits.version(part["edit"])] for part in spec["parts"]]
+    parts = [[part["edit"], sorted(part["files"]), registry.version(part["edit"])] for part in spec["parts"]]
     return hashlib.sha256(
         json.dumps([spec["name"], parts], sort_keys=True, separators=(",", ":")).encode("utf-8")
     ).hexdigest()

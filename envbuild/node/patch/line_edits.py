@@ -7,13 +7,13 @@ line begins. What a rule must be inside of (a function, a table) is part of the 
 import ast
 import re
 
-from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 _CYTHON = "cython<3"
 

@@ -3,13 +3,13 @@
 import ast
 import re
 
-from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 _ARCH = re.compile(r"arch=compute_[0-9]+[a-z]?,code=(?:sm|compute)_[0-9]+[a-z]?\Z")
 _GENCODE = "_envbuild_gencode"

@@ -3,12 +3,12 @@
 import ast
 import re
 
-from envbuild.node.patch_lines import lines
-from envbuild.node.patch_text import Change, UnfitError, constant, dotted, mask_c
+from envbuild.node.patch.line_edits import lines
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, mask_c
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 _GPUS = re.compile(r"^constexpr int NUM_GPUS = ([0-9]+);", re.M)
 _IPS = re.compile(r"^std::string ips\[\] = \{[^{};]*\};", re.M)

@@ -1,16 +1,16 @@
 """The edits that patches name: each finds its places in one file and says afterwards whether the outcome is right."""
 
-from envbuild.node import patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training
+from envbuild.node.patch import alpa, apex, line_edits, megatron, megatronapp, removed_names, training
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from envbuild.node.patch_text import Change, Source
+    from envbuild.node.patch.source_text import Change, Source
 
     Edit = tuple[Callable[[Source], list[Change]], Callable[[Source], None], int]
 
-_MODULES = (patch_alpa, patch_apex, patch_app, patch_lines, patch_megatron, patch_python, patch_training)
+_MODULES = (alpa, apex, megatronapp, line_edits, megatron, removed_names, training)
 # Every module has a table EDITS of name -> (find, check, version). Locks and build keys hold the version: an edit that
 # does another thing to any file gets the next one (tests/node/test_patch_versions.py notices), a comment does not.
 _TABLE = {name: edit for module in _MODULES for name, edit in module.EDITS.items()}  # type: dict[str, Edit]

@@ -2,13 +2,13 @@
 
 import ast
 
-from envbuild.node.patch_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from envbuild.node.patch_text import Source
+    from envbuild.node.patch.source_text import Source
 
 
 def _nothing_left(find: "Callable[[Source], list[Change]]", what: "str") -> "Callable[[Source], None]":

@@ -4,8 +4,9 @@ import os
 import re
 from functools import partial
 
-from envbuild.node import parse_system, proc
-from envbuild.node.probe_files import names, which
+from envbuild.node import proc
+from envbuild.node.probe import parse_system
+from envbuild.node.read_text import names, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,8 +3,10 @@
 import os
 import stat
 
-from envbuild.node import parse_system, proc, store_trust
-from envbuild.node.probe_files import read, which
+from envbuild.node import proc
+from envbuild.node.probe import parse_system
+from envbuild.node.read_text import read, which
+from envbuild.node.wheels import trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def _open_to_all(path: "str") -> "str | None":
 
 def foreign_owner(path: "str") -> "str | None":
     """What to say of the first folder at or above `path` that belongs to neither us nor root; None without one."""
-    trusted = (0, os.geteuid(), store_trust.overflow_uid())
+    trusted = (0, os.geteuid(), trust.overflow_uid())
     for folder in _above(path):
         try:
             owner = os.stat(folder).st_uid

@@ -3,9 +3,10 @@
 import os
 from functools import partial
 
-from envbuild.node import probe, probe_disk, probe_prefix, proc, protocol
-from envbuild.node.probe_files import read, search_path, which
+from envbuild.node import proc, protocol
+from envbuild.node.probe import disks, facts, prefix
 from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     folders = search_path()
     request = _asking_default(request)
     questions = [
-        partial(probe.run, request),
+        partial(facts.run, request),
         partial(_scheduler, folders, submit),
         partial(_user_namespaces, folders),
         partial(_accounts, folders),
     ]  # type: list[Callable[[], Any]]
     answers = proc.parallel(questions)
     if answers[0] is None:
-        probe.run(request)  # once more, for its error
+        facts.run(request)  # once more, for its error
         raise NodeError("probe-failed", "the facts of this host could not be read")
     site = {
         "programs": answers[1] or {},
@@ -53,7 +54,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "accounts": answers[3],
         "groups": _groups(),
         "proxies": _proxies(),
-        "temporary": [probe_disk.disk_facts(path, {}) for path in _temporary()],
+        "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": _has_subordinate_ids(),
     }  # type: dict[str, Any]
@@ -62,7 +63,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
 def _asking_default(request: "dict[str, Any]") -> "dict[str, Any]":
     """The request with the default index among those to be reached, where this host's configuration has an address."""
-    url = probe_prefix.configured_index("")
+    url = prefix.configured_index("")
     args = request["args"]
     reach = args.get("reach")
     return dict(request, args=dict(args, reach=dict(reach, pypi=url))) if url and isinstance(reach, dict) else request

@@ -5,17 +5,12 @@ import sys
 import time
 from functools import partial
 
-from envbuild.node import (
-    pipconf,
-    probe_disk,
-    probe_gpu,
-    probe_prefix,
-    probe_system,
-    proc,
-    protocol,
-)
-from envbuild.node.probe_files import search_path
+from envbuild.node import proc, protocol
+from envbuild.node.packages import pip_config
+from envbuild.node.probe import disks, gpus, system
+from envbuild.node.probe import prefix as probe_prefix
 from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import search_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,24 +39,25 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     folders = search_path()
     if args.get("brief"):
         return False, _brief(args, prefix, folders)
-    from envbuild.node import probe_python, probe_tools
+    from envbuild.node.probe import compilers
+    from envbuild.node.probe import interpreters as probe_python
 
     reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
     interpreters, repositories = _texts(args, "interpreters"), _texts(args, "repositories")
-    if pipconf.NORMAL_INDEX in reach:
-        reach[pipconf.NORMAL_INDEX] = probe_prefix.configured_index(reach[pipconf.NORMAL_INDEX])
-    modules = probe_system.modules_system()
+    if pip_config.NORMAL_INDEX in reach:
+        reach[pip_config.NORMAL_INDEX] = probe_prefix.configured_index(reach[pip_config.NORMAL_INDEX])
+    modules = system.modules_system()
     asked = {
-        "gpu": partial(probe_gpu.gpu_facts, folders),
+        "gpu": partial(gpus.gpu_facts, folders),
         "pythons": partial(
             probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages")), interpreters
         ),
-        "compilers": partial(probe_tools.compiler_facts, folders),
-        "tools": partial(probe_tools.tool_facts, folders, modules),
-        "nvcc": partial(probe_gpu.nvcc_facts, folders),
-        "quota": partial(probe_disk.quotas, folders),
-        "scheduler": partial(probe_system.scheduler_facts, folders),
-        "libc": partial(probe_system.libc_facts, folders),
+        "compilers": partial(compilers.compiler_facts, folders),
+        "tools": partial(compilers.tool_facts, folders, modules),
+        "nvcc": partial(gpus.nvcc_facts, folders),
+        "quota": partial(disks.quotas, folders),
+        "scheduler": partial(system.scheduler_facts, folders),
+        "libc": partial(system.libc_facts, folders),
         "reachable": partial(probe_prefix.reachable, reach, repositories),
     }  # type: dict[str, Callable[[], Any]]
     answers, warnings = _together(asked)
@@ -69,9 +65,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     facts = _quick(args, prefix, files, modules, folders)
     facts.update(answers.pop("gpu") or {})
     facts.update({name: answer for name, answer in answers.items() if answer is not None})
-    facts["prefix"] = probe_disk.disk_facts(prefix, quota)
+    facts["prefix"] = disks.disk_facts(prefix, quota)
     if args.get("tmp"):
-        facts["tmp"] = probe_disk.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
+        facts["tmp"] = disks.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
     facts["warnings"] = warnings + _observations(facts)
     return False, facts
 
@@ -79,9 +75,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 def _brief(args: "dict[str, Any]", prefix: "str", folders: "list[str]") -> "dict[str, Any]":
     """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
     facts = _quick(args, prefix, [], None, folders)
-    facts.update(probe_gpu.gpu_facts(folders))
-    facts["libc"] = probe_system.libc_facts(folders)
-    facts["prefix"] = probe_disk.disk_facts(prefix, {})
+    facts.update(gpus.gpu_facts(folders))
+    facts["libc"] = system.libc_facts(folders)
+    facts["prefix"] = disks.disk_facts(prefix, {})
     facts["brief"] = True
     return facts
 
@@ -98,15 +94,15 @@ def _quick(
         "user": protocol.user_name(),
         "home": os.path.expanduser("~"),
         "probed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "os": probe_system.os_facts(),
+        "os": system.os_facts(),
         "libc": {},
-        "product": probe_system.product(),
-        "cpus": probe_system.cpu_count(),
-        "memory_bytes": probe_system.memory_bytes(),
-        "nics": probe_system.nic_facts(),
+        "product": system.product(),
+        "cpus": system.cpu_count(),
+        "memory_bytes": system.memory_bytes(),
+        "nics": system.nic_facts(),
         "modules": modules,
-        "containers": probe_system.container_tools(folders),
-        "umask": probe_system.umask(),
+        "containers": system.container_tools(folders),
+        "umask": system.umask(),
         "environments": _environments(args, prefix),
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": probe_prefix.files_found(files),
@@ -120,13 +116,13 @@ def _environments(args: "dict[str, Any]", prefix: "str") -> "list[dict[str, Any]
     With `packed`: the one that lies there in a pack for `stack`.
     """
     if args.get("packed"):
-        from envbuild.node import packs
+        from envbuild.node.packs import published
 
-        return packs.facts(prefix, str(args.get("stack")))
+        return published.facts(prefix, str(args.get("stack")))
     found = probe_prefix.environment_facts(prefix)
     if not args.get("verify") or sys.version_info < (3, 8):
         return found
-    from envbuild.node import verify
+    from envbuild.node.env import verify
 
     for each in found:
         if each["current"] and each["stamp"] and each["stack"] == args.get("stack"):
@@ -160,7 +156,7 @@ def _observations(facts: "dict[str, Any]") -> "list[str]":
     if facts["umask"][-1] in "0145":
         found.append("umask %s lets everybody change new files" % facts["umask"])
     seen = len(facts.get("gpus", ()))
-    foreign = probe_disk.foreign_owner(facts["prefix"]["path"])
+    foreign = disks.foreign_owner(facts["prefix"]["path"])
     if foreign:
         found.append(foreign)
     # A job may have been given some of the GPUs; whether it should have all is for the controller to say.

@@ -4,8 +4,9 @@ import os
 import re
 from functools import partial
 
-from envbuild.node import parse_nvidia, proc
-from envbuild.node.probe_files import names, read, which
+from envbuild.node import proc
+from envbuild.node.probe import parse_nvidia
+from envbuild.node.read_text import names, read, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from envbuild.node import proc
-from envbuild.node.probe_files import names, read
+from envbuild.node.read_text import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from envbuild.node import proc
-from envbuild.node.probe_files import names, read
+from envbuild.node.read_text import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
     if not wanted:
         return {}
-    from envbuild.node import pipconf
+    from envbuild.node.packages import pip_config
 
-    folders = pipconf.folders(pipconf.read(os.environ).find_links)
+    folders = pip_config.folders(pip_config.read(os.environ).find_links)
     found = {}
     for name in wanted:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
@@ -101,10 +101,10 @@ def configured_index(default: "str") -> "str":
     """The address of the index that uv asks when a lock names none: that of its or of pip's configuration, else
     `default`; empty where the configuration says that there is none.
     """
-    from envbuild.node import pipconf
+    from envbuild.node.packages import pip_config
 
     named = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
-    named = named or pipconf.read(os.environ).index_url
+    named = named or pip_config.read(os.environ).index_url
     if named:
         return named
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")

@@ -3,8 +3,9 @@
 import os
 import re
 
-from envbuild.node import parse_system, proc
-from envbuild.node.probe_files import names, read, which
+from envbuild.node import proc
+from envbuild.node.probe import parse_system
+from envbuild.node.read_text import names, read, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import math
 import time
 from typing import Any, Dict, Optional, Tuple
 
-from .protocol import plural
-from .smoke_proc import Outcome, how_it_ended
+from envbuild.node.protocol import plural
+from envbuild.node.smoke.runner import Outcome, how_it_ended
 
 __all__ = ["Clock", "Part", "Spec", "plain", "plural"]
 

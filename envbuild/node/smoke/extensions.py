@@ -2,10 +2,10 @@
 
 from typing import Any, Dict, List, Optional
 
-from .smoke_part import Clock, Part, Spec, plural
-from .smoke_proc import Outcome, Scratch, how_it_ended, run_programs
+from envbuild.node.smoke.check import Clock, Part, Spec, plural
+from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
-PROGRAM = "smoke_torch_extensions"
+PROGRAM = "extensions"
 _TOP = "smoke/extensions"
 
 
@@ -15,7 +15,7 @@ def expected(variant: Dict[str, Any]) -> List[str]:
     for source in variant.get("sources") or []:
         build = source.get("build") or {}
         names.extend(str(name) for name in build.get("extensions") or [])
-        # The package that kernels lie in when they are built ahead of time, see build_kernels.py.
+        # The package that kernels lie in when they are built ahead of time, see node/build/kernels.py.
         names.extend("envbuild_kernels.%s" % each.get("name") for each in build.get("modules") or [])
     return list(dict.fromkeys(names))
 

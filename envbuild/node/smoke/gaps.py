@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List
 
-from .smoke_part import Spec
+from envbuild.node.smoke.check import Spec
 
 
 def gaps(spec: Spec, items: List[Dict[str, Any]], checks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

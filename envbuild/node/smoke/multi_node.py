@@ -1,6 +1,6 @@
 """Verb `meet`: one node's part of the joint smoke test, an all-reduce over several nodes that torchrun starts.
 
-All nodes of a test are asked at the same time. They meet first (`smoke_nodes_meet.py`), then each starts torchrun with
+All nodes of a test are asked at the same time. They meet first (`rendezvous.py`), then each starts torchrun with
 its rank. Every sum is checked on every rank; bandwidth is that of the slowest rank of each repeat, and the same on all
 nodes. A node whose partner did not come has a check that was not run: it is the partner that failed.
 """
@@ -10,10 +10,10 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import smoke, smoke_nodes_meet
-from .protocol import Exit, NodeError, plural
-from .smoke_part import Clock, Part, Spec
-from .smoke_proc import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
+from envbuild.node.protocol import Exit, NodeError, plural
+from envbuild.node.smoke import rendezvous, smoke
+from envbuild.node.smoke.check import Clock, Part, Spec
+from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
 
 NAME = "smoke/nodes/all-reduce"
 METRIC = "multi_node_busbw_gbps"
@@ -34,7 +34,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
             hint="run `envbuild provision`",
             exit_code=Exit.CHECK_FAILED,
         )
-    place = dict(args["place"]) if args.get("place") else smoke_nodes_meet.in_job(args.get("most"))
+    place = dict(args["place"]) if args.get("place") else rendezvous.in_job(args.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
         return False, smoke.summary([])
     spec = Spec(environment, {"environment": args.get("variables") or {}}, bool(args.get("cuda")))
@@ -45,9 +45,9 @@ def _meet(spec: Spec, place: Dict[str, Any], args: Dict[str, Any]) -> Dict[str, 
     part = Part(NAME)
     rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
     if rank == 0:
-        meeting = smoke_nodes_meet.receive(place["ports"], nodes, token, seconds)
+        meeting = rendezvous.receive(place["ports"], nodes, token, seconds)
     else:
-        meeting = smoke_nodes_meet.join(place["addresses"], place["ports"], rank, token, seconds)
+        meeting = rendezvous.join(place["addresses"], place["ports"], rank, token, seconds)
     if meeting.missing:
         return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
     test = JointTest(spec, rank, nodes, int(args["ranks"]), meeting)
@@ -69,7 +69,7 @@ def _not_run(part: Part, missing: List[int], names: List[str], seconds: float) -
 class JointTest:
     """One node of the test, once all have met: `ranks` processes here, `nodes` times as many in all."""
 
-    def __init__(self, spec: Spec, rank: int, nodes: int, ranks: int, meeting: "smoke_nodes_meet.Meeting") -> None:
+    def __init__(self, spec: Spec, rank: int, nodes: int, ranks: int, meeting: "rendezvous.Meeting") -> None:
         """Nothing is started yet."""
         self.spec = spec
         self.rank = rank
@@ -130,7 +130,7 @@ class JointTest:
         ]
         words = ["--%s=%s" % pair for pair in options]
         run = [python] + FLAGS + ["-m", "torch.distributed.run"] + words + ["--no_python"]
-        return run + program(scratch, self.spec.environment, "smoke_torch_nodes", _TIED)
+        return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
 
     def _rank_outcome(self, events: str, local: int, whole: Outcome) -> Outcome:
         one = Outcome()

@@ -11,8 +11,8 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import probe_system
-from .protocol import Exit, NodeError
+from envbuild.node.probe import system
+from envbuild.node.protocol import Exit, NodeError
 
 PORTS = 4  # in a row, of which the first that is free is taken
 _LINE = 4096
@@ -40,7 +40,7 @@ class Meeting:
             names = [name for _, name in socket.if_nameindex()]
         except OSError:
             return None
-        return next((name for name in names if self.own in probe_system.addresses(name)), None)
+        return next((name for name in names if self.own in system.addresses(name)), None)
 
 
 def receive(ports: List[int], nodes: int, token: str, seconds: float) -> Meeting:

@@ -1,12 +1,11 @@
 """Runs smoke programs in the environment's interpreter: isolated, with a deadline, and told apart when they die.
 
-The programs are modules of this package. Their text is copied to a scratch folder and started from there, because the
+The programs are the modules of `programs/`. Their text is copied to a scratch folder and started from there: the
 package may lie inside a zip file that the environment's interpreter does not know.
 """
 
 import json
 import os
-import pkgutil
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,8 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from envbuild.node import build_folder, proc, redact
+from envbuild.node import proc, program_files, redact
+from envbuild.node.build import build_dir
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
@@ -23,6 +23,7 @@ _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
 )
+_PROGRAMS = "envbuild.node.smoke.programs"
 _TAIL = 6000
 _EVENTS_LIMIT = 4 * 1024 * 1024
 _GRACE = 3.0  # s after the deadline, for the stack dump of the program itself
@@ -100,25 +101,14 @@ class Scratch:
         if self._tmp and not os.path.isdir(self._tmp):
             os.makedirs(self._tmp)
         self.path = tempfile.mkdtemp(prefix="smoke-", dir=self._tmp or None)
-        build_folder.sign(self.path)
+        build_dir.sign(self.path)
         package = os.path.join(self.path, "envbuild_smoke")
         os.mkdir(package)
         os.mkdir(os.path.join(self.path, "tmp"))
         self._write("__init__", "")
-        for name in (
-            "smoke_common",
-            "smoke_sound",
-            "smoke_torch_gemm",
-            "smoke_torch_allreduce",
-            "smoke_torch_nodes",
-            "smoke_torch_training",
-            "smoke_torch_compare",
-            "smoke_torch_apex",
-            "smoke_torch_kernels",
-            "smoke_torch_host",
-            "smoke_torch_extensions",
-        ):
-            self._write(name, self._programs.get(name) or _text(name))
+        program_files.write(_PROGRAMS, package)
+        for name, text in self._programs.items():
+            self._write(name, text)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -133,13 +123,6 @@ class Scratch:
         """A path in the folder that was not given before."""
         self._count += 1
         return os.path.join(self.path, "%s-%d" % (name, self._count))
-
-
-def _text(name: str) -> str:
-    data = pkgutil.get_data(__name__.rpartition(".")[0], name + ".py")
-    if data is None:
-        raise OSError("the node program has no file %s.py" % name)
-    return data.decode("utf-8")
 
 
 def child_environment(environment: str, variables: Dict[str, Any], scratch: str) -> Dict[str, str]:

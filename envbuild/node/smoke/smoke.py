@@ -9,11 +9,14 @@ floors were missed. Nothing is written into the environment.
 import os
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import aside, lease, paths, probe_system, smoke_extensions
-from .protocol import Exit, NodeError, log
-from .smoke_gaps import gaps
-from .smoke_part import Clock, Part, Spec, plain, plural
-from .smoke_proc import Scratch, run_programs
+from envbuild.node import lease, paths
+from envbuild.node.env import backup
+from envbuild.node.probe import system
+from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.smoke import extensions
+from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
+from envbuild.node.smoke.gaps import gaps
+from envbuild.node.smoke.runner import Scratch, run_programs
 
 __all__ = ["Spec", "apply_floors", "judge_ranks", "run", "smoke_items", "summary"]
 
@@ -44,7 +47,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     owner = lease.read(prefix) if prefix and name else None
     if owner is None or owner.get("run") != name:
         # An environment in use is looked at; nobody changes the prefix for that. Other nodes may want to meet this one.
-        own = [address for nic in probe_system.nic_facts() for address in nic.get("addresses", ())]
+        own = [address for nic in system.nic_facts() for address in nic.get("addresses", ())]
         return False, dict(work(), addresses=own)
     environment = paths.checked_environment(prefix, environment)
     return False, _under_lease(lease.resume(prefix, str(name)), environment, work)
@@ -60,7 +63,7 @@ def _under_lease(held: "lease.Lease", environment: str, work: Callable[[], Dict[
         return result
     finally:
         if not good:
-            aside.give_up(environment, held)
+            backup.give_up(environment, held)
 
 
 def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:
@@ -100,7 +103,7 @@ def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, 
     elif item["name"] == "training":
         parts = [_training(spec, scratch, clock)]
     elif item["name"] == "extensions":
-        parts = smoke_extensions.run(spec, scratch, clock)
+        parts = extensions.run(spec, scratch, clock)
     else:
         gemm, gpus = _gemm(spec, scratch, clock)
         parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
@@ -148,7 +151,7 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
             "flavour": variant.get("flavour"),
         }
         left = clock.left()
-        outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_sound", [request], left)[0]
+        outcome = run_programs(scratch, spec.environment, spec.variables, "imports", [request], left)[0]
         part.take(outcome, clock, "python")
         part.details.update(outcome.facts())
         modules.extend(_without_kind(event) for event in outcome.of("imported"))
@@ -173,7 +176,7 @@ def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> Tuple[Part, Optional[in
     part = Part("smoke/machine/gemm")
     request = {"cuda": spec.cuda}
     left = clock.left()
-    outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_gemm", [request], left)[0]
+    outcome = run_programs(scratch, spec.environment, spec.variables, "gemm", [request], left)[0]
     part.take(outcome, clock, "the GEMM program")
     part.demand(outcome, _CPU_GEMM + (_CUDA_GEMM if spec.cuda else ()))
     part.details.update(outcome.facts())
@@ -192,7 +195,7 @@ def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: Optional[int])
     store = scratch.fresh("store")
     requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
     left = clock.left()
-    outcomes = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_allreduce", requests, left)
+    outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
     for rank, outcome in enumerate(outcomes):
         part.take(outcome, clock, "rank %d of %d" % (rank, world))
     judge_ranks(part, [outcome.facts() for outcome in outcomes], world, backend)
@@ -233,7 +236,7 @@ def _training(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part = Part("smoke/training")
     request = {"cuda": spec.cuda}
     left = clock.left()
-    outcome = run_programs(scratch, spec.environment, spec.variables, "smoke_torch_training", [request], left)[0]
+    outcome = run_programs(scratch, spec.environment, spec.variables, "training", [request], left)[0]
     part.take(outcome, clock, "the training program")
     part.demand(outcome, ("training_tokens_per_second",))
     facts = outcome.facts()

@@ -6,17 +6,18 @@ import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths, protocol, redact, wheel_entry
+from envbuild.node import identity, lease, paths, protocol, redact
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.wheel_entry import Entry
-from envbuild.node.wheel_key import build_key
+from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels.build_key import build_key
+from envbuild.node.wheels.entry import Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from envbuild.node.wheel_store import Store
+    from envbuild.node.wheels.store import Store
 
 WAIT = 3 * 3600.0
 _LONGEST_PAUSE = 5.0

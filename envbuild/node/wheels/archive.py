@@ -14,14 +14,15 @@ import re
 import tarfile
 import tempfile
 
-from envbuild.node import paths, wheel_entry
+from envbuild.node import paths
 from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.wheels import entry as wheel_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from envbuild.node.wheel_store import Store
+    from envbuild.node.wheels.store import Store
 
 _KEYS = "keys.json"
 _MEMBER = re.compile(r"\A([0-9a-f]{64})/([^/]+)\Z")

@@ -11,7 +11,8 @@ import platform
 import re
 import shlex
 
-from envbuild.node import proc, record, variables
+from envbuild.node import proc, variables
+from envbuild.node.packages import installed
 from envbuild.node.protocol import NodeError
 
 TYPE_CHECKING = False
@@ -98,7 +99,7 @@ def _is_text(value: "Any") -> "bool":
 
 
 def _versions(packages: "dict[str, str]") -> "dict[str, str]":
-    return {record.normal_name(name): version for name, version in packages.items()}
+    return {installed.normal_name(name): version for name, version in packages.items()}
 
 
 def _patch_digests(source: "dict[str, Any]", patches: "Sequence[str] | None") -> "list[str]":

@@ -6,8 +6,9 @@ import json
 import os
 import re
 
-from envbuild.node import paths, protocol, store_trust
-from envbuild.node.wheel_key import build_key
+from envbuild.node import paths, protocol
+from envbuild.node.wheels import trust
+from envbuild.node.wheels.build_key import build_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _open(path: "str", trusted: "frozenset[int]") -> "int":
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise _unreadable(path, error) from None
-    why = store_trust.problem(os.fstat(handle), trusted, folder=False)
+    why = trust.problem(os.fstat(handle), trusted, folder=False)
     if why:
         os.close(handle)
         raise UnusableEntryError("untrusted", "%s: %s" % (os.path.basename(path), why))
@@ -119,7 +120,7 @@ def read(folder: "str", trusted: "frozenset[int]") -> "tuple[dict[str, Any], flo
         facts = os.lstat(folder)
     except OSError:
         raise UnusableEntryError("gone", "it is not there") from None
-    why = store_trust.problem(facts, trusted, folder=True)
+    why = trust.problem(facts, trusted, folder=True)
     if why:
         raise UnusableEntryError("untrusted", why)
     handle = _open(os.path.join(folder, BUILD), trusted)

@@ -3,9 +3,10 @@
 import os
 import time
 
-from envbuild.node import identity, lease, paths, protocol, wheel_entry, wheel_pack
+from envbuild.node import identity, lease, paths, protocol
 from envbuild.node.protocol import Exit, NodeError
-from envbuild.node.wheel_store import Store, default_path
+from envbuild.node.wheels import archive, entry
+from envbuild.node.wheels.store import Store, default_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def _expanded(given: "str") -> "str":
 def describe(store: "Store", name: "str") -> "dict[str, Any]":
     """What an entry says of itself, its wheel not read; `state` is `unchecked`, `damaged` or `not used`, with `why`."""
     try:
-        data, last_used = wheel_entry.read(store.place(name), store.trusted)
-    except wheel_entry.UnusableEntryError as found:
+        data, last_used = entry.read(store.place(name), store.trusted)
+    except entry.UnusableEntryError as found:
         state = "damaged" if found.kind == "damaged" else "not used"
         return {"entry": name, "key": name[:64], "state": state, "why": found.why, "size": size_of(store.place(name))}
     inputs = data["inputs"]
@@ -129,9 +130,9 @@ def _verify(store: "Store") -> "dict[str, Any]":
         told = describe(store, name)
         if told["state"] == "unchecked":
             try:
-                wheel_entry.check(store.place(name), store.trusted)
+                entry.check(store.place(name), store.trusted)
                 told["state"] = "good"
-            except wheel_entry.UnusableEntryError as found:
+            except entry.UnusableEntryError as found:
                 if found.kind == "gone":
                     continue
                 told.update(state="damaged" if found.kind == "damaged" else "not used", why=found.why)
@@ -181,7 +182,7 @@ def _pack(store: "Store", args: "dict[str, Any]") -> "dict[str, Any]":
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         raise NodeError("request-invalid", "`keys` must be a list of build keys")
     found = [_full(store, key) for key in keys] if keys else None
-    return dict(wheel_pack.pack(store, found, _file(args)), store=store.path, notes=store.notes, changed=True)
+    return dict(archive.pack(store, found, _file(args)), store=store.path, notes=store.notes, changed=True)
 
 
 def _full(store: "Store", beginning: "str") -> "str":
@@ -203,7 +204,7 @@ def _unpack(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
     pack = _file(args)
     paths.set_umask(path)
     store = Store(path, create=True)
-    result = wheel_pack.unpack(store, pack, sha256)
+    result = archive.unpack(store, pack, sha256)
     return dict(result, store=store.path, notes=store.notes, changed=bool(result["taken"]))
 
 
@@ -228,7 +229,7 @@ class _Pruning:
             if last >= self.before:
                 self.kept.append({"name": name, "why": "used since"})
             else:
-                self._remove(self.store.place(name), name[:64], dict(told, name=name), wheel_entry.BUILD)
+                self._remove(self.store.place(name), name[:64], dict(told, name=name), entry.BUILD)
 
     def leftovers(self) -> "None":
         """The quarantine, half-written entries of dead builders, and their leases."""

@@ -19,11 +19,13 @@ import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths, store_trust, wheel_entry
+from envbuild.node import identity, lease, paths
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.wheel_entry import BUILD, VERSION, Entry, UnusableEntryError
-from envbuild.node.wheel_key import build_key, key_inputs, read_toolchain
-from envbuild.node.wheel_obtain import obtain
+from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels import trust
+from envbuild.node.wheels.acquire import obtain
+from envbuild.node.wheels.build_key import build_key, key_inputs, read_toolchain
+from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class Store:
         try:
             if create:
                 os.makedirs(self.path, exist_ok=True)
-            refused, self.trusted, note = store_trust.judge(self.path)
+            refused, self.trusted, note = trust.judge(self.path)
         except OSError as error:
             # A store that nobody has needed yet is nothing to warn of.
             if create or not isinstance(error, FileNotFoundError):

@@ -4,10 +4,12 @@ import os
 import shutil
 import tempfile
 
-from envbuild.node import paths, wheel_entry, wheel_pack
+from envbuild.node import paths
 from envbuild.node.protocol import NodeError, log
-from envbuild.node.wheel_key import build_key, why_not_for
-from envbuild.node.wheel_store import Store
+from envbuild.node.wheels import archive
+from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels.build_key import build_key, why_not_for
+from envbuild.node.wheels.store import Store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Handed:
         if not self.file:
             return
         try:
-            taken = wheel_pack.unpack(Store(path, create=True), self.file, self.sha256)
+            taken = archive.unpack(Store(path, create=True), self.file, self.sha256)
             log("%d wheels of %s are in the wheel store" % (len(taken["taken"]) + len(taken["there"]), self.by))
         except NodeError as error:
             if error.code not in ("store-not-writable", "pack-missing"):

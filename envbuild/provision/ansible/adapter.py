@@ -22,17 +22,17 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.ansible_config import configuration, variables, without_user_settings
-from envbuild.provision.processes import (
+from envbuild.provision.ansible.config import configuration, variables, without_user_settings
+from envbuild.transport.processes import (
     end_marked,
     end_masters_of_the_dead,
     end_orphans,
     marker_value,
 )
-from envbuild.provision.ssh_config import end_connections
+from envbuild.transport.ssh_config import end_connections
 
 if TYPE_CHECKING:
-    from envbuild.provision.inventory import Inventory
+    from envbuild.provision.ansible.inventory import Inventory
 
 TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipped"]
 

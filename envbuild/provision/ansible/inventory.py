@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
-from envbuild.provision.ssh_config import arguments
+from envbuild.transport.ssh_config import arguments
 
 if TYPE_CHECKING:
     from envbuild.model.target import Connection

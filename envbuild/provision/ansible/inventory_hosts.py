@@ -16,9 +16,9 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import HostAddress
 from envbuild.node import proc
-from envbuild.provision.ansible_config import variables, without_user_settings
-from envbuild.provision.hosts import last_lines
-from envbuild.provision.inventory import MAX_HOSTS, check_host
+from envbuild.provision.ansible.config import variables, without_user_settings
+from envbuild.provision.ansible.inventory import MAX_HOSTS, check_host
+from envbuild.provision.survey.hosts import last_lines
 
 DEADLINE = 120.0
 LIMIT = 64 * 1024 * 1024
@@ -70,7 +70,7 @@ def _listed(path: Path) -> Any:
 
 def _program() -> Path:
     """`ansible-inventory`, which lies beside `ansible-playbook`."""
-    from envbuild.provision.ansible import find_ansible_playbook
+    from envbuild.provision.ansible.adapter import find_ansible_playbook
 
     program = find_ansible_playbook().with_name("ansible-inventory")
     if not os.access(program, os.X_OK):

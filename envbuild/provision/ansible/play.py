@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.ansible import TaskEvent, run_playbook
-from envbuild.provision.inventory import Inventory, NodeHost
-from envbuild.provision.journal import EventKind, Journal
-from envbuild.provision.payload import read_answer
-from envbuild.provision.rundir import RunDir
+from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.contact.payload import read_answer
+from envbuild.provision.run.journal import EventKind, Journal
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
 
 if TYPE_CHECKING:
-    from envbuild.provision.work import Work
+    from envbuild.provision.run.context import Work
 
 FORKS = 32
 
@@ -97,13 +97,13 @@ def run_hosts(
     except EnvbuildError as error:
         if error.code != "playbook-deadline":
             raise
-        from envbuild.provision.overdue import end_overdue
+        from envbuild.provision.ansible.deadline import end_overdue
 
         end_overdue(requests, watcher.running, outcome, work)
         return outcome
     finally:
         if work.settings.repair:
-            from envbuild.provision.settle import settle_play
+            from envbuild.provision.ansible.settle import settle_play
 
             settle_play(requests, watcher.running, outcome, work)
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
@@ -211,7 +211,7 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
             exit_code=ExitCode.TRY_AGAIN,
         )
-    from envbuild.provision.job_answers import how_it_ended
+    from envbuild.provision.jobs.answers import how_it_ended
 
     return EnvbuildError(
         "step-failed",

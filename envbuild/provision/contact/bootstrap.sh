@@ -1,4 +1,4 @@
-# First contact: POSIX sh only (dash, bash, busybox). Fed to `/bin/sh -s`; @NAMES@ are filled in by contact.py.
+# First contact: POSIX sh only (dash, bash, busybox). Fed to `/bin/sh -s`; @NAMES@ are filled in by first_contact.py.
 # Everything of ours on stdout stands between marker lines with a nonce, so that start-up files may print.
 LC_ALL=C.UTF-8
 export LC_ALL

@@ -27,7 +27,7 @@ from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
 from envbuild.node.protocol import PROTOCOL
-from envbuild.provision.bundle import node_pyz
+from envbuild.node_program import node_pyz
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
 OUTPUT_LIMIT = 16 * 1024 * 1024
@@ -183,7 +183,7 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
 
 def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any]:
     if not text:
-        from envbuild.provision.job_answers import how_it_ended
+        from envbuild.provision.jobs.answers import how_it_ended
 
         raise _garbled(node, "node-program-died", f"the node program {how_it_ended(code)}", log[-500:].strip(), log)
     try:
@@ -229,7 +229,7 @@ def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
         return
 
     def one(node: str) -> None:
-        from envbuild.provision import ssh
+        from envbuild.transport import ssh
 
         with suppress(EnvbuildError):
             ssh.log_in(node, connection, ahead=True)
@@ -249,7 +249,7 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     if connection.kind == "local":
         done = _local(request, nonce, deadline)
     else:
-        from envbuild.provision import ssh
+        from envbuild.transport import ssh
 
         script = build_script(request, node_pyz(), nonce, follow=request["verb"] in _LONG)
         done = ssh.exchange(node, script.encode(), connection, deadline, OUTPUT_LIMIT)

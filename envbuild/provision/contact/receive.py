@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
-from envbuild.provision.payload import sha256_of
+from envbuild.provision.contact.payload import sha256_of
 
 # A wheel of flash-attn is some hundred megabytes; more than this is no pack of wheels.
 LIMIT = 16 * 1024**3
@@ -76,7 +76,7 @@ def _copy(node: str, path: str, to: Path, size: int, connection: Connection) -> 
                 shutil.copyfileobj(source, out)
             Path(path).unlink()
             return ""
-        from envbuild.provision import ssh
+        from envbuild.transport import ssh
 
         begin = f"===envbuild file {secrets.token_hex(16)}==="
         script = _SCRIPT.format(path=shlex.quote(path), begin=shlex.quote(begin))

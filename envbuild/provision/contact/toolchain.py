@@ -16,12 +16,12 @@ from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.provision.bundle import node_pyz, node_pyz_digest
-from envbuild.provision.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
+from envbuild.node_program import node_pyz, node_pyz_digest
+from envbuild.provision.contact.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
 from envbuild.resolve.versions import numbers
 
 if TYPE_CHECKING:
-    from envbuild.provision.contact import ContactResult
+    from envbuild.provision.contact.first_contact import ContactResult
 
 # Node program and Ansible; what this Python cannot do on a node, no node program needs.
 BOOTSTRAP_PYTHON = "3.12"
@@ -130,7 +130,7 @@ def _python(build: ToolchainPython) -> Tool:
     """The build's archive on the controller, fetched once and checked."""
     import platformdirs
 
-    from envbuild.download import download
+    from envbuild.transport.download import download
 
     folder = platformdirs.user_cache_path("envbuild") / "toolchain"
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
-from envbuild.provision.contact import ContactResult, contact, node_request
-from envbuild.provision.inventory import expand_hosts
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 
 # Hashing a store takes a second for some hundred megabytes.
 DEADLINE = 3600.0

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import pipconf, proc
+from envbuild.node import proc
+from envbuild.node.packages import pip_config
 from envbuild.plan.delivery_layout import bundle_name, bundles
-from envbuild.provision.payload import sha256_of
+from envbuild.provision.contact.payload import sha256_of
 
 if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
@@ -133,7 +134,7 @@ def fetch_delivery(
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
-    from envbuild.lock.unrecorded import hash_unrecorded
+    from envbuild.lock.unpinned import hash_unrecorded
     from envbuild.resolve.artifacts import Platform, fitting_file
 
     machine = variant.platform.removeprefix("linux_")
@@ -167,7 +168,7 @@ def _cached(file: ArtifactFile, cache: Path) -> Path | None:
 
 def _copy_local(file: ArtifactFile, cache: Path) -> bool:
     """Take the file from a folder of pip's find-links, when one has exactly these bytes."""
-    for folder in pipconf.folders(pipconf.read(os.environ).find_links):
+    for folder in pip_config.folders(pip_config.read(os.environ).find_links):
         candidate = Path(folder, file.file)
         if candidate.is_file() and sha256_of(candidate) == file.sha256:
             _keep(candidate, file, cache)

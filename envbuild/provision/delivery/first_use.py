@@ -15,16 +15,17 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.first_use import add_first_uses, fill
 from envbuild.model.first_use import FirstUse, fetch_row
 from envbuild.model.plan import Plan
-from envbuild.node import paths, pipconf
-from envbuild.node.fetch import fetch_file
+from envbuild.node import paths
+from envbuild.node.packages import pip_config
+from envbuild.node.packages.fetch_unpinned import fetch_file
 from envbuild.node.protocol import NodeError
 from envbuild.plan.planner import ChosenVariants
-from envbuild.provision.collect import first_error
-from envbuild.provision.execute import run_hosts
-from envbuild.provision.journal import EventKind, utc_now
-from envbuild.provision.stage import node_files
-from envbuild.provision.work import Work
-from envbuild.resolve.candidate import unrecorded_files
+from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.delivery.node_files import node_files
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import EventKind, utc_now
+from envbuild.resolve.variant_checks import unrecorded_files
 
 Row = Mapping[str, Any]
 """what the verb `fetch` says of one file"""
@@ -101,7 +102,7 @@ def _fetch_here(work: Work, nodes: list[str]) -> list[Seen]:
     if not nodes:
         return []
     from envbuild.catalog.indexes import index_addresses
-    from envbuild.provision.deliver import artifact_cache, sweep
+    from envbuild.provision.delivery.artifacts import artifact_cache, sweep
 
     sweep(artifact_cache())
     folder = artifact_cache() / "packages"
@@ -118,7 +119,7 @@ def _fetch_here(work: Work, nodes: list[str]) -> list[Seen]:
             if file.file not in known:
                 wanted = fetch_row(package, file)
                 try:
-                    known[file.file] = fetch_file(wanted, artifacts, pipconf.read(os.environ), str(folder))
+                    known[file.file] = fetch_file(wanted, artifacts, pip_config.read(os.environ), str(folder))
                 except NodeError as error:
                     known[file.file] = EnvbuildError.from_dict(error.as_dict())
                 except OSError as error:

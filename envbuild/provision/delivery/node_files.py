@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from envbuild.provision.execute import NodeFiles, tmp_folder
-from envbuild.provision.payload import write_payload
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import NodeFiles, tmp_folder
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.run.context import Work
 
 
 def node_files(

@@ -1,8 +1,8 @@
-"""Carry out a plan in which one node builds an environment and others take it over (`plan_spread.py` decides who).
+"""Carry out a plan in which one node builds an environment and others take it over (`plan/distribution.py` decides).
 
 Builders run first, with the nodes that nobody waits for. What a builder has finished is packed there, goes from node to
-node along a tree (`node/relay.py`), and is unpacked, tested and stamped by those who wait. A node that cannot reach the
-one above it is sent the pack by this machine. Where a builder fails, the next one tries; what fails on two nodes for a
+node along a tree (`node/packs/relay.py`), and is unpacked, tested and stamped by those who wait. A node that cannot reach
+the one above it is sent the pack by this machine. Where a builder fails, the next one tries; what fails on two nodes for a
 reason that is not the node's own is not tried on a third. Packs are removed from all nodes afterwards.
 """
 
@@ -25,15 +25,15 @@ from envbuild.node import proc
 from envbuild.plan.distribution import PACKS, tree
 from envbuild.plan.shared_builds import names_of
 from envbuild.plan.source_builds import lacks_tools
-from envbuild.provision.build_once import add_member, execute_once, not_built
-from envbuild.provision.collect import first_error
-from envbuild.provision.contact import WORKERS, contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome
-from envbuild.provision.journal import EventKind
-from envbuild.provision.look import plan_of
-from envbuild.provision.receive import receive
-from envbuild.provision.spread_journey import Journey, note, relays
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome
+from envbuild.provision.contact.first_contact import WORKERS, contact, node_request
+from envbuild.provision.contact.receive import receive
+from envbuild.provision.fleet.pack_routes import Journey, note, relays
+from envbuild.provision.fleet.shared_builds import add_member, execute_once, not_built
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.survey.plan_run import plan_of
 
 Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeFiles]]]
 PACK_DEADLINE_S = 3600.0

@@ -1,7 +1,7 @@
 """The joint smoke test: which nodes meet and what each is asked (pure), and asking all of them at once over SSH.
 
 Nodes with the same environment meet once all of them have activated it. In a job the script's own variables say who a
-node is, see `job_work.py`.
+node is, see `provision/jobs/provision.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Connection, Target
-from envbuild.node.smoke_nodes_meet import PORTS
+from envbuild.node.smoke.rendezvous import PORTS
 from envbuild.plan.node_steps import uses_cuda
-from envbuild.provision.collect import all_well
-from envbuild.provision.contact import WORKERS, ContactResult, contact, node_request
-from envbuild.provision.execute import Outcome
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import Outcome
+from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import all_well
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.provision.contact import ContactResult
+from envbuild.provision.contact.first_contact import ContactResult
 
 Answers = Mapping[str, ContactResult | EnvbuildError]
 # Below the range from which Linux takes ports for outgoing connections.

@@ -25,12 +25,12 @@ from envbuild.node import proc
 from envbuild.plan.delivery_layout import store_folder
 from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
 from envbuild.plan.source_builds import lacks_tools
-from envbuild.provision.collect import first_error
-from envbuild.provision.contact import ContactResult, contact, node_request
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts
-from envbuild.provision.journal import EventKind
-from envbuild.provision.receive import receive
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import NodeFiles, Outcome, run_hosts
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.receive import receive
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import EventKind
 
 Verbs = dict[str, dict[str, Any]]
 # Packing reads and writes every wheel twice.

@@ -16,20 +16,20 @@ from typing import Any
 
 import platformdirs
 
-from envbuild.container import apptainer, context
+from envbuild.container import apptainer, build_context
 from envbuild.container.builders import find_builder
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.node import proc
-from envbuild.provision.contact import node_request
-from envbuild.provision.container_image import Obtained, Wanted, settings_of
-from envbuild.provision.execute import tmp_folder
-from envbuild.provision.job_ask import ask_in_job
-from envbuild.provision.job_site import JobSite
-from envbuild.provision.payload import sha256_of
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import tmp_folder
+from envbuild.provision.contact.first_contact import node_request
+from envbuild.provision.contact.payload import sha256_of
+from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
+from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.run.context import Work
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.schedule.job import seconds_of
 
 # Seconds that fetching here and building there may take; the first is for the whole of a stack.
@@ -53,8 +53,8 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
     recipe, settings = image.recipe, settings_of(prepared)
     made = folder / f"context-{image.key[:12]}"
     try:
-        context.write(recipe, made, more=apptainer.files(recipe, carried=True))
-        context.check(made)
+        build_context.write(recipe, made, more=apptainer.files(recipe, carried=True))
+        build_context.check(made)
         say("fetching what the image is made from")
         _fetch(recipe, settings, made)
         for name, file in apptainer.archives(recipe).items():

@@ -9,15 +9,15 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envbuild.container.engine import ContainerFacts, choose, pyxis_options
+from envbuild.container.run_options import ContainerFacts, choose, pyxis_options
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.node.protocol import PROTOCOL
-from envbuild.provision.container_image import Wanted, settings_of, wanted
-from envbuild.provision.container_in_job import builds_in_job
-from envbuild.provision.container_plan import smoke_args
-from envbuild.provision.job_site import JobSite, proxies
-from envbuild.provision.prepare import Prepared
+from envbuild.provision.images.build_in_job import builds_in_job
+from envbuild.provision.images.obtain import Wanted, settings_of, wanted
+from envbuild.provision.images.plan import smoke_args
+from envbuild.provision.jobs.site import JobSite, proxies
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.schedule.job import JobStep, seconds_of
 from envbuild.schedule.pbs_script import mpiexec
 

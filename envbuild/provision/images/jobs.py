@@ -19,18 +19,18 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
-from envbuild.provision import container_plan, container_together
-from envbuild.provision.collect import first_error
-from envbuild.provision.contact import contact, node_request
-from envbuild.provision.container import Images, decide_images, files_for, no_room, planned, told_of
-from envbuild.provision.container_image import Obtained, obtain, wanted
-from envbuild.provision.container_in_job import build_in_job, builds_in_job, make_context
-from envbuild.provision.container_plan import NodeImage
-from envbuild.provision.execute import Outcome, run_hosts
-from envbuild.provision.job_ask import Answer, ask_in_job
-from envbuild.provision.job_facts import MAX_AGE, facts_file
-from envbuild.provision.job_site import PROBE_LIMIT, JobSite
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import Outcome, run_hosts
+from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.images import multi_node_smoke, plan
+from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
+from envbuild.provision.images.obtain import Obtained, obtain, wanted
+from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.images.provision import Images, decide_images, files_for, no_room, planned, told_of
+from envbuild.provision.jobs.ask import Answer, ask_in_job
+from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
 from envbuild.schedule.job import seconds_of
 
 LIMIT = 3600
@@ -173,7 +173,7 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
 def _args(work: Work, images: Images, got: Obtained, first: NodeImage, archive: str | None) -> dict[str, Any]:
     """The arguments of `take`, `try` and `accept`, which are those of an install."""
     told = next(images.told[node] for node, each in images.nodes.items() if each is first)
-    return container_plan.install_args(
+    return plan.install_args(
         work.prepared, images.wanted, got, first, told["containers"], archive=archive,
         controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     limit = work.prepared.target.scheduler.time_limit
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
     asked = {"look": _look(work), "container": request("try")}
-    joint = container_together.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
+    joint = multi_node_smoke.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
     answers = ask_in_job(
         work, site, "envbuild-provision", asked, _folder(images.login, work),
         seconds_of(limit) if limit else LIMIT, once=once, after=joint,
@@ -242,7 +242,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
         images.used[node] = args
         _answered(node, answers[node]["container"], args, prefix, outcome)
     _accept(work, site, images, outcome, args, prefix)
-    container_together.of_job(work, {node: answers[node] for node in images.nodes}, outcome)
+    multi_node_smoke.of_job(work, {node: answers[node] for node in images.nodes}, outcome)
     good = not outcome.errors and not work.survey.errors
     write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
     return planned(work, images), outcome
@@ -333,13 +333,13 @@ def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, Answer], Out
     joint = None
     if record and verb == "smoke":
         variant = wanted(work.prepared).variant
-        joint = container_together.in_job(work, site.nodes, variant, record, recorded=True)
+        joint = multi_node_smoke.in_job(work, site.nodes, variant, record, recorded=True)
     answers = ask_in_job(
         work, site, f"envbuild-{verb}", {"ask": request}, _folder(login, work),
         seconds_of(limit) if limit else LIMIT, after=joint,
     )  # fmt: skip
     found = {node: each["ask"] for node, each in answers.items()}
-    return found, container_together.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
+    return found, multi_node_smoke.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
 
 
 def told_file(work: Work, site: JobSite) -> Path:

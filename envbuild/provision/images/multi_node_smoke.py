@@ -1,4 +1,4 @@
-"""The joint smoke test inside images: as `together.py`, and each node's part is started in a container of its image."""
+"""The joint smoke test of `provision/fleet/multi_node_smoke.py` inside images: each node's part runs in a container."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.provision import together
-from envbuild.provision.collect import all_well
-from envbuild.provision.contact import ContactResult, node_request
-from envbuild.provision.container_image import wanted
-from envbuild.provision.container_plan import NodeImage, most_common
-from envbuild.provision.execute import Outcome
-from envbuild.provision.job_ask import Answer
-from envbuild.provision.together import VERB, Member
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import Outcome
+from envbuild.provision.contact.first_contact import ContactResult, node_request
+from envbuild.provision.fleet import multi_node_smoke
+from envbuild.provision.fleet.multi_node_smoke import VERB, Member
+from envbuild.provision.images.obtain import wanted
+from envbuild.provision.images.plan import NodeImage, most_common
+from envbuild.provision.jobs.ask import Answer
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import all_well
 
 # What of an install says which image a job tests and how: its record is written after that.
 _TESTED = ("command", "inside", "id", "file", "environment")
@@ -28,9 +28,11 @@ def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant:
     for each in plan.nodes:
         node, facts = each.node, work.survey.facts[each.node]
         if node not in outcome.errors and all_well(outcome.responses.get(node, {})):
-            where = together.addresses(node, together.own_addresses(facts), work.prepared.target.connection)
+            where = multi_node_smoke.addresses(
+                node, multi_node_smoke.own_addresses(facts), work.prepared.target.connection
+            )
             members.append(Member(node, each.environment, variant, where, nodes[node].gpus))
-    together.meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
+    multi_node_smoke.meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
 
 def meet_asked(work: Work, answers: Mapping[str, ContactResult | EnvbuildError]) -> Outcome:
@@ -48,9 +50,9 @@ def meet_asked(work: Work, answers: Mapping[str, ContactResult | EnvbuildError])
         gpus = int(record.get("gpus") or 0)
         # A record that does not say how many GPUs there are is of an earlier version.
         if record["id"] == image and bool(gpus) == bool(record.get("cuda")):
-            where = together.addresses(node, result.get("addresses") or (), work.prepared.target.connection)
+            where = multi_node_smoke.addresses(node, result.get("addresses") or (), work.prepared.target.connection)
             members.append(Member(node, record["environment"], variant, where, gpus))
-    together.meet_members(work, members, outcome)
+    multi_node_smoke.meet_members(work, members, outcome)
     return outcome
 
 
@@ -61,16 +63,16 @@ def in_job(work: Work, nodes: int, variant: Variant, image: Mapping[str, Any], *
     """
     target = work.prepared.target
     gpus = int(image.get("gpus") or 0)
-    if nodes < 2 or not together.wants_to_meet(variant, target) or bool(gpus) != bool(image.get("cuda")):
+    if nodes < 2 or not multi_node_smoke.wants_to_meet(variant, target) or bool(gpus) != bool(image.get("cuda")):
         return {}
-    args = together.meet_args(variant, target, image["environment"], gpus) | {"most": target.smoke_nodes}
+    args = multi_node_smoke.meet_args(variant, target, image["environment"], gpus) | {"most": target.smoke_nodes}
     request = node_request(VERB, target.prefix, args, work.run.id)
     tested = {} if recorded else {key: image[key] for key in _TESTED}
-    return {VERB: together.in_image(request, work.prepared.stack.name, **tested)}
+    return {VERB: multi_node_smoke.in_image(request, work.prepared.stack.name, **tested)}
 
 
 def of_job(work: Work, answers: Mapping[str, Mapping[str, Answer]], outcome: Outcome) -> Outcome:
     """What the nodes of a job answered to that, put into the outcome."""
-    together.add_answers({node: each[VERB] for node, each in answers.items() if VERB in each}, outcome)
-    together.note_floors(work, outcome)
+    multi_node_smoke.add_answers({node: each[VERB] for node, each in answers.items() if VERB in each}, outcome)
+    multi_node_smoke.note_floors(work, outcome)
     return outcome

@@ -18,8 +18,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node import paths
-from envbuild.provision.bundle import node_pyz_digest
-from envbuild.provision.prepare import Prepared
+from envbuild.node_program import node_pyz_digest
+from envbuild.provision.survey.prepare import Prepared
 
 PREFIX = "/opt/envbuild"
 _LABEL = "dev.envbuild."
@@ -75,9 +75,9 @@ def wanted(prepared: Prepared) -> Wanted:
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
     from envbuild.container import apptainer
-    from envbuild.container.choose import Choice, recipe_for
     from envbuild.container.dockerfile import render
-    from envbuild.container.place import Given
+    from envbuild.container.select import Choice, recipe_for
+    from envbuild.container.stage_images import Given
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
     recipe = recipe_for(
@@ -165,7 +165,7 @@ def obtain(
     path.unlink(missing_ok=True)
     say("writing the image to a file")
     builder.save(image.name, path)
-    from envbuild.provision.payload import sha256_of
+    from envbuild.provision.contact.payload import sha256_of
 
     return Obtained(found["id"], builder.name, path, sha256_of(path), built=built, seconds=seconds)
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.container.engine import Chosen, ContainerFacts, choose, launcher
+from envbuild.container.run_options import Chosen, ContainerFacts, choose, launcher
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
 from envbuild.plan.node_steps import smoke_items, uses_cuda
-from envbuild.provision.container_image import Obtained, Wanted, settings_of
-from envbuild.provision.prepare import Prepared
+from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.resolve.request import visible_gpus
 
 IMAGE = "{image}"

@@ -1,6 +1,6 @@
 """`provision` with `engine: container`: one image, built or pulled, and every node runs that one.
 
-`flow.py` drives it in the place of look, plan and execute; `container_plan.py` decides.
+`provision/provision.py` drives it in the place of look, plan and execute; `plan.py` decides.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
 from envbuild.node import identity
-from envbuild.provision import collect, container_plan
-from envbuild.provision.batches import in_waves
-from envbuild.provision.contact import ContactResult, contact, node_request
-from envbuild.provision.container_image import Obtained, Wanted, known_id, obtain, settings_of, wanted
-from envbuild.provision.container_plan import NodeImage
-from envbuild.provision.container_together import meet_asked, meet_images
-from envbuild.provision.execute import NodeFiles, Outcome, run_hosts, tmp_folder
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.journal import EventKind
-from envbuild.provision.look import refusal
-from envbuild.provision.payload import write_payload
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.survey import decide
-from envbuild.provision.together import VERB
-from envbuild.provision.toolchain import runner_tools
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.ansible.play import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.contact.toolchain import runner_tools
+from envbuild.provision.fleet.multi_node_smoke import VERB
+from envbuild.provision.fleet.rollout import in_waves
+from envbuild.provision.images import plan as container_plan
+from envbuild.provision.images.multi_node_smoke import meet_asked, meet_images
+from envbuild.provision.images.obtain import Obtained, Wanted, known_id, obtain, settings_of, wanted
+from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.run import evidence as collect
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.survey.ask import decide
+from envbuild.provision.survey.plan_run import refusal
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
 ASK_DEADLINE = 2 * 3600.0
@@ -57,7 +58,7 @@ class Images:
 def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
     """Ask every node once, decide for each, and plan. Changes nothing."""
     if work.prepared.target.connection.kind == "job":
-        from envbuild.provision.container_jobs import look_in_jobs
+        from envbuild.provision.images.jobs import look_in_jobs
 
         return look_in_jobs(work)
     images = Images(wanted(work.prepared))
@@ -135,7 +136,7 @@ def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list
     """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
     outcome = Outcome()
     if work.prepared.target.connection.kind == "job" and not plan.nothing_to_do:
-        from envbuild.provision.container_jobs import carry_out_in_jobs
+        from envbuild.provision.images.jobs import carry_out_in_jobs
 
         plan, outcome = carry_out_in_jobs(work, images)
     elif not plan.nothing_to_do:
@@ -291,7 +292,7 @@ def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float =
     asked = {"action": "ask", "stack": stack, "verb": verb, "request": dict(args)}
     request = node_request("container", target.prefix, asked, work.run.id)
     if target.connection.kind == "job":
-        from envbuild.provision.container_jobs import ask_job
+        from envbuild.provision.images.jobs import ask_job
 
         with work.phase(verb, f"{verb} in the images through a job"):
             answers, joint = ask_job(work, request)

@@ -13,10 +13,10 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Failure, hint_for
-from envbuild.schedule.run import Runner
+from envbuild.schedule.runner import Runner
 
 Answers = dict[str, dict[str, dict[str, Any]]]
-# Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/run.py`).
+# Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
 FILE_LIMIT = 8 << 20
 EXCHANGE_LIMIT = 8 << 20
 # Bytes of a node's own last words.

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.bundle import node_pyz
-from envbuild.provision.contact import ContactResult, build_script, parse_output
-from envbuild.provision.job_answers import collect
-from envbuild.provision.job_site import JobSite, place
-from envbuild.provision.job_wait import finish, run_to_end
-from envbuild.provision.work import Run, Work
+from envbuild.node_program import node_pyz
+from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
+from envbuild.provision.jobs.answers import collect
+from envbuild.provision.jobs.site import JobSite, place
+from envbuild.provision.jobs.submit import finish, run_to_end
+from envbuild.provision.run.context import Run, Work
 from envbuild.schedule.job import JobStep, job_error
 
 Answer = ContactResult | EnvbuildError

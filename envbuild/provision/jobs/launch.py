@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.launch.in_job import job_steps
-from envbuild.launch.place import Place
+from envbuild.launch.job_steps import job_steps
 from envbuild.launch.recipes import launch
+from envbuild.launch.topology import Place
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
-from envbuild.provision.job_local import is_local
-from envbuild.provision.job_look import login_facts
-from envbuild.provision.job_site import JobSite
-from envbuild.provision.job_wait import finish, run_to_end
-from envbuild.provision.work import Run
+from envbuild.provision.jobs.node_local import is_local
+from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.jobs.submit import finish, run_to_end
+from envbuild.provision.jobs.survey import login_facts
+from envbuild.provision.run.context import Run
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 from envbuild.schedule.script import log_name
 
 

@@ -1,7 +1,7 @@
 """Jobs whose nodes each have a disk of their own: one node builds and packs, all others take the pack over.
 
 The prefix is the same path on every node's disk. What login host and nodes share (`shared` of the target) holds jobs,
-staged tools, deliveries and packs, and says what nodes get: `node/packs.py`.
+staged tools, deliveries and packs, and says what nodes get: `node/packs/published.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
-from envbuild.provision.contact import node_request
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.survey import Survey
-from envbuild.provision.work import Work
+from envbuild.provision.contact.first_contact import node_request
+from envbuild.provision.run.context import Work
+from envbuild.provision.survey.ask import Survey
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.schedule.ensure_script import ensure_file, ensure_script, pbs_preamble, task_prolog
 from envbuild.schedule.job import Broadcast, JobStep
 

@@ -13,22 +13,22 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.provision.collect import first_error
-from envbuild.provision.contact import node_request
-from envbuild.provision.execute import Outcome
-from envbuild.provision.job_answers import Answers, first_death, read_answers, tell_phases, unfinished
-from envbuild.provision.job_ask import not_shared
-from envbuild.provision.job_facts import facts_file, write_facts
-from envbuild.provision.job_local import broadcast, is_local, pack_request
-from envbuild.provision.job_look import facts_of
-from envbuild.provision.job_plan import builder_of, other_steps, pinned
-from envbuild.provision.job_site import JobSite, place
-from envbuild.provision.job_wait import finish, run_to_end
-from envbuild.provision.settle import settle
-from envbuild.provision.survey import decide, probe_args
-from envbuild.provision.together import job_request, note_floors
-from envbuild.provision.toolchain import NodeTools
-from envbuild.provision.work import Work
+from envbuild.plan.shared_prefix import builder_of, other_steps, pinned
+from envbuild.provision.ansible.play import Outcome
+from envbuild.provision.ansible.settle import settle
+from envbuild.provision.contact.first_contact import node_request
+from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors
+from envbuild.provision.jobs.answers import Answers, first_death, read_answers, tell_phases, unfinished
+from envbuild.provision.jobs.ask import not_shared
+from envbuild.provision.jobs.facts_cache import facts_file, write_facts
+from envbuild.provision.jobs.node_local import broadcast, is_local, pack_request
+from envbuild.provision.jobs.site import JobSite, place
+from envbuild.provision.jobs.submit import finish, run_to_end
+from envbuild.provision.jobs.survey import facts_of
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.survey.ask import decide, probe_args
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 
 BUILD = ("install", "smoke", "activate")

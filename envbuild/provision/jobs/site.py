@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Target
 from envbuild.schedule.job import Job, Pool, Scheduler, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
-from envbuild.schedule.run import Runner, login_connection, submit_host
+from envbuild.schedule.runner import Runner, login_connection, submit_host
 from envbuild.schedule.slurm import Slurm
 
 PROBE_LIMIT = 600

@@ -11,21 +11,21 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import smoke_items
-from envbuild.provision import together
-from envbuild.provision.collect import all_well
-from envbuild.provision.contact import ContactResult, node_request
-from envbuild.provision.execute import Outcome
-from envbuild.provision.inspect import Current, current_of
-from envbuild.provision.job_ask import ask_in_job
-from envbuild.provision.job_local import ensure_step
-from envbuild.provision.job_look import ask_login, login_facts
-from envbuild.provision.job_site import PROBE_LIMIT, JobSite
-from envbuild.provision.together import (
+from envbuild.provision.ansible.play import Outcome
+from envbuild.provision.contact.first_contact import ContactResult, node_request
+from envbuild.provision.fleet import multi_node_smoke
+from envbuild.provision.fleet.multi_node_smoke import (
     VERB,
     Member,
     wants_to_meet,
 )
-from envbuild.provision.work import Run, Work
+from envbuild.provision.inspect import Current, current_of
+from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.node_local import ensure_step
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.jobs.survey import ask_login, login_facts
+from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.evidence import all_well
 from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600
@@ -56,9 +56,9 @@ def meet_in_use(
         environment, variant, stamp = found
         if all_well({"smoke": answer.response}):
             told = answer.response.get("result", {}).get("addresses") or ()
-            where = together.addresses(node, told, target.connection)
+            where = multi_node_smoke.addresses(node, told, target.connection)
             members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
-    together.meet_members(work, members, outcome)
+    multi_node_smoke.meet_members(work, members, outcome)
     return outcome
 
 
@@ -95,7 +95,7 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
                     outcome.responses[node][verb] = answer.response
             except EnvbuildError as error:
                 outcome.errors.setdefault(node, error)
-    together.note_floors(work, outcome)
+    multi_node_smoke.note_floors(work, outcome)
     return dict.fromkeys(answers, found), outcome
 
 
@@ -105,7 +105,7 @@ def _requests(work: Work, site: JobSite, found: Current) -> dict[str, dict[str, 
     args = {"stack": prepared.stack.name, "environment": environment, **smoke_args(variant, stamp, target)}
     requests = {"smoke": node_request("smoke", target.prefix, args, work.run.id)}
     if site.nodes > 1 and wants_to_meet(variant, target):
-        joint = together.meet_args(variant, target, environment, gpus_of_stamp(variant, stamp))
+        joint = multi_node_smoke.meet_args(variant, target, environment, gpus_of_stamp(variant, stamp))
         requests[VERB] = node_request(VERB, target.prefix, {**joint, "most": target.smoke_nodes}, work.run.id)
     return requests
 

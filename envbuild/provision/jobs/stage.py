@@ -6,13 +6,13 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
 
-from envbuild.provision.collect import first_error
-from envbuild.provision.contact import ContactResult
-from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
-from envbuild.provision.job_site import JobSite
-from envbuild.provision.payload import write_payload
-from envbuild.provision.toolchain import first_tools
-from envbuild.provision.work import Work
+from envbuild.provision.ansible.play import NodeFiles, run_hosts, tmp_folder
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.contact.toolchain import first_tools
+from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
 
 
 def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:

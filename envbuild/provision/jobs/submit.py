@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
-from envbuild.provision.job_site import JobSite
-from envbuild.provision.journal import EventKind
-from envbuild.provision.work import Run, Work
+from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.journal import EventKind
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Job, JobState
-from envbuild.schedule.run import Here
+from envbuild.schedule.runner import Here
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.wait import Limits, wait_for
 

@@ -14,15 +14,15 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
-from envbuild.provision.contact import contact, node_request
-from envbuild.provision.job_ask import ask_in_job
-from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
-from envbuild.provision.job_local import is_local, keep_only_wanted, require_shared, with_packed
-from envbuild.provision.job_site import PROBE_LIMIT, JobSite
-from envbuild.provision.keep import can_keep, kept
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.survey import Survey, ask_here, decide, is_reach_known, probe_args
-from envbuild.provision.work import Work
+from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts, write_facts
+from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
+from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.run.context import Work
+from envbuild.provision.survey.ask import Survey, ask_here, decide, is_reach_known, probe_args
+from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.survey.up_to_date import can_keep, kept
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
 _SHARED = ("environments", "toolchain", "prefix", "busy")
@@ -134,8 +134,8 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
 
 def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
-    from envbuild.provision.job_stage import stage_python
-    from envbuild.provision.look import python_broken
+    from envbuild.provision.jobs.stage import stage_python
+    from envbuild.provision.survey.plan_run import python_broken
 
     work.progress.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python[:4])} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})

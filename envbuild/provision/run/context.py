@@ -10,12 +10,12 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError
 from envbuild.plan.rollout import Batches
-from envbuild.provision.execute import Progress
-from envbuild.provision.journal import Journal, utc_now
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.survey import Survey
-from envbuild.provision.toolchain import NodeTools
+from envbuild.provision.ansible.play import Progress
+from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.run.journal import Journal, utc_now
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.ask import Survey
+from envbuild.provision.survey.prepare import Prepared
 
 DEADLINE = 6 * 3600.0
 

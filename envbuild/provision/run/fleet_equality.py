@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Deviation, Equality, NodeEvidence
 from envbuild.model.target import Target
-from envbuild.provision.contact import contact, node_request
+from envbuild.provision.contact.first_contact import contact, node_request
 
 Files = Mapping[str, str]
 # How many different roots are looked into; a fleet with more has no usual one.

@@ -8,11 +8,11 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
-from envbuild.provision.execute import Progress
-from envbuild.provision.journal import EventKind, Journal
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.rundir import RunDir
-from envbuild.provision.work import Run, Settings
+from envbuild.provision.ansible.play import Progress
+from envbuild.provision.run.context import Run, Settings
+from envbuild.provision.run.journal import EventKind, Journal
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.prepare import Prepared
 
 
 @contextmanager

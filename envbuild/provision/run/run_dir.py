@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
-from envbuild.provision.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
+from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
 

@@ -19,16 +19,21 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.provision.contact import DEADLINE, ContactResult, contact, node_request
-from envbuild.provision.keep import can_keep, kept
-from envbuild.provision.prepare import Prepared
+from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
+from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.survey.up_to_date import can_keep, kept
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
-    from envbuild.resolve.supply import Supply
+    from envbuild.resolve.reachability import Supply
 
 # Where a brief answer shows that nothing has to be done, these are all that is still to be read.
-_NEXT = ("envbuild.plan.planner", "envbuild.catalog.patches", "envbuild.provision.equality", "envbuild.report.terminal")
+_NEXT = (
+    "envbuild.plan.planner",
+    "envbuild.catalog.patches",
+    "envbuild.provision.run.fleet_equality",
+    "envbuild.report.terminal",
+)
 
 
 @dataclass
@@ -119,7 +124,7 @@ def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey
 
 def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any]:
     """The arguments of a full probe; `everything`: also what is otherwise asked only where a first answer is open."""
-    from envbuild.resolve.supply import wanted_files
+    from envbuild.resolve.reachability import wanted_files
 
     args: dict[str, Any] = {
         "stack": prepared.stack.name,
@@ -138,8 +143,8 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
 
 def _places(prepared: Prepared) -> dict[str, Any]:
     """Where a node would fetch from, as arguments of a probe."""
-    from envbuild.provision.reach import index_addresses
-    from envbuild.resolve.supply import sources_needed
+    from envbuild.provision.survey.reach import index_addresses
+    from envbuild.resolve.reachability import sources_needed
 
     return {"reach": index_addresses(prepared.lock), "repositories": sources_needed(prepared.lock)}
 
@@ -156,7 +161,7 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
     """Ask what this machine could deliver, where it is to decide and a node does not reach everything."""
     short = next((facts for facts in survey.facts.values() if not all(facts.reachable.values())), None)
     if short is not None and survey.supply is None and prepared.target.delivery == "auto":
-        from envbuild.provision.reach import controller_supply
+        from envbuild.provision.survey.reach import controller_supply
 
         # This machine as a node has been asked, with uv's configuration and not with pip's.
         known = short.reachable if prepared.target.connection.kind == "local" else None
@@ -165,7 +170,7 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:
     """Interpreters that somebody named, which may lie where no probe would look; of a module, what PATH gives."""
-    from envbuild.resolve.candidate import MODULE_PYTHON
+    from envbuild.resolve.variant_checks import MODULE_PYTHON
 
     named = (prepared.choice.interpreter, prepared.target.interpreter, prepared.target.base_python)
     found = {name for name in named if name and "/" in name}
@@ -230,7 +235,7 @@ def probe_nodes(
     target: Target, deadline: float = DEADLINE, meanwhile: Sequence[str] = ()
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
-    from envbuild.provision.inventory import expand_hosts
+    from envbuild.provision.ansible.inventory import expand_hosts
 
     facts: dict[str, NodeFacts] = {}
     errors: dict[str, EnvbuildError] = {}

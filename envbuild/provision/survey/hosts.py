@@ -13,8 +13,8 @@ from envbuild.catalog.nearest import nearest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
-from envbuild.provision.inventory import MAX_HOSTS, expand_hosts
-from envbuild.provision.supported import NODE_FILE, refuse_unsupported
+from envbuild.provision.ansible.inventory import MAX_HOSTS, expand_hosts
+from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
 
 # Cloud tools page through an interface; longer than this is one that waits for an answer.
 COMMAND_DEADLINE = 60.0
@@ -116,7 +116,7 @@ def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[st
     elif hosts.command is not None:
         names = _by_command(hosts.command, folder)
     elif hosts.inventory is not None:
-        from envbuild.provision.ansible_hosts import read_inventory
+        from envbuild.provision.ansible.inventory_hosts import read_inventory
 
         addresses = read_inventory(folder / Path(hosts.inventory).expanduser())
         names = list(addresses)

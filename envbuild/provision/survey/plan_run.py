@@ -10,16 +10,16 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.node import identity
-from envbuild.provision import toolchain
-from envbuild.provision.bundle import node_pyz_digest
-from envbuild.provision.collect import first_error
-from envbuild.provision.execute import NodeFiles, run_hosts, tmp_folder
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.journal import EventKind
-from envbuild.provision.payload import write_payload
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.survey import Survey, decide, rules, survey_nodes
-from envbuild.provision.work import Work
+from envbuild.node_program import node_pyz_digest
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.ansible.play import NodeFiles, run_hosts, tmp_folder
+from envbuild.provision.contact import toolchain
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.survey.ask import Survey, decide, rules, survey_nodes
+from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
 
@@ -30,8 +30,8 @@ def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
     nodes are errors (`node-without-python`).
     """
     if work.prepared.target.connection.kind == "job":
-        from envbuild.provision.job_look import survey_jobs
-        from envbuild.provision.job_site import JobSite
+        from envbuild.provision.jobs.site import JobSite
+        from envbuild.provision.jobs.survey import survey_jobs
 
         with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
             work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
@@ -107,8 +107,8 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     if prepared.target.connection.kind != "job":
         made = _without_left_alone(work, made)
     if prepared.target.connection.kind == "job":
-        from envbuild.provision.job_local import is_local
-        from envbuild.provision.job_plan import share
+        from envbuild.plan.shared_prefix import share
+        from envbuild.provision.jobs.node_local import is_local
 
         pins = prepared.target.scheduler.kind == "slurm"
         return share(made, survey.variants, local=is_local(prepared.target), pins=pins)

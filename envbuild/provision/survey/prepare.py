@@ -17,10 +17,10 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.model.stack import Stack
 from envbuild.model.target import HostSource, Target
-from envbuild.provision.contact import log_in_ahead
-from envbuild.provision.hosts import Narrowing, Selection, settle_hosts
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.supported import refuse_unsupported
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.contact.first_contact import log_in_ahead
+from envbuild.provision.survey.hosts import Narrowing, Selection, settle_hosts
+from envbuild.provision.survey.supported import refuse_unsupported
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
-from envbuild.node import pipconf, probe_prefix
+from envbuild.node.packages import pip_config
+from envbuild.node.probe import prefix
 from envbuild.plan.delivery_layout import bundle_name, bundles
-from envbuild.provision.deliver import artifact_cache, place
-from envbuild.resolve.supply import Supply, indexes_needed, sources_needed
+from envbuild.provision.delivery.artifacts import artifact_cache, place
+from envbuild.resolve.reachability import Supply, indexes_needed, sources_needed
 
 
 def index_addresses(lock: Lock) -> dict[str, str]:
@@ -35,14 +36,14 @@ def controller_supply(lock: Lock, known: Mapping[str, bool] | None = None) -> Su
     kept = {each.git for name, each in repositories if (cache / "sources" / bundle_name(name, each)).exists()}
     reachable.update(dict.fromkeys(kept, True))
     found = {name: str(path) for name, path in files.items() if path.exists()}
-    return Supply(reachable, {**probe_prefix.files_found(list(files)), **found})
+    return Supply(reachable, {**prefix.files_found(list(files)), **found})
 
 
 def _reached(lock: Lock) -> dict[str, bool]:
     """What pip and git reach from here."""
-    config = pipconf.read(os.environ)
+    config = pip_config.read(os.environ)
     indexes = index_addresses(lock)
     if DEFAULT_INDEX in indexes and config.index_url:
         indexes[DEFAULT_INDEX] = config.index_url
     none = dict.fromkeys(indexes, False)
-    return none | probe_prefix.reachable({} if config.no_index else indexes, sources_needed(lock))
+    return none | prefix.reachable({} if config.no_index else indexes, sources_needed(lock))

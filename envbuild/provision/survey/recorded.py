@@ -11,18 +11,18 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
+from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.distribution import spread
 from envbuild.plan.planner import make_plan
 from envbuild.plan.shared_builds import share_builds
-from envbuild.provision.bundle import node_pyz, node_pyz_digest
-from envbuild.provision.hosts import narrow
-from envbuild.provision.inventory import expand_hosts
-from envbuild.provision.look import note_refusals
-from envbuild.provision.payload import Tool
-from envbuild.provision.prepare import Prepared
-from envbuild.provision.supported import unsupported
-from envbuild.provision.survey import Survey, decide
-from envbuild.provision.toolchain import NODE_PROGRAM, NodeTools, node_tools
+from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.provision.contact.payload import Tool
+from envbuild.provision.contact.toolchain import NODE_PROGRAM, NodeTools, node_tools
+from envbuild.provision.survey.ask import Survey, decide
+from envbuild.provision.survey.hosts import narrow
+from envbuild.provision.survey.plan_run import note_refusals
+from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.survey.supported import unsupported
 
 RUN = "recorded-facts"
 

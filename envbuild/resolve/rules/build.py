@@ -10,7 +10,7 @@ from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.resolution import Decision
 from envbuild.resolve.arch import pick_nvcc
 from envbuild.resolve.compat import Compat, TorchBuild
-from envbuild.resolve.decide import NOTHING, Decisions, decision
+from envbuild.resolve.decision import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
 

@@ -6,9 +6,9 @@ from pathlib import PurePosixPath
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decide import NOTHING, Decisions, decision
+from envbuild.resolve.decision import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
-from envbuild.resolve.rules_gpu import needs_ptx
+from envbuild.resolve.rules.gpu import needs_ptx
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve.classes import mig_instances
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decide import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision
+from envbuild.resolve.node_classes import mig_instances
 from envbuild.resolve.request import Request, physical_gpus, visible_gpus
 from envbuild.resolve.versions import dotted, numbers
 

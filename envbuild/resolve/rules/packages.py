@@ -12,7 +12,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.model.resolution import Decision
 from envbuild.resolve.compat import Compat, PackageRule
-from envbuild.resolve.decide import NOTHING, Decisions, decision
+from envbuild.resolve.decision import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request
 
 # What this file does stops the build; what a module does stops who imports it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat, TorchRelease
-from envbuild.resolve.decide import NOTHING, Decisions, decision
+from envbuild.resolve.decision import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request
 from envbuild.resolve.versions import dotted, flavour_cuda, numbers, python_tag
 

@@ -1,7 +1,7 @@
 """A program that stands before a compile command, or around a whole build; both hold a line to the builder.
 
-    build_gate.py take SOCKET SOURCE MEMORY -- CC ...   waits for a token of the builder's budget, then runs the command
-    build_gate.py guard SOCKET -- PYTHON ...            runs the command; at its end, or when the builder is gone, ends
+    job_client.py take SOCKET SOURCE MEMORY -- CC ...   waits for a token of the builder's budget, then runs the command
+    job_client.py guard SOCKET -- PYTHON ...            runs the command; at its end, or when the builder is gone, ends
                                                         everything that it started
 
 `build_jobs.Budget` is at the other end of SOCKET (a Unix socket). One JSON line a message:

@@ -1,8 +1,8 @@
 """A program that runs a setup.py in an environment and compiles its extensions in parallel.
 
-    build_driver.py REQUEST       a JSON file; the current folder is that of the project
+    setup_py.py REQUEST       a JSON file; the current folder is that of the project
 
-Request: `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `gate` (path of build_gate.py),
+Request: `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `gate` (path of job_client.py),
 `socket`, `memory` (GB a job), `jobs`, `logs` (an empty folder), `source` (its name). Report: see `State`.
 
 Runs under any Python >= 3.6 and any setuptools (distutils where there is none), and imports nothing else of the node

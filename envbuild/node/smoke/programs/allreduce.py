@@ -12,7 +12,7 @@ from typing import Any, List, Tuple
 import torch
 import torch.distributed as dist
 
-from .smoke_common import Channel, begin
+from .common import Channel, begin
 
 _WARM_UP = 2
 _REPEATS = 10

@@ -13,8 +13,8 @@ from typing import Any, Dict, List
 import torch
 import torch.distributed as dist
 
-from .smoke_common import Channel, arm
-from .smoke_torch_allreduce import bandwidth, correctness
+from .allreduce import bandwidth, correctness
+from .common import Channel, arm
 
 
 def _request() -> Dict[str, Any]:

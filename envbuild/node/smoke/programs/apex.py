@@ -11,7 +11,7 @@ from typing import Any, List, Tuple
 import torch
 from torch.nn import functional
 
-from .smoke_torch_compare import DEVICE, Case, MissingApiError, given, need, random, wait
+from .compare import DEVICE, Case, MissingApiError, given, need, random, wait
 
 _HALVES = ("float16", "bfloat16")
 _ALL = ("float32", "float16", "bfloat16")

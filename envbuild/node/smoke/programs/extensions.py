@@ -13,35 +13,35 @@ from typing import Any, List, Tuple
 
 import torch
 
-from . import smoke_torch_apex, smoke_torch_host, smoke_torch_kernels
-from .smoke_common import Channel, begin
-from .smoke_torch_compare import BrokenContextError, Case, MissingApiError, on_device
+from . import apex, host_extensions, megatron_kernels
+from .common import Channel, begin
+from .compare import BrokenContextError, Case, MissingApiError, on_device
 
 # Name of the check, the extension it needs, whether that needs a GPU, and the function.
 CHECKS = (
-    ("apex-flatten", "apex_C", False, smoke_torch_host.flatten),
-    ("fused-adam", "amp_C", True, smoke_torch_apex.fused_adam),
-    ("multi-tensor-norm", "amp_C", True, smoke_torch_apex.multi_tensor_norm),
-    ("multi-tensor-scale", "amp_C", True, smoke_torch_apex.multi_tensor_scale),
-    ("layer-norm", "fused_layer_norm_cuda", True, smoke_torch_apex.layer_norm),
-    ("cross-entropy", "xentropy_cuda", True, smoke_torch_apex.xentropy),
-    ("mlp", "mlp_cuda", True, smoke_torch_apex.mlp),
-    ("fused-dense", "fused_dense_cuda", True, smoke_torch_apex.fused_dense),
+    ("apex-flatten", "apex_C", False, host_extensions.flatten),
+    ("fused-adam", "amp_C", True, apex.fused_adam),
+    ("multi-tensor-norm", "amp_C", True, apex.multi_tensor_norm),
+    ("multi-tensor-scale", "amp_C", True, apex.multi_tensor_scale),
+    ("layer-norm", "fused_layer_norm_cuda", True, apex.layer_norm),
+    ("cross-entropy", "xentropy_cuda", True, apex.xentropy),
+    ("mlp", "mlp_cuda", True, apex.mlp),
+    ("fused-dense", "fused_dense_cuda", True, apex.fused_dense),
     (
         "triangular-softmax",
         "scaled_upper_triang_masked_softmax_cuda",
         True,
-        smoke_torch_kernels.triangular_softmax,
+        megatron_kernels.triangular_softmax,
     ),
-    ("masked-softmax", "scaled_masked_softmax_cuda", True, smoke_torch_kernels.masked_softmax),
-    ("softmax", "scaled_softmax_cuda", True, smoke_torch_kernels.plain_softmax),
-    ("generic-softmax", "generic_scaled_masked_softmax_cuda", True, smoke_torch_kernels.generic_softmax),
-    ("megatron-layer-norm", "fused_mix_prec_layer_norm_cuda", True, smoke_torch_kernels.megatron_layer_norm),
-    ("flash-attention", "flash_attn_2_cuda", True, smoke_torch_kernels.flash_attention),
-    ("megatron-data", "envbuild_kernels.helpers", False, smoke_torch_host.megatron_data),
-    ("metaseq-batches", "metaseq.data.data_utils_fast", False, smoke_torch_host.metaseq_batches),
-    ("metaseq-blocks", "metaseq.data.token_block_utils_fast", False, smoke_torch_host.metaseq_blocks),
-    ("mpi", "mpi4py.MPI", False, smoke_torch_host.mpi),
+    ("masked-softmax", "scaled_masked_softmax_cuda", True, megatron_kernels.masked_softmax),
+    ("softmax", "scaled_softmax_cuda", True, megatron_kernels.plain_softmax),
+    ("generic-softmax", "generic_scaled_masked_softmax_cuda", True, megatron_kernels.generic_softmax),
+    ("megatron-layer-norm", "fused_mix_prec_layer_norm_cuda", True, megatron_kernels.megatron_layer_norm),
+    ("flash-attention", "flash_attn_2_cuda", True, megatron_kernels.flash_attention),
+    ("megatron-data", "envbuild_kernels.helpers", False, host_extensions.megatron_data),
+    ("metaseq-batches", "metaseq.data.data_utils_fast", False, host_extensions.metaseq_batches),
+    ("metaseq-blocks", "metaseq.data.token_block_utils_fast", False, host_extensions.metaseq_blocks),
+    ("mpi", "mpi4py.MPI", False, host_extensions.mpi),
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from .smoke_common import Channel, begin, torch_version
+from .common import Channel, begin, torch_version
 
 # Greatest allowed difference, as a part of sqrt(K): entries of A and B are normal, so entries of A·B are about sqrt(K).
 # float32 lies between what it gives at K = 8192 (2e-5 measured on an H200) and what TF32 would give (about 1e-3).

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
-from .smoke_torch_compare import Case, need
+from .compare import Case, need
 
 _RANKS = 2
 _MPI_DEADLINE = 60.0

@@ -12,7 +12,7 @@ import sysconfig
 import time
 from typing import Any, Dict, List, Optional
 
-from .smoke_common import Channel, begin
+from .common import Channel, begin
 
 
 def _real(path: str) -> str:

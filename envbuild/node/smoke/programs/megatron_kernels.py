@@ -5,8 +5,8 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from .smoke_torch_apex import compare_layer_norm
-from .smoke_torch_compare import Case, MissingApiError, given, need, random
+from .apex import compare_layer_norm
+from .compare import Case, MissingApiError, given, need, random
 
 _HALVES = ("float16", "bfloat16")
 # (sequences × heads, length), and (sequences, heads, queries, keys): what Megatron-LM's own guard lets through. Lengths

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .smoke_common import Channel, begin, torch_version
+from .common import Channel, begin, torch_version
 
 # The loss of the last steps must be at most this part of the first one (which is about ln(vocabulary)).
 LOSS_FACTOR = 0.5
