@@ -188,7 +188,8 @@ class Target(StrictModel):
     share it), `build_jobs` how many compile jobs run at once (from cores and memory without one). What of this can be
     planned but not provisioned yet is in `provision/survey/supported.py`. `smoke_nodes`: how many nodes take part in
     the joint smoke test, the first ones (none: all; 0: no such test). `shared`: a folder that the login host and all
-    nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and packs lie there.
+    nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and packs
+    lie there.
     """
 
     name: Name

@@ -1,11 +1,10 @@
 """`python envbuild-node.pyz VERB`: run one verb of the node program; see `protocol.py`."""
 
-import importlib
 import os
 import signal
 import sys
 
-from envbuild.node import proc, protocol
+from envbuild.node import proc, protocol, verbs
 from envbuild.node.protocol import Exit, Interrupted, NodeError
 
 TYPE_CHECKING = False
@@ -14,31 +13,6 @@ if TYPE_CHECKING:
 
 # Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
 CONNECTION = "ENVBUILD_CONNECTION"
-# Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
-VERBS = {
-    "probe": "probe.facts",
-    "doctor": "probe.doctor",
-    "fetch": "packages.fetch_unpinned",
-    "install": "env.install",
-    "smoke": "smoke.smoke",
-    "meet": "smoke.multi_node",
-    "pack": "packs.pack",
-    "unpack": "packs.unpack",
-    "ensure": "packs.ensure",
-    "relay": "packs.relay",
-    "packs": "packs.published",
-    "activate": "env.activate",
-    "verify": "env.verify",
-    "files": "env.files",
-    "log": "logs",
-    "envs": "env.listing",
-    "settle": "env.backup",
-    "use": "env.switch",
-    "remove": "env.remove",
-    "wheels": "wheels.manage",
-    "image": "image.build_stage",
-    "container": "image.container",
-}
 
 
 def _on_signal(number: "int", _frame: "object") -> "None":
@@ -54,12 +28,12 @@ def _on_signal(number: "int", _frame: "object") -> "None":
 
 
 def _dispatch(verb: "str") -> "tuple[bool, dict[str, Any]]":
-    if verb not in VERBS:
-        raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(VERBS))
+    if verb not in verbs.VERBS:
+        raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
     request = protocol.read_request(sys.stdin.buffer, verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
-    changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+    changed, result = verbs.run(verb, request)
     return changed, result
 
 

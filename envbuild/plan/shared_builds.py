@@ -1,9 +1,8 @@
 """What is compiled once for many nodes: who builds, and who takes it over. Pure.
 
 Whether the nodes share a wheel store does not matter here; where they do, nothing has to be carried.
-
-The build key (`node/wheels/build_key.py`) decides on the node whether a wheel is right for it; the classes here are what
-the facts say about that beforehand. Where they are wrong, a node builds for itself: correct, and only slower.
+The build key (`node/wheels/build_key.py`) decides on the node whether a wheel is right for it; the classes here are
+what the facts say about that beforehand. Where they are wrong, a node builds for itself: correct, and only slower.
 """
 
 from __future__ import annotations

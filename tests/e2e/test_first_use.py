@@ -162,7 +162,7 @@ def test_only_the_unrecorded_file_is_trusted(world: World, beta: Path) -> None:
 
 
 def test_a_wheel_that_is_not_what_its_record_says_is_never_recorded(world: World, beta: Path) -> None:
-    from tests.node.test_fetch import tampered
+    from tests.node.packages.test_fetch_unpinned import tampered
 
     tampered(beta)
     error = refused(world, "record-mismatch", TRUST)

@@ -15,7 +15,7 @@ import yaml
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.env_support import git
 from tests.node.forge import download
-from tests.node.test_sources import PROJECT
+from tests.node.test_git_source import PROJECT
 from tests.support.repositories import lose_file
 
 # What a Megatron checkout does with its helpers: compiled beside the code, by the environment's own Python.

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.world import MINOR
 from tests.fleet.fleet_world import PREFIX, FleetWorld, by_node, checks
 from tests.fleet.nodes import Node
-from tests.node.test_sources import PROJECT
+from tests.node.test_git_source import PROJECT
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 FILE = f"{PREFIX}/current/own/lib/python{MINOR}/site-packages/lib/__init__.py"

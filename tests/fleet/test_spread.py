@@ -75,7 +75,7 @@ def test_one_node_builds_and_the_others_take_it_over_from_each_other(fleet: Star
 # After the pack has come, as a disk that fails would: `HOOK` is a command of this machine.
 FLIPS = """
 import json, os, subprocess, sys
-from envbuild.provision import spread
+from envbuild.provision.fleet import distribute as spread
 
 along = spread._Run._along_trees
 

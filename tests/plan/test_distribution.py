@@ -17,8 +17,8 @@ from envbuild.resolve.engine import resolve_fleet
 from tests.plan.test_planner import FakeTool, planned
 from tests.plan.test_shared_builds import COMPILED, lock_with, machine
 from tests.resolve.builders import compat, target
-from tests.resolve.test_borrow import cuda_lock, gpu_node
 from tests.resolve.test_engine import stamped
+from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 PROGRAM = FakeTool("envbuild-node", "envbuild-node-1")
 PREFIX = "/data/envbuild"

@@ -14,8 +14,8 @@ from envbuild.plan.shared_builds import compiled_wheels, install_args, keys_of, 
 from envbuild.resolve.engine import resolve_fleet
 from tests.plan.test_planner import planned
 from tests.resolve.builders import compat, make_lock, node_facts, package, target
-from tests.resolve.test_borrow import APEX, PLAIN, cuda_lock, gpu_node
 from tests.resolve.test_engine import stamped
+from tests.resolve.test_wheel_providers import APEX, PLAIN, cuda_lock, gpu_node
 
 SOURCE: dict[str, Any] = {"name": "ext", "git": "https://example.org/ext", "commit": "1" * 40, "tree": "2" * 40}
 COMPILED = {**SOURCE, "build": {}}

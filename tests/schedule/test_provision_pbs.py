@@ -14,7 +14,7 @@ import uv
 import yaml
 
 from tests.e2e.world import Done, World
-from tests.node.test_sources import PROJECT
+from tests.node.test_git_source import PROJECT
 from tests.schedule.fake_pbs import FakePbs, has_hosts
 
 pytestmark = [

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import Done
-from tests.provision.sshd import Server, make_key, require_sshd, user
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
 

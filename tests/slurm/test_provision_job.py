@@ -13,10 +13,10 @@ import pytest
 import uv
 
 from tests.e2e.world import snapshot
-from tests.node.test_sources import PROJECT
-from tests.provision.sshd import Server, make_key, require_sshd, user
+from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
 

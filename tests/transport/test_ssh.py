@@ -14,7 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh_config
-from tests.provision.sshd import Server, make_key, require_sshd, user
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 StartServer = Callable[..., Server]
 

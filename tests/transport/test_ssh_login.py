@@ -26,7 +26,7 @@ from envbuild.provision.ansible.config import configuration, variables, without_
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
-from tests.provision.sshd import Server, make_key, require_sshd, user
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 StartServer = Callable[..., Server]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -310,7 +310,7 @@ def test_d49_where_home_is_not_that_of_the_account_both_ways_read_what_ssh_reads
     code = (
         "import sys; from pathlib import Path\n"
         "from envbuild.model.target import Connection\n"
-        "from tests.provision.test_ssh_login import both_ways\n"
+        "from tests.transport.test_ssh_login import both_ways\n"
         "both_ways(Path(sys.argv[1]), ['n1'], Connection(kind='ssh'))\n"
     )
     env = {**os.environ, "HOME": str(elsewhere), "PYTHONPATH": str(REPOSITORY)}
@@ -346,7 +346,7 @@ def test_d49_nothing_of_the_users_configuration_is_lost_but_what_has_to_hold(cli
 _LOGS_IN = """import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background of a shell ignores it
 from envbuild.model.target import Connection
-from envbuild.provision import ssh, ssh_config
+from envbuild.transport import ssh; from envbuild.transport import ssh_config
 ssh_config._PERSIST = "1s"
 ssh.log_in("n1", Connection(kind="ssh", config=sys.argv[1]))
 if sys.argv[2] == "held":

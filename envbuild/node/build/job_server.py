@@ -1,7 +1,8 @@
 """One budget of compile jobs for every source and extension of a run, bounded by cores and memory.
 
-The budget listens on a Unix socket; gates (`programs/job_client.py`) ask it before each compile command. A token is a line that is
-open: a gate that is killed gives its own back, and a builder that is killed closes all, which ends the compilers.
+The budget listens on a Unix socket; gates (`programs/job_client.py`) ask it before each compile command. A token is a
+line that is open: a gate that is killed gives its own back, and a builder that is killed closes all, which ends the
+compilers.
 """
 
 import heapq

@@ -5,11 +5,10 @@ and take out of the outcome what differs from build to build: times, caches, how
 the first part of `install`, all that does not depend on a source; `build` has the rest and says what it added.
 """
 
-import importlib
 import os
 import shutil
 
-from envbuild.node import paths
+from envbuild.node import paths, verbs
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
 from envbuild.node.image import added_files, fetch_stage
@@ -136,10 +135,8 @@ def _run(stage: "str", step: "dict[str, Any]", variant: "dict[str, Any]") -> "di
     if verb not in _VERBS[stage]:
         raise NodeError("request-invalid", "an image is not built with the verb %r" % str(verb)[:80])
     log("image: %s" % verb)
-    _changed, result = importlib.import_module("envbuild.node." + verb).run(
-        dict(step, args=dict(step["args"], variant=variant))
-    )
-    return dict(result)
+    _changed, result = verbs.run(verb, dict(step, args=dict(step["args"], variant=variant)))
+    return result
 
 
 def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list[str]]":

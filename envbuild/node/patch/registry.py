@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _MODULES = (alpa, apex, megatronapp, line_edits, megatron, removed_names, training)
 # Every module has a table EDITS of name -> (find, check, version). Locks and build keys hold the version: an edit that
-# does another thing to any file gets the next one (tests/node/test_patch_versions.py notices), a comment does not.
+# does another thing to any file gets the next one (tests/node/patch/test_versions.py notices), a comment does not.
 _TABLE = {name: edit for module in _MODULES for name, edit in module.EDITS.items()}  # type: dict[str, Edit]
 
 

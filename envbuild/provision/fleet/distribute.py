@@ -1,9 +1,9 @@
 """Carry out a plan in which one node builds an environment and others take it over (`plan/distribution.py` decides).
 
 Builders run first, with the nodes that nobody waits for. What a builder has finished is packed there, goes from node to
-node along a tree (`node/packs/relay.py`), and is unpacked, tested and stamped by those who wait. A node that cannot reach
-the one above it is sent the pack by this machine. Where a builder fails, the next one tries; what fails on two nodes for a
-reason that is not the node's own is not tried on a third. Packs are removed from all nodes afterwards.
+node along a tree (`node/packs/relay.py`), and is unpacked, tested and stamped by those who wait. A node that cannot
+reach the one above it is sent the pack by this machine. Where a builder fails, the next one tries; what fails on two
+nodes for a reason that is not the node's own is not tried on a third. Packs are removed from all nodes afterwards.
 """
 
 from __future__ import annotations

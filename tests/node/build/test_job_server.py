@@ -103,7 +103,7 @@ def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
     """The builder is killed with SIGKILL: it can tell nobody."""
     mark = tmp_path / "pid"
     code = (
-        "import subprocess, sys; from envbuild.node import build_jobs\n"
+        "import subprocess, sys; from envbuild.node.build import job_server as build_jobs\n"
         "budget = build_jobs.Budget(1).__enter__()\n"
         f"words = [sys.executable, '-I', '-S', {GATE!r}, 'take', budget.socket, 'x', '1', '--', 'sh', '-c',\n"
         f"    'echo $$ > {mark}; sleep 60']\n"

@@ -99,7 +99,7 @@ def test_a_kill_anywhere_leaves_no_stamp_or_a_whole_one(node: Node, step: str, w
     call, name = step.split(":")
     code = f"""
 import os, signal, sys, json
-from envbuild.node import install, activate, paths
+from envbuild.node.env import install; from envbuild.node.env import activate; from envbuild.node import paths
 real = {call}
 def dying(path, *rest):
     hit = os.path.basename(path) == {name!r}

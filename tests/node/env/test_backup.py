@@ -17,7 +17,7 @@ from envbuild.node.env import backup, stamp
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import smoke
 from tests.node.env_support import Node, make_variant, make_wheel, node
-from tests.node.test_env_pack import Packed
+from tests.node.packs.test_pack import Packed
 
 __all__ = ["node"]
 
@@ -104,7 +104,7 @@ def test_d38_a_run_whose_next_step_never_comes_is_settled(repaired: Repaired) ->
 def test_d38_a_step_that_is_still_at_work_is_ended_before_its_run_is_settled(repaired: Repaired) -> None:
     # Steps are processes of their own: a lease that this one had taken would have it ended as the earlier step.
     hangs = (
-        "import sys, time\nfrom envbuild.node import __main__, smoke\n"
+        "import sys, time\nfrom envbuild.node import __main__; from envbuild.node.smoke import smoke\n"
         "smoke.run_programs = lambda *_: time.sleep(60)\nsys.exit(__main__.main())\n"
     )
     environment = str(repaired.environment)

@@ -21,7 +21,7 @@ from envbuild.node.env import listing, merkle, remove, switch
 from envbuild.node.packages import pip_config, sync
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
-from tests.node.test_fetch import tampered
+from tests.node.packages.test_fetch_unpinned import tampered
 
 __all__ = ["node"]
 
@@ -520,7 +520,7 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
     environment = node.build(variant)
     node.run = "run-killed"
     code = (
-        "import json, os, signal, sys\nfrom envbuild.node import install, packages\n"
+        "import json, os, signal, sys\nfrom envbuild.node.env import install; from envbuild.node.packages import sync as packages\n"
         "packages.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, repair=True))

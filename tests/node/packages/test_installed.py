@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from envbuild.node.env import merkle
 from envbuild.node.packages import installed
-from tests.node.test_merkle import SITE, tree
+from tests.node.env.test_merkle import SITE, tree
 
 INFO = f"{SITE}/q-1.dist-info"
 EMPTY = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"

@@ -187,7 +187,7 @@ def test_facts_of_two_majors_refuse_before_anything_is_built(tmp_path: Path) -> 
 
 _PROGRAM = """
 import json, sys
-from envbuild.node import patch
+from envbuild.node.patch import apply as patch
 for spec in json.loads(sys.argv[2]):
     patch.apply(sys.argv[1], spec)
 """
@@ -201,7 +201,7 @@ def test_the_edit_is_the_same_under_every_python(apex: Path, form: str, version:
     names = ["apex-cuda-check", *(["apex-cuda-minor-parse"] if minor else [])]
     specs = json.dumps([load_patch(name).spec() for name in names])
     command = [python, "-c", _PROGRAM, str(apex), specs]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     there = (apex / "setup.py").read_text()
     (apex / "setup.py").write_text(text)

@@ -17,7 +17,7 @@ from envbuild.node.probe import prefix
 from envbuild.node_program import node_pyz
 from tests.node.pythons import require_python
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def program(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envbuild.node.probe import parse_nvidia as parse
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def read(name: str) -> str:

@@ -13,8 +13,8 @@ from envbuild.model.evidence import Check
 from envbuild.node.smoke import extensions, smoke
 from tests.node.torch_env import torch_environment
 
-STAND_INS = Path(__file__).parent / "data" / "extensions"
-PROGRAMS = Path(smoke.__file__).parent
+STAND_INS = Path(__file__).parents[1] / "data" / "extensions"
+PROGRAMS = Path(smoke.__file__).parent / "programs"
 VARIANT = {"python": "3.11", "torch": "2.13.0", "flavour": "cpu"}
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.node import lease
 from envbuild.node.smoke import smoke
-from tests.node.test_smoke_sound import PYTHON, Bare
+from tests.node.smoke.test_imports import PYTHON, Bare
 
 
 def _request(bare: Bare, prefix: Path, run: str, imports: list[str]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _read(path: Path) -> bytes:
 
 
 def changed(name: str, old: str, new: str) -> dict[str, str]:
-    text = (Path(multi_node.__file__).parent / f"{name}.py").read_text()
+    text = (Path(multi_node.__file__).parent / "programs" / f"{name}.py").read_text()
     assert text.count(old) == 1, text.count(old)
     return {name: text.replace(old, new)}
 

@@ -25,7 +25,7 @@ VARIANT = {
 
 
 def broken(program: str, line: str, instead: str) -> dict[str, str]:
-    text = (Path(smoke.__file__).parent / f"{program}.py").read_text()
+    text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()
     assert text.count(line) >= 1
     return {program: text.replace(line, instead)}
 

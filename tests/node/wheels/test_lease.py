@@ -18,7 +18,7 @@ import pytest
 from envbuild.node.wheels.store import Store, build_key
 from tests.node.wheel_support import inputs
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Process:

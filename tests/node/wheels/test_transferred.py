@@ -14,9 +14,9 @@ from envbuild.node.wheels import manage
 from envbuild.node.wheels.build_key import build_key, why_not_for
 from envbuild.node.wheels.store import Store
 from envbuild.node.wheels.transferred import Handed
+from tests.node.build.test_pipeline import args, other_node, python
 from tests.node.env_support import Node, make_variant, node
 from tests.node.forge import Forge
-from tests.node.test_install_builds import args, other_node, python
 from tests.node.wheel_support import filled, inputs
 
 __all__ = ["node"]

@@ -176,11 +176,11 @@ def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path:
     pid_file = tmp_path / "pid"
     (tmp_path / "first").mkdir()
     code = (
-        "import sys; from pathlib import Path; from tests.provision.test_ansible import _run, _inventory\n"
+        "import sys; from pathlib import Path; from tests.provision.ansible.test_adapter import _run, _inventory\n"
         "folder, pid = Path(sys.argv[1]), sys.argv[2]\n"
         "_run(folder, _inventory(folder, {'install': {'hang': pid}}), [])\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "first"), str(pid_file)], cwd=root) as first:
         pid = _await(pid_file)
         first.kill()

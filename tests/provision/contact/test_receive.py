@@ -16,7 +16,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact.receive import LIMIT, receive
-from tests.provision.test_ssh import StartServer, client, options, start
+from tests.transport.test_ssh import StartServer, client, options, start
 
 __all__ = ["client", "start"]
 DATA = os.urandom(300_000) + b"\n===envbuild file"

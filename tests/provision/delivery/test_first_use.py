@@ -23,7 +23,7 @@ from envbuild.provision.run.evidence import deviations, failed_node
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import Survey, decide
 from envbuild.provision.survey.prepare import Choice, Prepared
-from tests.provision.test_execute import _Silent
+from tests.provision.ansible.test_play import _Silent
 from tests.resolve.builders import node_facts
 
 FILE = "alpha-1.0-py3-none-any.whl"

@@ -21,7 +21,7 @@ from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import lock_with, machine
-from tests.provision.test_execute import _prepared, _Silent
+from tests.provision.ansible.test_play import _prepared, _Silent
 from tests.resolve.builders import target
 
 PACK = {"format": "tar", "sha256": "b" * 64, "bytes": 9, "root": "c" * 64}

@@ -19,8 +19,8 @@ from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
-from tests.provision.test_execute import _prepared, _Silent
-from tests.resolve.test_borrow import cuda_lock, gpu_node
+from tests.provision.ansible.test_play import _prepared, _Silent
+from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 KEY = "a" * 64
 FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}

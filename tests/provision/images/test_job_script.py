@@ -110,7 +110,7 @@ def test_the_qsub_file_is_the_recorded_one(name: str, container: dict[str, Any],
     assert [each["verb"] for each in requests] == ["verify", "smoke"]
     text = re.sub(r"(?m)^printf %s '.*' >", "printf %s 'REQUEST' >", text)
     text = re.sub(r"[0-9a-f]{12}", "0" * 12, text)
-    golden = Path(__file__).parents[1] / "schedule" / "golden" / f"{name}.sh"
+    golden = Path(__file__).parents[2] / "schedule" / "golden" / f"{name}.sh"
     if os.environ.get("ENVBUILD_WRITE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()

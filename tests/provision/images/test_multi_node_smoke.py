@@ -9,7 +9,7 @@ import pytest
 
 from envbuild.model.target import Target
 from envbuild.provision.images import multi_node_smoke
-from tests.provision.test_together import MACHINE, target, variant
+from tests.provision.fleet.test_multi_node_smoke import MACHINE, target, variant
 
 IMAGE = {
     "command": ["apptainer", "exec", "{image}"], "inside": "/in", "id": "a" * 64, "environment": "/in/envs/e",

@@ -12,8 +12,8 @@ from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.job import Job, JobStep
 from envbuild.schedule.script import log_name
-from tests.provision.test_execute import _Silent
-from tests.provision.test_job_parts import site
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.jobs.test_parts import site
 
 
 def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from envbuild.schedule.job import JobStep
 from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
-from tests.provision.test_execute import _Silent
-from tests.provision.test_keep import facts, prepared
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import make_variant
 
 

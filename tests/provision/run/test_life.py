@@ -15,8 +15,8 @@ from envbuild.provision.provision import fetch_only, provision
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import RunDir, list_runs
-from tests.provision.test_execute import _Silent
-from tests.provision.test_keep import prepared
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.survey.test_up_to_date import prepared
 
 CLUSTER = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
 VERBS: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,39 @@
+"""The verbs of the node program and where each one is; a verb's module is imported only when it is asked for."""
+
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
+VERBS = {
+    "probe": "probe.facts",
+    "doctor": "probe.doctor",
+    "fetch": "packages.fetch_unpinned",
+    "install": "env.install",
+    "smoke": "smoke.smoke",
+    "meet": "smoke.multi_node",
+    "pack": "packs.pack",
+    "unpack": "packs.unpack",
+    "ensure": "packs.ensure",
+    "relay": "packs.relay",
+    "packs": "packs.published",
+    "activate": "env.activate",
+    "verify": "env.verify",
+    "files": "env.files",
+    "log": "logs",
+    "envs": "env.listing",
+    "settle": "env.backup",
+    "use": "env.switch",
+    "remove": "env.remove",
+    "wheels": "wheels.manage",
+    "image": "image.build_stage",
+    "container": "image.container",
+}
+
+
+def run(verb: "str", request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Run a verb of `VERBS`; returns (whether it changed anything, its result). Raises NodeError."""
+    changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+    return changed, result
