@@ -63,5 +63,5 @@ def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read = {name.removeprefix("envbuild.node.") for name in done.stdout.split()}
-    assert {"probe", "verify", "stamp"} <= read
-    assert not read & {"install", "builds", "activate", "merkle", "env_pack", "pyc"}
+    assert {"probe.facts", "env.verify", "env.stamp"} <= read
+    assert not read & {"env.install", "build.pipeline", "env.activate", "env.merkle", "packs.pack", "env.bytecode"}

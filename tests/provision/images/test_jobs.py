@@ -77,7 +77,8 @@ def test_answers_of_nodes_are_kept_for_a_week(tmp_path: Path) -> None:
 _WRITES = """
 import json, sys
 from pathlib import Path
-from envbuild.provision.images import jobs as container_jobs; from envbuild.provision.jobs import facts_cache as job_facts
+from envbuild.provision.images import jobs as container_jobs
+from envbuild.provision.jobs import facts_cache as job_facts
 from envbuild.model.facts import NodeFacts
 told = json.load(sys.stdin)
 known = {node: NodeFacts.from_plain(each["facts"]) for node, each in told.items()}
