@@ -112,8 +112,9 @@ def make_project(folder: Path) -> Path:
 
 def build_ours(python: str, project: str, out: str) -> None:
     """What `install` does for a source."""
+    from envbuild.node import pip_config
     from envbuild.node.build import wheel
-    from envbuild.node.packages import pip_config, uv
+    from envbuild.node.packages import uv
 
     with tempfile.TemporaryDirectory() as scratch:
         tool = uv.Uv(program("uv"), scratch, scratch, pip_config.read(os.environ))

@@ -37,7 +37,7 @@ from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 
 
 def default_supply(

@@ -26,7 +26,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index
 from envbuild.lock.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 from envbuild.resolve.artifacts import rank
 
 # Packages that hold CUDA's libraries, and those that only a CUDA build of torch needs besides; by prefix (wheel

@@ -1,4 +1,4 @@
-"""Facts: what a probe read on one node. The node program produces this JSON (`envbuild/node/probe/facts.py`).
+"""Facts: what a probe read on one node. The node program produces this JSON (`envbuild/node/facts.py`).
 
 A missing tool is a fact (`None` or an empty tuple), never an error.
 """

@@ -5,8 +5,7 @@ import sys
 import time
 from functools import partial
 
-from envbuild.node import proc, protocol
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config, proc, protocol
 from envbuild.node.probe import disks, gpus, system
 from envbuild.node.probe import prefix as probe_prefix
 from envbuild.node.protocol import NodeError

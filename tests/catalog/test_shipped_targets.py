@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import HostSource, Target
-from envbuild.node.probe import facts as probe
+from envbuild.node import facts as probe
 from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.survey.prepare import Choice, prepare
 from envbuild.provision.survey.supported import refuse_unsupported, unsupported

@@ -15,7 +15,7 @@ import yaml
 from tests.e2e.world import World
 from tests.fleet.fleet_world import PREFIX
 from tests.fleet.nodes import Fleet, Node
-from tests.node.probe.test_facts import DATA
+from tests.node.test_facts import DATA
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]

@@ -17,7 +17,7 @@ from envbuild.lock.create import default_supply
 from envbuild.lock.files import read_lock, render_lock
 from envbuild.lock.torch_wheels import choose_torch, load_records
 from envbuild.model.lock import Lock
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 
 
 @pytest.fixture

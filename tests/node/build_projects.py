@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from envbuild.node import pip_config
 from envbuild.node.build import build_dir
 from envbuild.node.build import wheel as build_wheel
-from envbuild.node.packages import pip_config, uv
+from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
 
 SETUPTOOLS = "setuptools==80.9.0"

@@ -58,10 +58,10 @@ def test_exit_codes_agree_with_the_controller() -> None:
 
 def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
     code = (
-        "import sys, envbuild.node.probe.facts, envbuild.node.env.verify\n"
+        "import sys, envbuild.node.facts, envbuild.node.env.verify\n"
         "print(*(name for name in sys.modules if name.startswith('envbuild.node.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read = {name.removeprefix("envbuild.node.") for name in done.stdout.split()}
-    assert {"probe.facts", "env.verify", "env.stamp"} <= read
-    assert not read & {"env.install", "build.pipeline", "env.activate", "env.merkle", "packs.pack", "env.bytecode"}
+    assert {"facts", "env.verify", "env.stamp"} <= read
+    assert not read & {"env.install", "build.pipeline", "env.activate", "merkle", "packs.pack", "env.bytecode"}

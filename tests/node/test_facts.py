@@ -17,7 +17,7 @@ from envbuild.node.probe import prefix
 from envbuild.node_program import node_pyz
 from tests.node.pythons import require_python
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parent / "data"
 
 
 def program(path: Path, text: str) -> None:
@@ -399,7 +399,7 @@ def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"pythons": [3.11]}, {"reach": {"a": 1}}])
 def test_bad_args_are_a_coded_error(node: Node, args: dict[str, Any]) -> None:
-    from envbuild.node.probe import facts as probe
+    from envbuild.node import facts as probe
     from envbuild.node.protocol import NodeError
 
     with pytest.raises(NodeError) as caught:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node.env import merkle
+from envbuild.node import merkle
 
 SITE = "lib/python3.11/site-packages"
 

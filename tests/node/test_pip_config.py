@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 
 
 def environ(tmp_path: Path, **values: str) -> dict[str, str]:

@@ -94,7 +94,7 @@ def with_probe(tmp_path: Path, body: str) -> Path:
     path = tmp_path / "altered.pyz"
     with zipfile.ZipFile(io.BytesIO(node_pyz())) as old, zipfile.ZipFile(path, "w") as new:
         for name in old.namelist():
-            new.writestr(name, body if name == "envbuild/node/probe/facts.py" else old.read(name))
+            new.writestr(name, body if name == "envbuild/node/facts.py" else old.read(name))
     return path
 
 

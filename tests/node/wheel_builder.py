@@ -63,7 +63,7 @@ def main(options: dict[str, Any]) -> None:
     os.makedirs(options["tmp"], exist_ok=True)
     owner = {"run": options.get("run", "run"), "what": "apex"}
     try:
-        entry, built = wheel_store.obtain(store, inputs(), owner, build, options["tmp"], options.get("wait"))
+        entry, built = acquire.obtain(store, inputs(), owner, build, options["tmp"], options.get("wait"))
     except NodeError as error:
         print(json.dumps(error.as_dict()), flush=True)
         sys.exit(error.exit_code)

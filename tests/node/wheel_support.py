@@ -6,7 +6,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from envbuild.node.wheels.store import Store, key_inputs
+from envbuild.node.wheels.build_key import key_inputs
+from envbuild.node.wheels.store import Store
 from tests.support.wheels import write_wheel
 
 SOURCE: dict[str, Any] = {

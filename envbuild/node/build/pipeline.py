@@ -18,8 +18,9 @@ from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.wheels import store as wheel_store
-from envbuild.node.wheels import transferred
+from envbuild.node.wheels import build_key, transferred
+from envbuild.node.wheels.acquire import obtain
+from envbuild.node.wheels.store import Store, default_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Builder:
         self.options = dict(args.get("build") or {})
         self.options["cuda_home"] = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
-        self.store_path = self.options.get("store") or wheel_store.default_path(request["prefix"])
+        self.store_path = self.options.get("store") or default_path(request["prefix"])
         self.python = os.path.join(self.environment, "bin", "python")
         given = args.get("patches") or {}
         self.specs = {source["name"]: patch_sources.specs_of(source, given) for source in self.pins}
@@ -52,7 +53,7 @@ class Builder:
         self.patched = {}  # type: dict[str, list[dict[str, Any]]]
         self.wheels = {}  # type: dict[str, str]
         self.built = {}  # type: dict[str, dict[str, Any]]
-        self.store = None  # type: wheel_store.Store | None
+        self.store = None  # type: Store | None
         self.handed = transferred.Handed(self.options.get("handed"))
         self._applied = set()  # type: set[str]
         self._facts = None  # type: dict[str, Any] | None
@@ -64,12 +65,12 @@ class Builder:
         Raises what `sources.fetch` and `Handed.take_in` raise.
         """
         self.handed.take_in(self.store_path)
-        store = None  # type: wheel_store.Store | None
+        store = None  # type: Store | None
         for source in self.pins:
             if source.get("install", "wheel") == "wheel":
-                store = store or wheel_store.Store(self.store_path)
+                store = store or Store(self.store_path)
                 inputs = self._inputs(source)
-                key = wheel_store.build_key(inputs)
+                key = build_key.build_key(inputs)
                 if any(name.startswith(key) for name in store.folders()):
                     continue
                 if self.handed.expected(store, source["name"], inputs):
@@ -79,7 +80,7 @@ class Builder:
     def prepare(self) -> "None":
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
-        Raises what `patching.apply`, `wheel_store.obtain` and `build_wheel.build_wheel` raise.
+        Raises what `patching.apply`, `obtain` and `build_wheel.build_wheel` raise.
         """
         for source in self.pins:
             if source.get("install", "wheel") != "wheel":
@@ -87,7 +88,7 @@ class Builder:
         wanted = [source for source in self.pins if _makes_wheel(source)]
         if not wanted:
             return
-        store = self.store = wheel_store.Store(self.store_path, create=True)
+        store = self.store = Store(self.store_path, create=True)
         # Read again: packages may have brought compilers (an MPI, say).
         self._toolchains = {}
 
@@ -198,17 +199,15 @@ class Builder:
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
             env = self.tool.environ(self._variables(own))
-            self._toolchains[asked] = wheel_store.read_toolchain(self.python, self.options.get("cuda_home"), env)
+            self._toolchains[asked] = build_key.read_toolchain(self.python, self.options.get("cuda_home"), env)
         return self._toolchains[asked]
 
     def _inputs(self, source: "dict[str, Any]") -> "dict[str, Any]":
         digests = patch_sources.digests(self.specs[source["name"]])
         toolchain = self._toolchain((source.get("build") or {}).get("environment") or {})
-        return wheel_store.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
+        return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 
-    def _obtain(
-        self, source: "dict[str, Any]", store: "wheel_store.Store", inputs: "dict[str, Any]", budget: "Budget"
-    ) -> "None":
+    def _obtain(self, source: "dict[str, Any]", store: "Store", inputs: "dict[str, Any]", budget: "Budget") -> "None":
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
         name = source["name"]
         owner = {"run": self.run, "what": "%s at %.12s" % (name, source["commit"])}
@@ -224,7 +223,7 @@ class Builder:
         if handed is not None:
             entry = handed
         else:
-            entry, built = wheel_store.obtain(store, inputs, owner, build, self.tool.tmp)
+            entry, built = obtain(store, inputs, owner, build, self.tool.tmp)
         facts = dict(entry.facts)
         patched = facts.pop("patches", [])
         self.patched.setdefault(name, patched)

@@ -3,8 +3,8 @@
 import os
 import time
 
-from envbuild.node import lease, paths
-from envbuild.node.env import activation_files, backup, merkle, stamp
+from envbuild.node import lease, merkle, paths
+from envbuild.node.env import activation_files, backup, stamp
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log, plural
 

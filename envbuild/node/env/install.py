@@ -5,13 +5,13 @@ import shutil
 import tempfile
 import time
 
-from envbuild.node import lease, paths
+from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
-from envbuild.node.env import backup, merkle, staged_tools, stamp
+from envbuild.node.env import backup, packages, staged_tools, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packages import installed as record
-from envbuild.node.packages import pip_config, sync, uv
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.packages import uv
+from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,12 +56,6 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     for key in ("environment", "variant", "interpreter", "tools"):
         if key not in request["args"]:
             raise NodeError("request-invalid", "`args.%s` is missing" % key)
-    if request["args"].get("packed"):
-        from envbuild.node.packs import published
-
-        taken = published.take(request)
-        if taken is not None:
-            return True, taken
     job = _Job(request)
     paths.set_umask(job.prefix)
     paths.make_dirs(job.prefix, "envs")
@@ -79,11 +73,11 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     again = bool(job.args.get("repair") or job.args.get("rebuild"))
     found = stamp.read(job.environment)
     if found is not None and not again:
-        return False, dict(unchanged(job.environment, job.variant, found), seconds=job.seconds)
+        return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
     staged_tools.bring(job.prefix, job.args["interpreter"], job.args.get("staged"))
     interpreter = base.examine(job.args["interpreter"], job.variant)
     base.check(job.variant, interpreter.packages)
-    sync.check_recorded(job.variant.get("packages", []))
+    packages.check_recorded(job.variant.get("packages", []))
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     tool = _tool(job)
     _check_space(job, tool)
@@ -107,22 +101,6 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
         tool.drop_cache()
         uv.close_locks(tool.cache, job.environment)
     return True, result
-
-
-def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, Any]") -> "dict[str, Any]":
-    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
-    problems = stamp.fast_problems(environment, variant)
-    if problems:
-        raise NodeError(
-            "environment-drifted",
-            "%s is not what its stamp says any more" % environment,
-            why="; ".join(problems[:5]),
-            hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
-            exit_code=Exit.CHECK_FAILED,
-        )
-    log("%s is there and unchanged" % environment)
-    result = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
-    return dict(result, environment=environment, record_checked=0, seconds={})
 
 
 def _tool(job: "_Job") -> "uv.Uv":
@@ -189,14 +167,14 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         _make_venv(job, tool, interpreter)
     job.phase("venv")
     if job.part == "packages":
-        sync.install(tool, job.environment, locked, job.artifacts)
+        packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
         return {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
     made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     made.fetch()
     job.phase("sources")
     if job.part is None:
-        sync.install(tool, job.environment, locked, job.artifacts)
+        packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
     required = {}
     if job.args.get("asked") is not None:
@@ -284,11 +262,11 @@ def _check_record(
     checked, doubtful = record.check(job.environment, entries)
     locked, known, wrong = job.variant.get("packages", []), {}, doubtful
     if doubtful:
-        known = sync.archived(tool, job.environment, locked, job.artifacts, doubtful)
+        known = packages.archived(tool, job.environment, locked, job.artifacts, doubtful)
         checked, wrong = record.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
-        cleaned = not tool.keeps_cache or sync.forget_cached(tool, names)
+        cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)
         first = wrong[0]
         raise NodeError(
             "record-mismatch",

@@ -5,9 +5,9 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import variables
+from envbuild.node import pip_config, variables
 from envbuild.node.build import diagnose
-from envbuild.node.packages import installed, pip_config, uv, wheel_file
+from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
 from envbuild.node.wheels import entry
 

@@ -6,9 +6,11 @@ Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`,
 """
 
 import os
+import re
 
 from envbuild.node import paths
 from envbuild.node.packages import installed
+from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,3 +107,31 @@ def list_environments(prefix: "str") -> "list[str]":
         return []
     kept = [name for name in names if ".trash-" not in name and ".old-" not in name and not name.startswith(".")]
     return [path for path in (os.path.join(folder, name) for name in kept) if os.path.isdir(path)]
+
+
+def python_version(environment: "str") -> "str":
+    """The interpreter's full version, of `pyvenv.cfg`: uv writes `version_info`, venv `version`; empty without."""
+    try:
+        with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            rows = [line.partition("=") for line in stream.read(65536).splitlines()]
+    except OSError:
+        return ""
+    said = {name.strip(): value.strip() for name, _, value in rows}
+    found = re.match(r"\d+\.\d+\.\d+", said.get("version_info") or said.get("version") or "")
+    return found.group() if found else ""
+
+
+def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, Any]") -> "dict[str, Any]":
+    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
+    problems = fast_problems(environment, variant)
+    if problems:
+        raise NodeError(
+            "environment-drifted",
+            "%s is not what its stamp says any more" % environment,
+            why="; ".join(problems[:5]),
+            hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
+            exit_code=Exit.CHECK_FAILED,
+        )
+    log("%s is there and unchanged" % environment)
+    result = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
+    return dict(result, environment=environment, record_checked=0, seconds={})

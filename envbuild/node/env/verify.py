@@ -1,10 +1,9 @@
-"""The verb `verify`: is an environment still what its stamp says? It takes no lease.
+"""Is an environment still what its stamp says? It takes no lease.
 
 It changes nothing that the root covers; where it may, it notes beside the stamp when the contents were last read.
 """
 
 import os
-import re
 import time
 
 from envbuild.node import paths
@@ -26,12 +25,6 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     args = request["args"]
     prefix = request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
-    if os.path.isdir(os.path.join(prefix, "ensure")):
-        from envbuild.node.packs import published
-
-        if stack in published.stacks(prefix):
-            # A folder that nodes share: what is there is the pack, and the environment is on the disks of nodes.
-            return published.run(request)
     environment = _environment(prefix, stack, args.get("environment"))
     checks = []  # type: list[dict[str, Any]]
     found = stamp.read(environment)
@@ -108,21 +101,9 @@ def _check_stamp(
         problems.append("its interpreter is gone")
     good = "stamp is there, variant %.12s" % (found or {}).get("variant_digest", "")
     _add(checks, "stamp", problems, good, begun, "stamped")
-    version = python_version(environment)
+    version = stamp.python_version(environment)
     if version:
         checks[-1]["details"] = {"python": version}
-
-
-def python_version(environment: "str") -> "str":
-    """The interpreter's full version, of `pyvenv.cfg`: uv writes `version_info`, venv `version`; empty without."""
-    try:
-        with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
-            rows = [line.partition("=") for line in stream.read(65536).splitlines()]
-    except OSError:
-        return ""
-    said = {name.strip(): value.strip() for name, _, value in rows}
-    found = re.match(r"\d+\.\d+\.\d+", said.get("version_info") or said.get("version") or "")
-    return found.group() if found else ""
 
 
 def _check_packages(
@@ -183,7 +164,8 @@ def _check_files(
     checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
 ) -> "tuple[list[dict[str, str]], str | None]":
     # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
-    from envbuild.node.env import activate, merkle
+    from envbuild.node import merkle
+    from envbuild.node.env import activate
 
     begun = time.monotonic()
     stamped = paths.read_json(paths.meta(environment, stamp.FILES))
@@ -231,7 +213,8 @@ def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[
 
 
 def _check_pyc(checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]") -> "list[dict[str, str]]":
-    from envbuild.node.env import bytecode, merkle
+    from envbuild.node import merkle
+    from envbuild.node.env import bytecode
 
     begun = time.monotonic()
     every = bytecode.find(environment)

@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
+from envbuild.node import facts as probe
 from envbuild.node import lease, paths, proc, protocol
 from envbuild.node.image import apptainer_build, load, runtimes
-from envbuild.node.probe import facts as probe
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.smoke import rendezvous
 

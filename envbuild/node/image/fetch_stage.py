@@ -17,8 +17,8 @@ import tarfile
 import tempfile
 import zipfile
 
-from envbuild.node import git_source, paths, proc
-from envbuild.node.packages import index_client, installed, pip_config, wheel_file
+from envbuild.node import git_source, paths, pip_config, proc
+from envbuild.node.packages import index_client, installed, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False

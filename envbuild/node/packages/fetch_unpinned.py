@@ -10,8 +10,8 @@ import os
 import tempfile
 import time
 
-from envbuild.node import lease, paths
-from envbuild.node.packages import index_client, installed, pip_config, wheel_file
+from envbuild.node import lease, paths, pip_config
+from envbuild.node.packages import index_client, installed, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import urllib.request
 from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 

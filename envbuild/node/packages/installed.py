@@ -7,7 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from envbuild.node.env import merkle
+    from envbuild.node import merkle
 
 
 def normal_name(name: "str") -> "str":
@@ -111,7 +111,7 @@ def check(
     "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
     """
     # A question about names and versions, as every run asks it, needs none of this.
-    from envbuild.node.env import merkle
+    from envbuild.node import merkle
 
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
@@ -155,7 +155,7 @@ def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str,
         return "missing"
     if not digest:
         return None
-    from envbuild.node.env import merkle
+    from envbuild.node import merkle
 
     algorithm, _, expected = digest.partition("=")
     if algorithm == "sha256":

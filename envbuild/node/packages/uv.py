@@ -7,8 +7,7 @@ process list; every message is redacted.
 import os
 import re
 
-from envbuild.node import paths, proc, variables
-from envbuild.node.packages import pip_config
+from envbuild.node import paths, pip_config, proc, variables
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 
-from envbuild.node import lease, paths
+from envbuild.node import hashing, lease, paths
 from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, log
 
@@ -106,10 +106,8 @@ def _sweep(near: "str | None") -> "None":
 
 def _whole(near: "str", sha256: "str") -> "bool":
     """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
-    from envbuild.node.packs import pack as env_pack
-
     try:
-        good = env_pack.digest_of(near) == sha256
+        good = hashing.digest_of(near) == sha256
     except OSError:
         return False
     if not good:

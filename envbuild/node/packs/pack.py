@@ -13,21 +13,16 @@ import stat
 import tarfile
 import tempfile
 
-from envbuild.node import paths, proc
-from envbuild.node.env import stamp, verify
+from envbuild.node import hashing, paths, proc
+from envbuild.node.env import stamp
+from envbuild.node.packs import pack_format, published
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, BinaryIO
+    from typing import Any
 
-MANIFEST = "pack.json"
-VERSION = 1
-# Ending by format, in the order in which they are tried where the request names none.
-ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz", "tar": "tar"}
-MANIFEST_LIMIT = 64 * 1024 * 1024
-_BLOCK = 1024 * 1024
 # What `activate` writes anew, and what belongs to a build that is not finished.
 _OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "activate.sh", "variables.json")
 
@@ -51,9 +46,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
     alone = args.get("interpreter") is False
     name = pack_name(environment, found) + ("-alone" if alone else "")
-    there = known(folder, name)
+    there = pack_format.known(folder, name)
     try:
-        if there is not None and digest_of(there["file"]) == there["sha256"]:
+        if there is not None and hashing.digest_of(there["file"]) == there["sha256"]:
             log("%s is there and whole" % there["file"])
             _publish(request, there)
             return False, there
@@ -73,8 +68,6 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
 
 def _publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
     if request["args"].get("ensure"):
-        from envbuild.node.packs import published
-
         published.publish(request, record)
 
 
@@ -87,35 +80,9 @@ def pack_name(environment: "str", found: "dict[str, Any]") -> "str":
     return "%s-%.12s-%.8s" % (os.path.basename(environment), found["root"], place.hexdigest())
 
 
-def known(folder: "str", name: "str") -> "dict[str, Any] | None":
-    """The record beside a pack, None when there is none or its file is not there in the size that it had."""
-    record = paths.read_json(os.path.join(folder, name + ".json"))
-    if not isinstance(record, dict) or record.get("version") != VERSION or not isinstance(record.get("file"), str):
-        return None
-    record["file"] = os.path.join(folder, os.path.basename(record["file"]))
-    try:
-        return record if os.path.getsize(record["file"]) == record.get("bytes") else None
-    except OSError:
-        return None
-
-
-def digest_of(path: "str") -> "str":
-    """sha256 (hex) of a file; raises OSError."""
-    with open(path, "rb") as stream:
-        return digest_of_stream(stream)
-
-
-def digest_of_stream(stream: "BinaryIO") -> "str":
-    """sha256 (hex) of what is left in a stream; raises OSError."""
-    total = hashlib.sha256()
-    for block in iter(lambda: stream.read(_BLOCK), b""):
-        total.update(block)
-    return total.hexdigest()
-
-
 def usable(wanted: "Any") -> "str":
     """The first of `wanted` (None: all) that this node can write. Raises NodeError `pack-format-unknown` (exit 7)."""
-    listed = list(ENDINGS) if wanted is None else wanted
+    listed = list(pack_format.ENDINGS) if wanted is None else wanted
     for name in listed:
         if name in ("tar.gz", "tar") or (name == "tar.zst" and proc.run(["zstd", "--version"]).ok):
             return str(name)
@@ -152,26 +119,18 @@ def describe(
     members = [each for folder in folders for each in _walk(top, folder)]
     for name, facts in members:
         if stat.S_ISLNK(facts.st_mode):
-            check_link(name, os.readlink(os.path.join(top, name)), top, folders, interpreter)
+            pack_format.check_link(name, os.readlink(os.path.join(top, name)), top, folders, interpreter)
         elif not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
-            raise leads_out(name, "it is no file, folder or link")
+            raise pack_format.leads_out(name, "it is no file, folder or link")
     installed = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
     manifest = {
-        "version": VERSION, "prefix": top, "environment": environment, "stack": found["stack"],
+        "version": pack_format.VERSION, "prefix": top, "environment": environment, "stack": found["stack"],
         "profile": found.get("profile"), "variant_digest": found["variant_digest"], "root": found["root"],
-        "interpreter": interpreter, "python": verify.python_version(environment), "machine": os.uname().machine,
-        "libc": libc(), "folders": folders, "inodes": len(members), "installed": installed,
+        "interpreter": interpreter, "python": stamp.python_version(environment), "machine": os.uname().machine,
+        "libc": pack_format.libc(), "folders": folders, "inodes": len(members), "installed": installed,
         "unpacked": sum(facts.st_size for _, facts in members if stat.S_ISREG(facts.st_mode)),
     }  # fmt: skip
     return manifest, members
-
-
-def libc() -> "str":
-    """`glibc 2.36` as the C library of this interpreter says it; empty for another one."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        return ""
 
 
 def _walk(top: "str", folder: "str") -> "Iterator[tuple[str, os.stat_result]]":
@@ -190,29 +149,6 @@ def _walk(top: "str", folder: "str") -> "Iterator[tuple[str, os.stat_result]]":
                 yield each
 
 
-def check_link(name: "str", target: "str", top: "str", folders: "list[str]", interpreter: "str") -> "None":
-    """A link of a pack names the interpreter, or something in one of the packed folders.
-
-    Raises NodeError `pack-leads-out` (exit 7).
-    """
-    if interpreter and target in (interpreter, os.path.realpath(interpreter)):
-        return
-    full = os.path.normpath(os.path.join(top, os.path.dirname(name), target))
-    if not any((full + "/").startswith(os.path.join(top, folder) + "/") for folder in folders):
-        raise leads_out(name, "it points at %s" % target[:200])
-
-
-def leads_out(name: "str", why: "str") -> "NodeError":
-    """The error of a path that no pack may have."""
-    return NodeError(
-        "pack-leads-out",
-        "%s cannot be in a pack" % name[:200],
-        why=why,
-        hint="an environment that is packed holds files, folders and links to its own files",
-        exit_code=Exit.REFUSED,
-    )
-
-
 def _write(
     folder: "str",
     name: "str",
@@ -225,7 +161,7 @@ def _write(
 
     `durable` False: not synced, because it is read once and removed.
     """
-    final = os.path.join(folder, "%s.%s" % (name, ENDINGS[kind]))
+    final = os.path.join(folder, "%s.%s" % (name, pack_format.ENDINGS[kind]))
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=folder) as work:
         half = os.path.join(work, "pack")
         top = manifest["prefix"]
@@ -253,7 +189,7 @@ def _write(
             os.fchmod(done.fileno(), 0o644)
             if durable:
                 os.fsync(done.fileno())
-        made = {"file": final, "format": kind, "sha256": digest_of(half), "bytes": os.path.getsize(half)}
+        made = {"file": final, "format": kind, "sha256": hashing.digest_of(half), "bytes": os.path.getsize(half)}
         os.rename(half, final)
     paths.sync_dir(folder)
     return made
@@ -285,7 +221,7 @@ def _add_all(
     archive: "tarfile.TarFile", top: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
 ) -> "None":
     data = json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode("ascii")
-    first = tarfile.TarInfo(MANIFEST)
+    first = tarfile.TarInfo(pack_format.MANIFEST)
     first.size, first.mode = len(data), 0o644
     archive.addfile(first, io.BytesIO(data))
     for name, facts in members:
@@ -301,12 +237,3 @@ def _add_all(
             with open(os.path.join(top, name), "rb") as content:
                 member.size = facts.st_size
                 archive.addfile(member, content)
-
-
-def open_pack(path: "str") -> "BinaryIO":
-    """A pack that can be read. Raises NodeError `pack-missing` (exit 2)."""
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        hint = "the node that packs it writes it; provision again"
-        raise NodeError("pack-missing", "cannot read %s" % path, why=str(error), hint=hint) from None

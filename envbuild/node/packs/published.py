@@ -5,11 +5,9 @@ every later job sends, and `ensure/<stack>.sh` the POSIX sh file that sends it.
 """
 
 import os
-import time
 
 from envbuild.node import paths
-from envbuild.node.env import stamp
-from envbuild.node.protocol import NodeError, log
+from envbuild.node.packs import pack_format
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,47 +37,20 @@ def publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
 
 def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] | None":
     """The arguments of `ensure` for a stack and the manifest of its pack; None where one is missing or does not fit."""
-    from envbuild.node.packs import pack as env_pack
-
     request = paths.read_json(os.path.join(shared, "ensure", paths.checked_name(stack, "stack") + ".json"))
     args = request.get("args") if isinstance(request, dict) else None
     if not isinstance(args, dict) or not all(isinstance(args.get(key), dict) for key in ("pack", "variant")):
         return None
     file = str(args["pack"].get("file"))
     name = os.path.basename(file)
-    for ending in env_pack.ENDINGS.values():
+    for ending in pack_format.ENDINGS.values():
         if name.endswith("." + ending):
             name = name[: -len(ending) - 1]
-    record = env_pack.known(os.path.dirname(file), name)
+    record = pack_format.known(os.path.dirname(file), name)
     same = record is not None and all(record.get(key) == args["pack"].get(key) for key in ("file", "sha256", "format"))
     if record is None or not same or record.get("root") != args.get("root"):
         return None
     return args, record
-
-
-def take(request: "dict[str, Any]") -> "dict[str, Any] | None":
-    """Instead of an install: the environment out of the pack that lies in `args.packed` for it, where there is one.
-
-    The result of `unpack`; None where there is no such pack, or it cannot be used here: then it is built.
-    """
-    args = request["args"]
-    found = read(args["packed"], str(args.get("stack"))) if args.get("packed") else None
-    if found is None or args.get("repair"):
-        return None
-    record = found[1]
-    same = (record["environment"], record["variant_digest"]) == (args["environment"], args["variant"].get("digest"))
-    if not same or stamp.read(record["environment"]) is not None:
-        return None
-    told = {key: record[key] for key in ("file", "sha256", "format", "root")}
-    try:
-        from envbuild.node.packs import unpack
-
-        result = unpack.run(dict(request, verb="unpack", args=dict(args, **told)))[1]
-    except NodeError as error:
-        log("%s is not used: %s (%s)" % (record["file"], error, error.why))
-        return None
-    del result["record_checked"]  # nothing was installed from wheels
-    return result
 
 
 def stacks(shared: "str") -> "list[str]":
@@ -116,48 +87,3 @@ def facts(shared: "str", stack: "str") -> "list[dict[str, Any]]":
             "checks": [{"name": "pack", "status": "not-run", "says": says, "level": "not-checked"}],
         }
     ]
-
-
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Compare the pack of `args.stack` with its hash; the prefix of the request is the shared folder.
-
-    With `deep` false its size is looked at. The root is what its manifest says. Result as of `verify`.
-    Raises NodeError `environment-unknown` (exit 2) where no pack was made.
-    """
-    stack = paths.checked_name(request["args"].get("stack"), "stack")
-    shared = request["prefix"]
-    found = read(shared, stack)
-    script = os.path.join(shared, "ensure", stack + ".json")
-    if found is None and not os.path.lexists(script):
-        raise NodeError(
-            "environment-unknown",
-            "no environment of %s is packed in %s" % (stack, shared),
-            hint="`envbuild provision` builds and packs one",
-        )
-    record = found[1] if found is not None else {}
-    if record and not request["args"].get("deep", True):
-        check = facts(shared, stack)[0]["checks"][0]
-    else:
-        check = _compared(record, "the pack that %s names is not there, or not as its manifest says" % script)
-    told = {"environment": record.get("environment"), "root": record.get("root"), "level": "stamped"}
-    return False, dict(told, ok=check["status"] != "failed", checks=[check], drift=[], drift_count=0)
-
-
-def _compared(record: "dict[str, Any]", missing: "str") -> "dict[str, Any]":
-    """The check of a pack that is hashed now; `missing` is what is wrong where there is none."""
-    begun = time.monotonic()
-    problem = _problem(record["file"], record["sha256"]) if record else missing
-    says = problem or "%s has its hash; root %.12s by its manifest" % (record["file"], record["root"])
-    check = {"name": "pack", "status": "failed" if problem else "passed", "says": says, "level": "measured"}
-    return dict(check, seconds=round(time.monotonic() - begun, 3))
-
-
-def _problem(file: "str", wanted: "str") -> "str":
-    """Why a pack is not what it was; empty when it is."""
-    try:
-        from envbuild.node.packs import pack as env_pack
-
-        digest = env_pack.digest_of(file)
-    except OSError as error:
-        return "%s cannot be read: %s" % (file, error)
-    return "" if digest == wanted else "sha256 of %s is %.12s, expected %.12s" % (file, digest, wanted)

@@ -17,8 +17,8 @@ import socket
 import threading
 import time
 
-from envbuild.node import paths
-from envbuild.node.packs import pack, relay_tls
+from envbuild.node import hashing, paths
+from envbuild.node.packs import pack_format, relay_tls
 from envbuild.node.protocol import Exit, NodeError, log
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ def _checked_file(prefix: "str", path: "Any") -> "str":
 
 def _removed(path: "str") -> "tuple[bool, dict[str, Any]]":
     """Remove a pack, and the record that `pack` writes beside it."""
-    stem = next((path[: -len(end) - 1] for end in pack.ENDINGS.values() if path.endswith("." + end)), path)
+    stem = next((path[: -len(end) - 1] for end in pack_format.ENDINGS.values() if path.endswith("." + end)), path)
     there = [each for each in (path, stem + ".json") if os.path.lexists(each)]
     for each in there:
         os.unlink(each)
@@ -128,7 +128,7 @@ class _Wanted:
     def is_there(self) -> "bool":
         """The very file is there already: this node made it, or an earlier run brought it."""
         try:
-            return self.has_size() and pack.digest_of(self.path) == self.sha256
+            return self.has_size() and hashing.digest_of(self.path) == self.sha256
         except OSError:
             return False
 

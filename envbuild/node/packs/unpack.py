@@ -12,10 +12,10 @@ import stat
 import tarfile
 import time
 
-from envbuild.node import lease, paths, proc
-from envbuild.node.env import backup, install, stamp
+from envbuild.node import hashing, lease, paths, proc
+from envbuild.node.env import backup, stamp
 from envbuild.node.env import interpreter as base
-from envbuild.node.packs import pack as env_pack
+from envbuild.node.packs import pack_format
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -47,7 +47,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         with held:
             found = stamp.read(environment)
             if found is not None and not args.get("repair"):
-                return False, install.unchanged(environment, args["variant"], found)
+                return False, stamp.unchanged(environment, args["variant"], found)
             result = _unpack(request, environment, held)
             if args.get("remove"):
                 os.unlink(args["file"])
@@ -65,7 +65,7 @@ def _unpack(request: "dict[str, Any]", environment: "str", held: "lease.Lease") 
         if each.startswith(_STAGING):  # of runs that were killed: under the lease nobody else unpacks here
             paths.remove_tree(os.path.join(paths.envs_dir(prefix), each))
     staging = os.path.join(paths.envs_dir(prefix), _STAGING + paths.checked_name(request["run"], "run"))
-    with env_pack.open_pack(args["file"]) as pack:
+    with pack_format.open_pack(args["file"]) as pack:
         _check_hash(args["file"], pack, str(args["sha256"]))
         os.mkdir(staging, 0o755)
         try:
@@ -86,7 +86,7 @@ def _unpack(request: "dict[str, Any]", environment: "str", held: "lease.Lease") 
 
 
 def _format_of(path: "str") -> "str":
-    for kind, ending in env_pack.ENDINGS.items():
+    for kind, ending in pack_format.ENDINGS.items():
         if path.endswith("." + ending):
             return kind
     raise NodeError("request-invalid", "`format` is missing, and %s does not say it" % path)
@@ -103,7 +103,7 @@ def _damaged(path: "str", why: "str") -> "NodeError":
 
 
 def _check_hash(path: "str", pack: "Any", wanted: "str") -> "None":
-    found = env_pack.digest_of_stream(pack)
+    found = hashing.digest_of_stream(pack)
     if found != wanted.lower():
         raise _damaged(path, "its sha256 is %.12s, expected %.12s" % (found, wanted))
     pack.seek(0)
@@ -112,7 +112,7 @@ def _check_hash(path: "str", pack: "Any", wanted: "str") -> "None":
 def _check_fits(request: "dict[str, Any]", environment: "str", manifest: "Any") -> "None":
     """Raise NodeError `pack-does-not-fit` (exit 7), `disk-full` or `inodes-full` (75)."""
     args, prefix = request["args"], request["prefix"]
-    machine, libc = os.uname().machine, env_pack.libc()
+    machine, libc = os.uname().machine, pack_format.libc()
     wanted = [
         ("environment", manifest["environment"], environment),
         ("prefix", manifest["prefix"], os.path.realpath(prefix)),
@@ -171,14 +171,14 @@ class _Members:
         parts = name.split("/")
         inside = any((name + "/").startswith(each + "/") for each in self.manifest["folders"])
         if not inside or "" in parts or "." in parts or ".." in parts or os.path.dirname(name) not in self.folders:
-            raise env_pack.leads_out(name, "it is not in one of the folders of this pack")
+            raise pack_format.leads_out(name, "it is not in one of the folders of this pack")
         if kind == "link":
             told = self.manifest
-            env_pack.check_link(name, target, told["prefix"], told["folders"], told["interpreter"])
+            pack_format.check_link(name, target, told["prefix"], told["folders"], told["interpreter"])
         elif kind == "folder":
             self.folders.add(name)
         elif kind != "file":
-            raise env_pack.leads_out(name, "it is no file, folder or link")
+            raise pack_format.leads_out(name, "it is no file, folder or link")
         self.left -= size
         self.count += 1
         if self.left < 0 or self.count > self.manifest["inodes"]:
@@ -199,9 +199,9 @@ def _manifest(path: "str", data: "bytes") -> "dict[str, Any]":
     texts = ("prefix", "environment", "variant_digest", "root", "interpreter", "python", "machine", "libc")
     wanted = dict.fromkeys(texts, str)  # type: dict[str, type]
     wanted.update(folders=list, inodes=int, unpacked=int, installed=dict)
-    good = isinstance(found, dict) and found.get("version") == env_pack.VERSION
+    good = isinstance(found, dict) and found.get("version") == pack_format.VERSION
     if not good or not all(isinstance(found.get(key), kind) for key, kind in wanted.items()):
-        raise _damaged(path, "its %s is not one that this envbuild reads" % env_pack.MANIFEST)
+        raise _damaged(path, "its %s is not one that this envbuild reads" % pack_format.MANIFEST)
     folders = found["folders"]
     # `envs/NAME`, and `tools/NAME` where there are two; a name is never `..`.
     if not re.match(r"\Aenvs/[A-Za-z0-9][^/\n]*(\ntools/[A-Za-z0-9][^/\n]*)?\Z", "\n".join(map(str, folders))):
@@ -217,8 +217,12 @@ def _read_tar(path: "str", stream: "Any", staging: "str", fits: "Any", mode: "An
             for member in archive:
                 if members is None:
                     content = archive.extractfile(member) if member.isreg() else None
-                    if content is None or member.name != env_pack.MANIFEST or member.size > env_pack.MANIFEST_LIMIT:
-                        raise _damaged(path, "it does not begin with %s" % env_pack.MANIFEST)
+                    if (
+                        content is None
+                        or member.name != pack_format.MANIFEST
+                        or member.size > pack_format.MANIFEST_LIMIT
+                    ):
+                        raise _damaged(path, "it does not begin with %s" % pack_format.MANIFEST)
                     members = _Members(path, _manifest(path, content.read()))
                     fits(members.manifest)
                     for each in ("envs", "tools"):
@@ -280,7 +284,7 @@ def _read_squashfs(path: "str", pack: "Any", staging: "str", fits: "Any") -> "di
         raise _unreadable("squashfs", "there is no program unsquashfs")
     source = "/proc/self/fd/0"
     first = os.path.join(staging, "first")
-    for place, only in ((first, [env_pack.MANIFEST]), (os.path.join(staging, "all"), [])):
+    for place, only in ((first, [pack_format.MANIFEST]), (os.path.join(staging, "all"), [])):
         argv = ["unsquashfs", "-no-progress", "-quiet", "-no-xattrs", "-dest", place, source] + only
         with proc.piped(argv, pack) as program:
             said = program.stream.read()
@@ -291,13 +295,13 @@ def _read_squashfs(path: "str", pack: "Any", staging: "str", fits: "Any") -> "di
             raise _damaged(path, why)
         if only:
             try:
-                with open(os.path.join(first, env_pack.MANIFEST), "rb") as stream:
-                    manifest = _manifest(path, stream.read(env_pack.MANIFEST_LIMIT))
+                with open(os.path.join(first, pack_format.MANIFEST), "rb") as stream:
+                    manifest = _manifest(path, stream.read(pack_format.MANIFEST_LIMIT))
             except OSError:
-                raise _damaged(path, "it has no %s" % env_pack.MANIFEST) from None
+                raise _damaged(path, "it has no %s" % pack_format.MANIFEST) from None
             fits(manifest)
     everything = os.path.join(staging, "all")
-    os.unlink(os.path.join(everything, env_pack.MANIFEST))
+    os.unlink(os.path.join(everything, pack_format.MANIFEST))
     _look_at(path, everything, manifest)
     for each in sorted(os.listdir(everything)):
         os.rename(os.path.join(everything, each), os.path.join(staging, each))

@@ -3,10 +3,9 @@
 import os
 import stat
 
-from envbuild.node import proc
+from envbuild.node import proc, trust
 from envbuild.node.probe import parse_system
 from envbuild.node.read_text import read, which
-from envbuild.node.wheels import trust
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

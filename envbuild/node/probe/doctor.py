@@ -3,8 +3,8 @@
 import os
 from functools import partial
 
-from envbuild.node import proc, protocol
-from envbuild.node.probe import disks, facts, prefix
+from envbuild.node import facts, proc, protocol
+from envbuild.node.probe import disks, prefix
 from envbuild.node.protocol import NodeError
 from envbuild.node.read_text import read, search_path, which
 

@@ -65,7 +65,7 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     """Wanted file name -> its path in a local find-links folder of pip's (or uv's) configuration on this node."""
     if not wanted:
         return {}
-    from envbuild.node.packages import pip_config
+    from envbuild.node import pip_config
 
     folders = pip_config.folders(pip_config.read(os.environ).find_links)
     found = {}
@@ -101,7 +101,7 @@ def configured_index(default: "str") -> "str":
     """The address of the index that uv asks when a lock names none: that of its or of pip's configuration, else
     `default`; empty where the configuration says that there is none.
     """
-    from envbuild.node.packages import pip_config
+    from envbuild.node import pip_config
 
     named = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
     named = named or pip_config.read(os.environ).index_url

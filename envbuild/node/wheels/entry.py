@@ -6,8 +6,7 @@ import json
 import os
 import re
 
-from envbuild.node import paths, protocol
-from envbuild.node.wheels import trust
+from envbuild.node import paths, protocol, trust
 from envbuild.node.wheels.build_key import build_key
 
 TYPE_CHECKING = False

@@ -19,28 +19,15 @@ import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths
+from envbuild.node import identity, lease, paths, trust
 from envbuild.node.protocol import Exit, NodeError, log
 from envbuild.node.wheels import entry as wheel_entry
-from envbuild.node.wheels import trust
-from envbuild.node.wheels.acquire import obtain
-from envbuild.node.wheels.build_key import build_key, key_inputs, read_toolchain
+from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = [
-    "Entry",
-    "Store",
-    "UnusableEntryError",
-    "build_key",
-    "default_path",
-    "key_inputs",
-    "obtain",
-    "read_toolchain",
-]
 
 PROVEN = "proven.json"
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import proc
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.contact.payload import sha256_of
 

@@ -15,8 +15,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.first_use import add_first_uses, fill
 from envbuild.model.first_use import FirstUse, fetch_row
 from envbuild.model.plan import Plan
-from envbuild.node import paths
-from envbuild.node.packages import pip_config
+from envbuild.node import paths, pip_config
 from envbuild.node.packages.fetch_unpinned import fetch_file
 from envbuild.node.protocol import NodeError
 from envbuild.plan.planner import ChosenVariants

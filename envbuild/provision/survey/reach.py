@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
-from envbuild.node.packages import pip_config
+from envbuild.node import pip_config
 from envbuild.node.probe import prefix
 from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.delivery.artifacts import artifact_cache, place

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import identity, lease
+from envbuild.node import identity, lease, merkle, pip_config
 from envbuild.node.env import interpreter as base
-from envbuild.node.env import listing, merkle, remove, switch
-from envbuild.node.packages import pip_config, sync
+from envbuild.node.env import packages as sync
+from envbuild.node.env import remove, switch
+from envbuild.node.packs import listing
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.node.packages.test_fetch_unpinned import tampered

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from envbuild.node.env import merkle
+from envbuild.node import merkle
 from envbuild.node.packages import installed
-from tests.node.env.test_merkle import SITE, tree
+from tests.node.test_merkle import SITE, tree
 
 INFO = f"{SITE}/q-1.dist-info"
 EMPTY = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"

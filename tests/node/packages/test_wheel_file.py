@@ -12,7 +12,8 @@ from threading import Thread
 
 import pytest
 
-from envbuild.node.packages import pip_config, wheel_file
+from envbuild.node import pip_config
+from envbuild.node.packages import wheel_file
 from envbuild.node.packages.fetch_unpinned import fetch_file
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import World, snapshot

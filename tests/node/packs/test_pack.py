@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease
+from envbuild.node import hashing, lease
 from envbuild.node.env import activate, staged_tools, stamp
-from envbuild.node.packs import ensure, published
+from envbuild.node.packs import ensure, pack_format, published, verify
 from envbuild.node.packs import pack as env_pack
 from envbuild.node.packs import unpack as env_unpack
 from envbuild.node.protocol import NodeError
@@ -113,7 +113,7 @@ def test_a_pack_is_made_once_and_again_when_it_is_damaged(packed: Packed) -> Non
     file.write_bytes(data)
     changed, told = packed.pack(formats=["tar.gz"])
     assert changed
-    assert env_pack.digest_of(told["file"]) == told["sha256"]
+    assert hashing.digest_of(told["file"]) == told["sha256"]
     assert file.stat().st_mtime_ns != before
     assert sorted(path.name.partition(".")[2] for path in file.parent.iterdir()) == ["json", "tar.gz"]
 
@@ -181,7 +181,7 @@ def rewrite(packed: Packed, spoil: Callable[[tarfile.TarFile, dict[str, Any]], N
     with tarfile.open(file) as good, tarfile.open(new, "w:gz", format=tarfile.GNU_FORMAT) as bad:
         for member in good:
             content = good.extractfile(member) if member.isreg() else None
-            if member.name == env_pack.MANIFEST:
+            if member.name == pack_format.MANIFEST:
                 assert content is not None
                 manifest = json.loads(content.read())
                 top = manifest["folders"][0]
@@ -193,7 +193,7 @@ def rewrite(packed: Packed, spoil: Callable[[tarfile.TarFile, dict[str, Any]], N
                 spoil(bad, manifest)
             elif keep and member.name != top:
                 bad.addfile(member, content)
-    packed.told.update(file=str(new), sha256=env_pack.digest_of(str(new)))
+    packed.told.update(file=str(new), sha256=hashing.digest_of(str(new)))
 
 
 def add(archive: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> None:
@@ -254,12 +254,12 @@ def test_a_squashfs_with_a_device_or_a_link_that_leads_out_is_refused(node: Node
     packed.wipe()
     folder = tmp_path / "content"
     subprocess.run(["unsquashfs", "-q", "-n", "-d", folder, packed.told["file"]], check=True, capture_output=True)
-    manifest = json.loads((folder / env_pack.MANIFEST).read_text())
-    (folder / env_pack.MANIFEST).write_text(json.dumps({**manifest, "inodes": manifest["inodes"] + 1}))
+    manifest = json.loads((folder / pack_format.MANIFEST).read_text())
+    (folder / pack_format.MANIFEST).write_text(json.dumps({**manifest, "inodes": manifest["inodes"] + 1}))
     (folder / manifest["folders"][0] / "bad").symlink_to("/etc")
     made = tmp_path / "bad.sqfs"
     subprocess.run(["mksquashfs", folder, made, "-quiet", "-no-progress"], check=True, capture_output=True)
-    packed.told.update(file=str(made), sha256=env_pack.digest_of(str(made)))
+    packed.told.update(file=str(made), sha256=hashing.digest_of(str(made)))
     assert code(packed.unpack) == ("pack-leads-out", 7)
     assert os.listdir(node.prefix / "envs") == []
 
@@ -432,7 +432,7 @@ class Shared(Packed):
 
     def packs(self) -> dict[str, Any]:
         request = {**self.node.request("packs", stack="demo"), "prefix": str(self.shared)}
-        return published.run(request)[1]
+        return verify.run(request)[1]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.wheels.store import Store, build_key
+from envbuild.node.wheels.build_key import build_key
+from envbuild.node.wheels.store import Store
 from tests.node.wheel_support import inputs
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,9 @@ import pytest
 
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import entry as wheel_entry
-from envbuild.node.wheels.store import Entry, Store, default_path, obtain
+from envbuild.node.wheels.acquire import obtain
+from envbuild.node.wheels.entry import Entry
+from envbuild.node.wheels.store import Store, default_path
 from tests.node.wheel_support import filled, inputs, wheel
 
 STRANGER = 54321
@@ -313,7 +315,7 @@ def test_the_owner_of_a_store_is_trusted_where_nobody_else_could_have_put_it_the
 def test_an_owner_whom_this_machine_does_not_know_is_nobody_in_particular(
     tmp_path: Path, stranger: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from envbuild.node.wheels import trust
+    from envbuild.node import trust
 
     monkeypatch.setattr(trust, "overflow_uid", lambda: STRANGER)
     store, key = filled(tmp_path / "store", tmp_path)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from envbuild.node.wheels import manage
-from envbuild.node.wheels.store import Store, obtain
+from envbuild.node.wheels.acquire import obtain
+from envbuild.node.wheels.store import Store
 from tests.node.wheel_support import filled, inputs, wheel
 
 ALICE, BOB, GROUP = 54321, 54322, 54400
