@@ -186,7 +186,7 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
-    from envbuild.provision.ansible.inventory import expand_hosts
+    from envbuild.hostlist import expand_hosts
     from envbuild.provision.contact.first_contact import node_request, run_node
 
     target = _target(ui, flags)

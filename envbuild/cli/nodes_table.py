@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import fold_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.provision.ansible.inventory import fold_hosts
 from envbuild.report.text import visible
 from envbuild.resolve.node_classes import NodeClass, group
 

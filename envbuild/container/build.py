@@ -23,8 +23,8 @@ from envbuild.container.dockerfile import render_part
 from envbuild.container.instructions import Copy
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
+from envbuild.hashing import sha256_of
 from envbuild.node import pip_config
-from envbuild.provision.contact.payload import sha256_of
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
 

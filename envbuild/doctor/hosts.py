@@ -10,9 +10,9 @@ from envbuild.catalog.indexes import load_indexes
 from envbuild.doctor.controller import Diagnosis
 from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import HostSource, Target
-from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.schedule.runner import as_login
 

@@ -109,7 +109,7 @@ def _each(
 ) -> list[int]:
     """Ask all nodes at once, and use what they say in their order; the exit codes of what went wrong."""
     from envbuild.errors import EnvbuildError
-    from envbuild.provision.ansible.inventory import expand_hosts
+    from envbuild.hostlist import expand_hosts
     from envbuild.provision.contact.first_contact import contact, node_request
 
     answers: dict[str, ContactResult | EnvbuildError] = contact(

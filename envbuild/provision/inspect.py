@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Variant
 from envbuild.model.target import Target
-from envbuild.provision.ansible.inventory import expand_hosts
-from envbuild.provision.ansible.play import Outcome, Progress
 from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
+from envbuild.provision.in_use import Current, current_of
 from envbuild.provision.provision import write_evidence
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.life import about, one_run
+from envbuild.provision.run.outcome import Outcome, Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import Prepared
 
@@ -38,21 +39,6 @@ def _environments(answer: ContactResult | EnvbuildError) -> list[dict[str, Any]]
         return list(answer.result()["environments"])
     except EnvbuildError as error:
         return error
-
-
-def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
-    """The variant of the lock that a stamp was built from.
-
-    What the base provided then, and the GPUs that sources were compiled for, are part of the comparison.
-    """
-    archs = stamp.get("arch_list")
-    for locked in lock.variants:
-        variant = locked.with_arch_list(lock.stack, lock.profile, None if archs is None else tuple(archs))
-        if variant.base.kind != "none":
-            variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
-        if variant.digest == stamp.get("variant_digest"):
-            return variant
-    return None
 
 
 def verify(
@@ -146,37 +132,6 @@ def _ask_images(work: Work, verb: str) -> list[NodeEvidence]:
     from envbuild.provision.images.provision import ask_images, asks_of
 
     return ask_images(work, verb, asks_of(work.prepared, verb))
-
-
-Current = tuple[str, Variant, dict[str, Any]]
-
-
-def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
-    """Path, variant and stamp of the environment in use, or why there is none."""
-    if isinstance(found, EnvbuildError):
-        return found
-    stack = prepared.stack.name
-    for item in found:
-        if item.get("stack") != stack or not item.get("current"):
-            continue
-        stamp = item.get("stamp") or {}
-        variant = matching_variant(prepared.lock, stamp)
-        if variant is None:
-            return EnvbuildError(
-                "environment-not-of-lock",
-                f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
-                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
-                hint="`envbuild provision` builds what the lock says now; the old environment stays until removed",
-                exit_code=ExitCode.CHECK_FAILED,
-            )
-        return str(item["path"]), variant, stamp
-    return EnvbuildError(
-        "environment-unknown",
-        f"{node}: no environment of {stack} is in use",
-        hint=f"build it: envbuild provision --target {prepared.choice.target} --stack {prepared.reference or stack}; "
-        f"`envbuild env list --target {prepared.choice.target}` shows those that are there",
-        exit_code=ExitCode.CHECK_FAILED,
-    )
 
 
 def _node(

@@ -12,7 +12,6 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.provision.ansible.play import NodeFiles, Outcome, Progress
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.fleet.rollout import in_waves
@@ -20,6 +19,7 @@ from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.journal import EventKind, utc_now
 from envbuild.provision.run.life import about, one_run
+from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import Survey
 from envbuild.provision.survey.plan_run import look_and_plan, plan_of

@@ -32,7 +32,7 @@ def _level(evidence: Evidence, count: int) -> str:
 
 def names(nodes: Sequence[str], most: int = _SHOWN) -> str:
     """Node names as clusters write them, `gpu[01-60]`, and no more than fit a line."""
-    from envbuild.provision.ansible.inventory import fold_hosts
+    from envbuild.hostlist import fold_hosts
 
     folded = fold_hosts(nodes)
     if len(folded) <= 60:

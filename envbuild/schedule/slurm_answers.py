@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.ansible.inventory import expand_hosts
+from envbuild.hostlist import expand_hosts
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, exit_of
 
 _PHASES = {

@@ -12,11 +12,11 @@ from envbuild import resources
 from envbuild.catalog.loader import is_template, list_stacks, list_targets, load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import HostSource, Target
 from envbuild.node import facts as probe
-from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.survey.prepare import Choice, prepare
 from envbuild.provision.survey.supported import refuse_unsupported, unsupported
 from envbuild.resolve.expectations import unexpected

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.provision.contact.payload import sha256_of
+from envbuild.hashing import sha256_of
 from tests.e2e.world import snapshot
 from tests.fleet.nodes import UnavailableError as NoNodes
 from tests.fleet.standalone import make_standalone_python

@@ -7,11 +7,11 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import Outcome
 
 LAST_LINES = 10
 # A node that hangs may not answer this either.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import MAX_HOSTS, check_host
 from envbuild.model.target import HostAddress
 from envbuild.node import proc
 from envbuild.provision.ansible.config import variables, without_user_settings
-from envbuild.provision.ansible.inventory import MAX_HOSTS, check_host
-from envbuild.provision.survey.hosts import last_lines
+from envbuild.text import last_lines
 
 DEADLINE = 120.0
 LIMIT = 64 * 1024 * 1024

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.run.journal import EventKind, Journal
+from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
 
@@ -21,49 +20,6 @@ if TYPE_CHECKING:
     from envbuild.provision.run.context import Work
 
 FORKS = 32
-
-
-class Progress(Protocol):
-    """Who wants to see a run as it goes: one call per change of state."""
-
-    def stage(self, text: str) -> None:
-        """The run as a whole begins something."""
-
-    def step(self, node: str, step: str, state: str, text: str = "") -> None:
-        """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
-
-
-@dataclass
-class Outcome:
-    """Answers of the node program by node and verb, and errors of nodes that could not answer."""
-
-    responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    errors: dict[str, EnvbuildError] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class NodeFiles:
-    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go.
-
-    `tmp` is where temporary files go on the node: the folder that the target names, None when it names none.
-    `prefix` is the node's, absolute.
-    """
-
-    python: str
-    pyz: str
-    payload: Path | None = None
-    artifacts: Path | None = None
-    store: str | None = None
-    tmp: str | None = None
-    prefix: str | None = None
-
-
-def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
-    """The `tmp` of a target on a node; None when the target names none, or by what only the node knows (`{data}`)."""
-    text = (template or "").replace("{user}", user)
-    if home:
-        text = text.replace("{home}", home)
-    return text if text and "{" not in text else None
 
 
 def run_hosts(
@@ -211,7 +167,7 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
             exit_code=ExitCode.TRY_AGAIN,
         )
-    from envbuild.provision.jobs.answers import how_it_ended
+    from envbuild.text import how_it_ended
 
     return EnvbuildError(
         "step-failed",

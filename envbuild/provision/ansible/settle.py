@@ -7,10 +7,10 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
+from envbuild.provision.run.outcome import Outcome
 
 # An earlier step may have to be ended first.
 ASK_SECONDS = 60.0

@@ -183,7 +183,7 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
 
 def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any]:
     if not text:
-        from envbuild.provision.jobs.answers import how_it_ended
+        from envbuild.text import how_it_ended
 
         raise _garbled(node, "node-program-died", f"the node program {how_it_ended(code)}", log[-500:].strip(), log)
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import csv
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hashing import sha256_of
 
 BLOCK = 65536
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9._+-]*\Z")
@@ -119,23 +119,6 @@ def python_tool(tarball: Path, sha256: str) -> Tool:
             exit_code=ExitCode.INTEGRITY,
         )
     return Tool("python", tarball, sha256, "tree")
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 (hex) of a file.
-
-    Raises EnvbuildError `toolchain-unreadable` (exit 70).
-    """
-    try:
-        with path.open("rb") as source:
-            return hashlib.file_digest(source, "sha256").hexdigest()
-    except OSError as error:
-        raise EnvbuildError(
-            "toolchain-unreadable",
-            f"cannot read {path}",
-            why=str(error.strerror or error),
-            exit_code=ExitCode.INTERNAL,
-        ) from error
 
 
 def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: bool) -> None:

@@ -14,10 +14,11 @@ from packaging.version import Version
 
 from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
-from envbuild.provision.contact.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
+from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
 from envbuild.resolve.versions import numbers
 
 if TYPE_CHECKING:

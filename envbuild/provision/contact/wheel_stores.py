@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Target
-from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 
 # Hashing a store takes a second for some hundred megabytes.

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hashing import sha256_of
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
-from envbuild.provision.contact.payload import sha256_of
 
 if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from envbuild.provision.ansible.play import NodeFiles, tmp_folder
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.run.context import Work
+from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
 def node_files(

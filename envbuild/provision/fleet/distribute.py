@@ -25,7 +25,6 @@ from envbuild.node import proc
 from envbuild.plan.distribution import PACKS, tree
 from envbuild.plan.shared_builds import names_of
 from envbuild.plan.source_builds import lacks_tools
-from envbuild.provision.ansible.play import NodeFiles, Outcome
 from envbuild.provision.contact.first_contact import WORKERS, contact, node_request
 from envbuild.provision.contact.receive import receive
 from envbuild.provision.fleet.pack_routes import Journey, note, relays
@@ -33,6 +32,7 @@ from envbuild.provision.fleet.shared_builds import add_member, execute_once, not
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey.plan_run import plan_of
 
 Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeFiles]]]

@@ -21,10 +21,10 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke.rendezvous import PORTS
 from envbuild.plan.node_steps import uses_cuda
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
+from envbuild.provision.run.outcome import Outcome
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 
@@ -171,7 +171,7 @@ def own_addresses(facts: NodeFacts) -> list[str]:
 
 def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
     """The variant of the lock that an environment was built from."""
-    from envbuild.provision.inspect import matching_variant
+    from envbuild.provision.in_use import matching_variant
 
     return matching_variant(work.prepared.lock, stamp) if stamp else None
 

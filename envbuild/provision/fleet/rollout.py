@@ -12,11 +12,11 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import NOT_BEGUN, all_well
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.plan_run import plan_of
 
 Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]

@@ -25,12 +25,13 @@ from envbuild.node import proc
 from envbuild.plan.delivery_layout import store_folder
 from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
 from envbuild.plan.source_builds import lacks_tools
-from envbuild.provision.ansible.play import NodeFiles, Outcome, run_hosts
+from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.receive import receive
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import NodeFiles, Outcome
 
 Verbs = dict[str, dict[str, Any]]
 # Packing reads and writes every wheel twice.

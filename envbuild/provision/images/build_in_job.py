@@ -20,15 +20,15 @@ from envbuild.container import apptainer, build_context
 from envbuild.container.builders import find_builder
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.node import proc
-from envbuild.provision.ansible.play import tmp_folder
 from envbuild.provision.contact.first_contact import node_request
-from envbuild.provision.contact.payload import sha256_of
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
+from envbuild.provision.run.outcome import tmp_folder
 from envbuild.provision.survey.prepare import Prepared
 from envbuild.schedule.job import seconds_of
 

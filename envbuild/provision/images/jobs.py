@@ -19,18 +19,19 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
-from envbuild.provision.ansible.play import Outcome, run_hosts
+from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.images import multi_node_smoke, plan
 from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import NodeImage
-from envbuild.provision.images.provision import Images, decide_images, files_for, no_room, planned, told_of
+from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.jobs.ask import Answer, ask_in_job
 from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.outcome import Outcome
 from envbuild.schedule.job import seconds_of
 
 LIMIT = 3600

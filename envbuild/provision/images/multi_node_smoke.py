@@ -8,7 +8,6 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.fleet import multi_node_smoke
 from envbuild.provision.fleet.multi_node_smoke import VERB, Member
@@ -17,6 +16,7 @@ from envbuild.provision.images.plan import NodeImage, most_common
 from envbuild.provision.jobs.ask import Answer
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
+from envbuild.provision.run.outcome import Outcome
 
 # What of an install says which image a job tests and how: its record is written after that.
 _TESTED = ("command", "inside", "id", "file", "environment")

@@ -165,7 +165,7 @@ def obtain(
     path.unlink(missing_ok=True)
     say("writing the image to a file")
     builder.save(image.name, path)
-    from envbuild.provision.contact.payload import sha256_of
+    from envbuild.hashing import sha256_of
 
     return Obtained(found["id"], builder.name, path, sha256_of(path), built=built, seconds=seconds)
 

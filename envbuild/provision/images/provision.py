@@ -7,52 +7,30 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
 from envbuild.node import identity
-from envbuild.provision.ansible.inventory import expand_hosts
-from envbuild.provision.ansible.play import NodeFiles, Outcome, run_hosts, tmp_folder
+from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.contact.payload import write_payload
-from envbuild.provision.contact.toolchain import runner_tools
 from envbuild.provision.fleet.multi_node_smoke import VERB
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.images import plan as container_plan
 from envbuild.provision.images.multi_node_smoke import meet_asked, meet_images
-from envbuild.provision.images.obtain import Obtained, Wanted, known_id, obtain, settings_of, wanted
+from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.journal import EventKind
-from envbuild.provision.survey.ask import decide
-from envbuild.provision.survey.plan_run import refusal
+from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey.prepare import Prepared
-from envbuild.redact import redact_data
 
 ASK_DEADLINE = 2 * 3600.0
-_BROUGHT = {"here": "take in", "job": "build in a job"}
-
-
-@dataclass
-class Images:
-    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on.
-
-    `login`: what the login host of jobs said.
-    """
-
-    wanted: Wanted
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
-    nodes: dict[str, NodeImage] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-    used: dict[str, dict[str, Any]] = field(default_factory=dict)
-    built: bool = False
-    login: dict[str, Any] = field(default_factory=dict)
 
 
 def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
@@ -69,39 +47,6 @@ def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
     return planned(work, images), images
 
 
-def decide_images(work: Work, images: Images) -> None:
-    """Decide for every node that has told: how it runs the image, and why it needs one."""
-    survey = work.survey
-    # The rules of drivers and GPUs are about the variant that the image is of.
-    meant = replace(work.prepared.choice, variant=images.wanted.variant.id)
-    decide(replace(work.prepared, choice=meant), survey, list(survey.facts))
-    for node, facts in survey.facts.items():
-        resolution = survey.resolutions[node]
-        try:
-            if resolution.refused:
-                raise refusal(resolution)
-            images.nodes[node] = container_plan.node_image(
-                node, work.prepared, images.wanted, images.told[node]["containers"], facts, repair=work.settings.repair
-            )
-        except EnvbuildError as error:
-            survey.errors[node] = error
-    errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=errors)
-    images.why = container_plan.todo(images.nodes, container_plan.expected_id(images.nodes, known_id(images.wanted)))
-
-
-def planned(work: Work, images: Images) -> Plan:
-    """The plan from what is known now, written into the run directory."""
-    settings = settings_of(work.prepared)
-    plan = container_plan.make_plan(
-        work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
-        delivery="pull" if settings.image or settings.registry else _BROUGHT[settings.build],
-    )  # fmt: skip
-    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
-    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
-    return plan
-
-
 def _look(work: Work, images: Images, names: list[str]) -> None:
     target, stack = work.prepared.target, work.prepared.stack.name
 
@@ -116,20 +61,6 @@ def _look(work: Work, images: Images, names: list[str]) -> None:
             work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
         except EnvbuildError as error:
             work.survey.errors[node] = error
-
-
-def told_of(answer: ContactResult) -> dict[str, Any]:
-    """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
-    if answer.response is None:
-        raise EnvbuildError(
-            "node-without-python",
-            f"{answer.node} has no Python 3.6 or newer",
-            why="Ansible and the node program run on the node, outside of the image",
-            hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
-            exit_code=ExitCode.REFUSED,
-            details={"node": answer.node},
-        )
-    return answer.result()
 
 
 def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list[NodeEvidence]]:
@@ -197,39 +128,6 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
     outcome = run_hosts(requests, files, work, playbook="image.yml")
     outcome.errors.update(full)
     return outcome
-
-
-def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
-    """An error where the file of an image cannot even be put down; the runtime's own storage tells for itself."""
-    free = facts.prefix.free_bytes
-    if free is None or free >= size:
-        return None
-    return EnvbuildError(
-        "disk-full",
-        f"{node}: no room for the image in {facts.prefix.path}",
-        why=f"it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
-        hint="make room, or name a larger disk as `prefix`; then run the same command again",
-        exit_code=ExitCode.TRY_AGAIN,
-        details={"node": node},
-    )
-
-
-def files_for(
-    work: Work, node: str, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str
-) -> NodeFiles:
-    """What is carried to a node: missing tools, and the file of the image into `store`."""
-    target = work.prepared.target
-    tools = runner_tools(
-        facts, python["path"], python["version"], folder=work.run.path, toolchain_file=work.settings.toolchain_file
-    )
-    missing = tools.missing(facts.toolchain)
-    payload = work.run.path / f"toolchain-{node}.sh" if missing else None
-    if payload is not None:
-        write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
-    return NodeFiles(
-        tools.python, tools.pyz, payload, got.archive if got else None, store,
-        tmp=tmp_folder(target.tmp, facts.user, facts.home), prefix=facts.prefix.path,
-    )  # fmt: skip
 
 
 def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> list[NodeEvidence]:

@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 import posixpath
-import signal
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Failure, hint_for
 from envbuild.schedule.runner import Runner
+from envbuild.text import how_it_ended
 
 Answers = dict[str, dict[str, dict[str, Any]]]
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
@@ -138,19 +138,6 @@ def _how_it_died(data: bytes) -> tuple[str, bool]:
     if kills > 0:
         return "the kernel killed because memory ran out", True
     return how_it_ended(code) if data else "", False
-
-
-def how_it_ended(code: int | None) -> str:
-    """What became of a step that has no answer; `code` as a shell or `subprocess` has it, None where nobody knows.
-
-    A SIGKILL may come from anybody: it is told with what it usually is.
-    """
-    number = -code if code is not None and code < 0 else (code or 0) - 128
-    if number == signal.SIGKILL:
-        return "was killed (signal 9; the kernel does this when memory runs out)"
-    if 0 < number < 65:
-        return f"was ended by signal {number}"
-    return "ended without an answer" + (f" (exit {code})" if code is not None else "")
 
 
 def unfinished(answers: Mapping[str, Mapping[str, Any]]) -> bool:

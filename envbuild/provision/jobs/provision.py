@@ -14,7 +14,6 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.shared_prefix import builder_of, other_steps, pinned
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.ansible.settle import settle
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
@@ -28,6 +27,7 @@ from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import facts_of
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.ask import decide, probe_args
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 

@@ -11,7 +11,6 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import smoke_items
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.fleet import multi_node_smoke
 from envbuild.provision.fleet.multi_node_smoke import (
@@ -19,13 +18,14 @@ from envbuild.provision.fleet.multi_node_smoke import (
     Member,
     wants_to_meet,
 )
-from envbuild.provision.inspect import Current, current_of
+from envbuild.provision.in_use import Current, current_of
 from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import ask_login, login_facts
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.evidence import all_well
+from envbuild.provision.run.outcome import Outcome
 from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600

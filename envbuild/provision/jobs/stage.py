@@ -6,13 +6,14 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
 
-from envbuild.provision.ansible.play import NodeFiles, run_hosts, tmp_folder
+from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
 def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:

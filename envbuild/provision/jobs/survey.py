@@ -135,7 +135,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
 def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
     from envbuild.provision.jobs.stage import stage_python
-    from envbuild.provision.survey.plan_run import python_broken
+    from envbuild.provision.survey.errors import python_broken
 
     work.progress.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python[:4])} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})

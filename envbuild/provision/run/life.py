@@ -8,9 +8,9 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
-from envbuild.provision.ansible.play import Progress
 from envbuild.provision.run.context import Run, Settings
 from envbuild.provision.run.journal import EventKind, Journal
+from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import Prepared
 

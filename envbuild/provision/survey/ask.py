@@ -235,7 +235,7 @@ def probe_nodes(
     target: Target, deadline: float = DEADLINE, meanwhile: Sequence[str] = ()
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
-    from envbuild.provision.ansible.inventory import expand_hosts
+    from envbuild.hostlist import expand_hosts
 
     facts: dict[str, NodeFacts] = {}
     errors: dict[str, EnvbuildError] = {}

@@ -11,16 +11,16 @@ from typing import Any
 from envbuild.catalog.loader import LoadedTarget, load_target, refuse_template
 from envbuild.catalog.nearest import nearest
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import MAX_HOSTS, expand_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
-from envbuild.provision.ansible.inventory import MAX_HOSTS, expand_hosts
 from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
+from envbuild.text import last_lines
 
 # Cloud tools page through an interface; longer than this is one that waits for an answer.
 COMMAND_DEADLINE = 60.0
 # 20,000 names of 63 letters and their domains; more is no list of hosts.
 COMMAND_LIMIT = 4 * 1024 * 1024
-SHOWN = 500
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,6 @@ def _by_command(command: Sequence[str], folder: Path) -> list[str]:
     except EnvbuildError as error:
         error.why = f"`{shown}` printed it; {error.why}"
         raise
-
-
-def last_lines(text: str) -> str:
-    """The end of what a program said, in one line of printable characters."""
-    said = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:]
-    return "".join(char if char.isprintable() else "\ufffd" for char in said)
 
 
 def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list[str], Selection | None]:

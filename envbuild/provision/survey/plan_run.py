@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.model.resolution import Decision, Resolution
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
-from envbuild.provision.ansible.inventory import expand_hosts
-from envbuild.provision.ansible.play import NodeFiles, run_hosts, tmp_folder
+from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact import toolchain
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 from envbuild.provision.survey.ask import Survey, decide, rules, survey_nodes
+from envbuild.provision.survey.errors import python_broken, refusal
 from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
@@ -187,31 +188,6 @@ def _profile_that_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> st
     return next((other.name for other in others if other.fits), None)
 
 
-def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
-    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit.
-
-    Exit 7, or 5 when nothing but unrecorded hashes is in the way.
-    """
-    against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
-    instead = next((decision.instead for decision in against if decision.instead), None)
-    hints = (f"`--profile {profile}` fits" if profile else "", instead or "")
-    unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
-    return EnvbuildError(
-        against[0].rule if against else "nothing-fits",
-        f"{resolution.node}: no variant of {resolution.stack} fits this node",
-        why="; ".join(_told(decision) for decision in against[:4]),
-        hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
-        exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
-        details={"node": resolution.node},
-    )
-
-
-def _told(decision: Decision) -> str:
-    """What a rule says, and what is there instead where it knows."""
-    found = decision.compared[1] if decision.compared else ""
-    return f"{decision.what} ({found})" if found.startswith("there: ") else decision.what
-
-
 def _bring_python(work: Work) -> None:
     """Run the toolchain task alone on nodes without a Python, then ask them again."""
     target = work.prepared.target
@@ -234,15 +210,3 @@ def _bring_python(work: Work) -> None:
     again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)
     again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
     work.survey.add(again)
-
-
-def python_broken(node: str, path: str) -> EnvbuildError:
-    """A node is without a Python after one was brought to `path`."""
-    return EnvbuildError(
-        "toolchain-python-broken",
-        f"{node}: the Python that was brought does not run there",
-        why=f"{path} is in place and is no usable Python; it may be built for another processor or libc",
-        hint=f"try `{path} --version` on {node}; name a toolchain file with a fitting build (config key `toolchain`)",
-        exit_code=ExitCode.REFUSED,
-        details={"node": node},
-    )

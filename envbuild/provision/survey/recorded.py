@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envbuild.catalog.patches import patches_of
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
@@ -15,7 +16,6 @@ from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.distribution import spread
 from envbuild.plan.planner import make_plan
 from envbuild.plan.shared_builds import share_builds
-from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.contact.payload import Tool
 from envbuild.provision.contact.toolchain import NODE_PROGRAM, NodeTools, node_tools
 from envbuild.provision.survey.ask import Survey, decide

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.inventory import Inventory, NodeHost, expand_hosts
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.transport.ssh_config import arguments
 
 

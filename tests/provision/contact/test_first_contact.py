@@ -287,7 +287,8 @@ def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_local_contact_imports_no_ssh() -> None:
     code = (
-        "import sys\nfrom envbuild.provision.contact import first_contact\nfrom envbuild.model.target import Connection\n"
+        "import sys\nfrom envbuild.provision.contact import first_contact\n"
+        "from envbuild.model.target import Connection\n"
         "first_contact.run_node('localhost', {'protocol': 1, 'verb': 'probe', 'run': 'r', 'prefix': '/x', "
         "'args': {'pythons': ['3.99']}}, Connection())\n"
         "assert not {'fabric', 'paramiko', 'invoke'} & set(sys.modules)\n"

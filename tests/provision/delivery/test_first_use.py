@@ -15,11 +15,11 @@ from envbuild.model.plan import Plan
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Connection, Target
 from envbuild.plan.planner import make_plan
-from envbuild.provision.ansible.play import Outcome
 from envbuild.provision.delivery import first_use
 from envbuild.provision.delivery.first_use import Seen, differing
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import deviations, failed_node
+from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import Survey, decide
 from envbuild.provision.survey.prepare import Choice, Prepared

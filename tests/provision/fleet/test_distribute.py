@@ -12,12 +12,12 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
 from envbuild.plan.distribution import spread as plan_spread
-from envbuild.provision.ansible.play import NodeFiles, Outcome
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet import distribute
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.journal import read_journal
+from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import lock_with, machine

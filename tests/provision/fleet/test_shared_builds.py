@@ -11,12 +11,12 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
-from envbuild.provision.ansible.play import NodeFiles, Outcome
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.fleet import shared_builds
 from envbuild.provision.fleet.shared_builds import execute_once
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.journal import read_journal
+from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
 from tests.provision.ansible.test_play import _prepared, _Silent

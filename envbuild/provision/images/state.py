@@ -1,0 +1,122 @@
+"""What a run knows of images: asked, decided, planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
+from envbuild.model.plan import Plan
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.contact.toolchain import runner_tools
+from envbuild.provision.images import plan as container_plan
+from envbuild.provision.images.obtain import Obtained, Wanted, known_id, settings_of
+from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import NodeFiles, tmp_folder
+from envbuild.provision.survey.ask import decide
+from envbuild.provision.survey.errors import refusal
+from envbuild.redact import redact_data
+
+
+@dataclass
+class Images:
+    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on.
+
+    `login`: what the login host of jobs said.
+    """
+
+    wanted: Wanted
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: dict[str, NodeImage] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    used: dict[str, dict[str, Any]] = field(default_factory=dict)
+    built: bool = False
+    login: dict[str, Any] = field(default_factory=dict)
+
+
+def decide_images(work: Work, images: Images) -> None:
+    """Decide for every node that has told: how it runs the image, and why it needs one."""
+    survey = work.survey
+    # The rules of drivers and GPUs are about the variant that the image is of.
+    meant = replace(work.prepared.choice, variant=images.wanted.variant.id)
+    decide(replace(work.prepared, choice=meant), survey, list(survey.facts))
+    for node, facts in survey.facts.items():
+        resolution = survey.resolutions[node]
+        try:
+            if resolution.refused:
+                raise refusal(resolution)
+            images.nodes[node] = container_plan.node_image(
+                node, work.prepared, images.wanted, images.told[node]["containers"], facts, repair=work.settings.repair
+            )
+        except EnvbuildError as error:
+            survey.errors[node] = error
+    errors = {node: error.as_dict() for node, error in survey.errors.items()}
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=errors)
+    images.why = container_plan.todo(images.nodes, container_plan.expected_id(images.nodes, known_id(images.wanted)))
+
+
+def planned(work: Work, images: Images) -> Plan:
+    """The plan from what is known now, written into the run directory."""
+    settings = settings_of(work.prepared)
+    plan = container_plan.make_plan(
+        work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
+        delivery="pull" if settings.image or settings.registry else _BROUGHT[settings.build],
+    )  # fmt: skip
+    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
+    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
+    return plan
+
+
+def told_of(answer: ContactResult) -> dict[str, Any]:
+    """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
+    if answer.response is None:
+        raise EnvbuildError(
+            "node-without-python",
+            f"{answer.node} has no Python 3.6 or newer",
+            why="Ansible and the node program run on the node, outside of the image",
+            hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
+            exit_code=ExitCode.REFUSED,
+            details={"node": answer.node},
+        )
+    return answer.result()
+
+
+def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
+    """An error where the file of an image cannot even be put down; the runtime's own storage tells for itself."""
+    free = facts.prefix.free_bytes
+    if free is None or free >= size:
+        return None
+    return EnvbuildError(
+        "disk-full",
+        f"{node}: no room for the image in {facts.prefix.path}",
+        why=f"it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+        hint="make room, or name a larger disk as `prefix`; then run the same command again",
+        exit_code=ExitCode.TRY_AGAIN,
+        details={"node": node},
+    )
+
+
+def files_for(
+    work: Work, node: str, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str
+) -> NodeFiles:
+    """What is carried to a node: missing tools, and the file of the image into `store`."""
+    target = work.prepared.target
+    tools = runner_tools(
+        facts, python["path"], python["version"], folder=work.run.path, toolchain_file=work.settings.toolchain_file
+    )
+    missing = tools.missing(facts.toolchain)
+    payload = work.run.path / f"toolchain-{node}.sh" if missing else None
+    if payload is not None:
+        write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
+    return NodeFiles(
+        tools.python, tools.pyz, payload, got.archive if got else None, store,
+        tmp=tmp_folder(target.tmp, facts.user, facts.home), prefix=facts.prefix.path,
+    )  # fmt: skip
+
+
+_BROUGHT = {"here": "take in", "job": "build in a job"}

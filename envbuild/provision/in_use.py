@@ -1,0 +1,56 @@
+"""The environment in use on a node, and the variant of the lock that it was built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import Lock, Variant
+from envbuild.provision.survey.prepare import Prepared
+
+# Where it is, the variant it was built from, and its stamp.
+Current = tuple[str, Variant, dict[str, Any]]
+
+
+def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
+    """The variant of the lock that a stamp was built from.
+
+    What the base provided then, and the GPUs that sources were compiled for, are part of the comparison.
+    """
+    archs = stamp.get("arch_list")
+    for locked in lock.variants:
+        variant = locked.with_arch_list(lock.stack, lock.profile, None if archs is None else tuple(archs))
+        if variant.base.kind != "none":
+            variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
+        if variant.digest == stamp.get("variant_digest"):
+            return variant
+    return None
+
+
+def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
+    """Path, variant and stamp of the environment in use, or why there is none."""
+    if isinstance(found, EnvbuildError):
+        return found
+    stack = prepared.stack.name
+    for item in found:
+        if item.get("stack") != stack or not item.get("current"):
+            continue
+        stamp = item.get("stamp") or {}
+        variant = matching_variant(prepared.lock, stamp)
+        if variant is None:
+            return EnvbuildError(
+                "environment-not-of-lock",
+                f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
+                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
+                hint="`envbuild provision` builds what the lock says now; the old environment stays until removed",
+                exit_code=ExitCode.CHECK_FAILED,
+            )
+        return str(item["path"]), variant, stamp
+    return EnvbuildError(
+        "environment-unknown",
+        f"{node}: no environment of {stack} is in use",
+        hint=f"build it: envbuild provision --target {prepared.choice.target} --stack {prepared.reference or stack}; "
+        f"`envbuild env list --target {prepared.choice.target}` shows those that are there",
+        exit_code=ExitCode.CHECK_FAILED,
+    )

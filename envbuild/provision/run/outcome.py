@@ -1,0 +1,55 @@
+"""What a play, a job or a contact gave: by node and verb; who is told of it; files that a node is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    pass
+
+
+class Progress(Protocol):
+    """Who wants to see a run as it goes: one call per change of state."""
+
+    def stage(self, text: str) -> None:
+        """The run as a whole begins something."""
+
+    def step(self, node: str, step: str, state: str, text: str = "") -> None:
+        """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
+
+
+@dataclass
+class Outcome:
+    """Answers of the node program by node and verb, and errors of nodes that could not answer."""
+
+    responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    errors: dict[str, EnvbuildError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go.
+
+    `tmp` is where temporary files go on the node: the folder that the target names, None when it names none.
+    `prefix` is the node's, absolute.
+    """
+
+    python: str
+    pyz: str
+    payload: Path | None = None
+    artifacts: Path | None = None
+    store: str | None = None
+    tmp: str | None = None
+    prefix: str | None = None
+
+
+def tmp_folder(template: str | None, user: str, home: str = "") -> str | None:
+    """The `tmp` of a target on a node; None when the target names none, or by what only the node knows (`{data}`)."""
+    text = (template or "").replace("{user}", user)
+    if home:
+        text = text.replace("{home}", home)
+    return text if text and "{" not in text else None

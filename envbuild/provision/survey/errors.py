@@ -1,0 +1,43 @@
+"""Why a run cannot go on with a node, as coded errors."""
+
+from __future__ import annotations
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.resolution import Decision, Resolution
+
+
+def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
+    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit.
+
+    Exit 7, or 5 when nothing but unrecorded hashes is in the way.
+    """
+    against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
+    instead = next((decision.instead for decision in against if decision.instead), None)
+    hints = (f"`--profile {profile}` fits" if profile else "", instead or "")
+    unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
+    return EnvbuildError(
+        against[0].rule if against else "nothing-fits",
+        f"{resolution.node}: no variant of {resolution.stack} fits this node",
+        why="; ".join(_told(decision) for decision in against[:4]),
+        hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
+        exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
+        details={"node": resolution.node},
+    )
+
+
+def python_broken(node: str, path: str) -> EnvbuildError:
+    """A node is without a Python after one was brought to `path`."""
+    return EnvbuildError(
+        "toolchain-python-broken",
+        f"{node}: the Python that was brought does not run there",
+        why=f"{path} is in place and is no usable Python; it may be built for another processor or libc",
+        hint=f"try `{path} --version` on {node}; name a toolchain file with a fitting build (config key `toolchain`)",
+        exit_code=ExitCode.REFUSED,
+        details={"node": node},
+    )
+
+
+def _told(decision: Decision) -> str:
+    """What a rule says, and what is there instead where it knows."""
+    found = decision.compared[1] if decision.compared else ""
+    return f"{decision.what} ({found})" if found.startswith("there: ") else decision.what

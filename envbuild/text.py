@@ -1,0 +1,26 @@
+"""Small helpers for text that people read."""
+
+from __future__ import annotations
+
+import signal
+
+SHOWN = 500  # characters of what a program said
+
+
+def last_lines(text: str) -> str:
+    """The end of what a program said, in one line of printable characters."""
+    said = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:]
+    return "".join(char if char.isprintable() else "\ufffd" for char in said)
+
+
+def how_it_ended(code: int | None) -> str:
+    """What became of a step that has no answer; `code` as a shell or `subprocess` has it, None where nobody knows.
+
+    A SIGKILL may come from anybody: it is told with what it usually is.
+    """
+    number = -code if code is not None and code < 0 else (code or 0) - 128
+    if number == signal.SIGKILL:
+        return "was killed (signal 9; the kernel does this when memory runs out)"
+    if 0 < number < 65:
+        return f"was ended by signal {number}"
+    return "ended without an answer" + (f" (exit {code})" if code is not None else "")
