@@ -12,7 +12,7 @@ from envbuild.lock.git import fetched, resolve_ref
 from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.torch_wheels import Supply
-from envbuild.lock.unrecorded import CODE
+from envbuild.lock.unpinned import CODE
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Profile, Stack

@@ -62,7 +62,7 @@ def check_required(
     The names are normal ones. Returns how many are `asked` and how many are `required`. Raises NodeError
     `package-not-required` (exit 5), which names the others: somebody wrote them into the lock.
     """
-    edges, locked = record.requires(environment), {record.normal_name(each["name"]): each for each in packages}
+    edges, locked = installed.requires(environment), {installed.normal_name(each["name"]): each for each in packages}
     reached, found = set(), set(asked) | base | (set(edges) - set(locked))  # type: set[str], set[str]
     while found:
         reached |= found
@@ -298,7 +298,7 @@ def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> "No
             forget_cached(tool, [each["name"] for each in group.packages])
         names = [each["file"] for package in group.packages for each in package["files"]]
         one = names[0] if len(names) == 1 else "one of %s from `%s`" % (plural(len(names), "file"), group.name)
-        raise wheelfile.unsafe(one, member, "which leads out of its folder")
+        raise wheel_file.unsafe(one, member, "which leads out of its folder")
 
 
 def _name_first_use(group: "Group", error: "NodeError") -> "None":

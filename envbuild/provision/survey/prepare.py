@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import asked, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
@@ -17,7 +18,6 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.model.stack import Stack
 from envbuild.model.target import HostSource, Target
-from envbuild.provision.ansible.inventory import expand_hosts
 from envbuild.provision.contact.first_contact import log_in_ahead
 from envbuild.provision.survey.hosts import Narrowing, Selection, settle_hosts
 from envbuild.provision.survey.supported import refuse_unsupported

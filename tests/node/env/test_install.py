@@ -521,8 +521,8 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
     environment = node.build(variant)
     node.run = "run-killed"
     code = (
-        "import json, os, signal, sys\nfrom envbuild.node.env import install\nfrom envbuild.node.packages import sync\n"
-        "sync.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
+        "import json, os, signal, sys\nfrom envbuild.node.env import install, packages\n"
+        "packages.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, repair=True))
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)

@@ -33,7 +33,7 @@ def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 
 
 
 def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:
-    return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=git_source)
+    return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=sources)
 
 
 def _package(name: str, *files: ArtifactFile) -> LockedPackage:

@@ -20,7 +20,7 @@ from envbuild.provision.jobs.site import place
 from envbuild.schedule.job import JobState, Phase, job_error
 from envbuild.schedule.runner import Here
 
-RUN = Path(__file__).parents[3] / "envbuild" / "provision" / "job_run.sh"
+RUN = Path(__file__).parents[3] / "envbuild" / "provision" / "jobs" / "job_run.sh"
 MEMORY = Path("/sys/fs/cgroup/memory")
 FAILED = job_error("7", JobState(Phase.DONE, exit=137, word="FAILED"))
 

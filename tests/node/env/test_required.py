@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import packages, record
+from envbuild.node.env import packages
+from envbuild.node.packages import installed
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, node
 from tests.support.wheels import write_wheel
@@ -64,6 +65,6 @@ def test_what_the_base_requires_counts(tmp_path: Path) -> None:
 def test_requirements_are_read_of_every_distribution_and_of_its_headers_alone(tmp_path: Path) -> None:
     info = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages" / "A_b-1.dist-info"
     info.mkdir(parents=True)
-    assert record.requires(str(tmp_path)) == {}
+    assert installed.requires(str(tmp_path)) == {}
     (info / "METADATA").write_text("Name: A_b\nRequires-Dist: C.d>1\nrequires-dist: e\n\nRequires-Dist: text\n")
-    assert record.requires(str(tmp_path)) == {"a-b": {"c-d", "e"}}
+    assert installed.requires(str(tmp_path)) == {"a-b": {"c-d", "e"}}
