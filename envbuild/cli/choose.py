@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from envbuild.model.target import Target
     from envbuild.plan.rollout import Batches
     from envbuild.provision.run.context import Settings
-    from envbuild.provision.survey.hosts import Narrowing
-    from envbuild.provision.survey.prepare import Choice
+    from envbuild.provision.run.findings import Choice, Narrowing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +76,7 @@ def configured(flags: dict[str, Any]) -> Config:
 
 def choice_of(flags: dict[str, Any], config: Config) -> Choice:
     """What the user asked for, flags above configuration."""
-    from envbuild.provision.survey.prepare import Choice
+    from envbuild.provision.run.findings import Choice
 
     named = flags.get("target") or config.target
     return Choice(
@@ -99,7 +98,7 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:
     """What `--limit` and `--exclude` say."""
-    from envbuild.provision.survey.hosts import Narrowing
+    from envbuild.provision.run.findings import Narrowing
 
     return Narrowing(tuple(flags.get("limit") or ()), tuple(flags.get("exclude") or ()))
 

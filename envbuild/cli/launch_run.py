@@ -69,8 +69,9 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.jobs.launch import make_job, run_job
     from envbuild.provision.jobs.submit import submit as submit_job
+    from envbuild.provision.run.findings import Narrowing
     from envbuild.provision.run.life import one_run
-    from envbuild.provision.survey.hosts import Narrowing, reach
+    from envbuild.provision.survey.hosts import reach
 
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}

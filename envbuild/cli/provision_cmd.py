@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from envbuild.model.plan import Plan, Step
     from envbuild.provision.run.context import Settings
-    from envbuild.provision.survey.ask import Survey
-    from envbuild.provision.survey.hosts import Selection
-    from envbuild.provision.survey.prepare import Prepared
+    from envbuild.provision.run.findings import Prepared, Selection, Survey
 
 
 @click.command("provision")

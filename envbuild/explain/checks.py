@@ -14,7 +14,7 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.explain.gitread import GitReader
+from envbuild.lock.git_read import GitReader
 from envbuild.lock.uvtool import run_uv
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack

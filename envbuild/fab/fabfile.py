@@ -91,7 +91,8 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     """The target with its hosts listed; where it is reached through jobs, the login host, which sees the prefix."""
     from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
-    from envbuild.provision.survey.hosts import Narrowing, reach
+    from envbuild.provision.run.findings import Narrowing
+    from envbuild.provision.survey.hosts import reach
     from envbuild.schedule.runner import as_login
 
     narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())

@@ -8,8 +8,8 @@ from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
 from envbuild.lock.create import added_names
+from envbuild.lock.files import field_digests
 from envbuild.lock.git import fetched, resolve_ref
-from envbuild.lock.manifest import field_digests
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.torch_wheels import Supply
 from envbuild.lock.unpinned import CODE

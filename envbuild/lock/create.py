@@ -16,9 +16,9 @@ from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.build_requires import Needs, additions, read_needs, unmet, with_needs
+from envbuild.lock.files import field_digests
 from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.git import git_version
-from envbuild.lock.manifest import field_digests
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
 from envbuild.lock.scan import with_uses

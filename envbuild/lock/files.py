@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.lock import canonical_json
+from envbuild.model.stack import Profile
 
 if TYPE_CHECKING:
     from tomlkit.items import AoT, Array, InlineTable, Table
@@ -213,3 +216,9 @@ def write_lock(path: Path, lock: Lock) -> None:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
         raise EnvbuildError("lock-unwritable", f"{path} cannot be written", why=error.strerror or str(error)) from error
+
+
+def field_digests(profile: Profile) -> dict[str, str]:
+    """Field name to sha256 (hex) over its canonical JSON; a field equal to its default is left out, at any depth."""
+    data = profile.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {name: hashlib.sha256(canonical_json(value)).hexdigest() for name, value in sorted(data.items())}

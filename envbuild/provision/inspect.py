@@ -12,14 +12,14 @@ from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
-from envbuild.provision.in_use import Current, current_of
 from envbuild.provision.provision import write_evidence
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Outcome, Progress
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.survey.in_use import Current, current_of
 
 SMOKE_DEADLINE = 2 * 3600.0
 

@@ -17,13 +17,12 @@ from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, utc_now
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.ask import Survey
 from envbuild.provision.survey.plan_run import look_and_plan, plan_of
-from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
 

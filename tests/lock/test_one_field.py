@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from envbuild.catalog.loader import manifest_digest
 from envbuild.lock.agreement import LockFinding
 from envbuild.lock.check import check_lock
-from envbuild.lock.manifest import field_digests
+from envbuild.lock.files import field_digests
 from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from tests.lock.build import SHA, package

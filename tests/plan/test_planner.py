@@ -15,7 +15,7 @@ from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.planner import ChosenVariants, make_plan
-from envbuild.provision.survey.ask import Survey
+from envbuild.provision.run.findings import Survey
 from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expectations import unexpected
 from envbuild.resolve.reachability import Supply

@@ -171,7 +171,7 @@ def own_addresses(facts: NodeFacts) -> list[str]:
 
 def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
     """The variant of the lock that an environment was built from."""
-    from envbuild.provision.in_use import matching_variant
+    from envbuild.provision.survey.in_use import matching_variant
 
     return matching_variant(work.prepared.lock, stamp) if stamp else None
 

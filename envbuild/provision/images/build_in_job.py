@@ -28,8 +28,8 @@ from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
+from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.outcome import tmp_folder
-from envbuild.provision.survey.prepare import Prepared
 from envbuild.schedule.job import seconds_of
 
 # Seconds that fetching here and building there may take; the first is for the whole of a stack.

@@ -17,7 +17,7 @@ from envbuild.provision.images.build_in_job import builds_in_job
 from envbuild.provision.images.obtain import Wanted, settings_of, wanted
 from envbuild.provision.images.plan import smoke_args
 from envbuild.provision.jobs.site import JobSite, proxies
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.run.findings import Prepared
 from envbuild.schedule.job import JobStep, seconds_of
 from envbuild.schedule.pbs_script import mpiexec
 

@@ -19,7 +19,7 @@ from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node import paths
 from envbuild.node_program import node_pyz_digest
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.run.findings import Prepared
 
 PREFIX = "/opt/envbuild"
 _LABEL = "dev.envbuild."

@@ -27,8 +27,8 @@ from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
+from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.outcome import NodeFiles, Outcome
-from envbuild.provision.survey.prepare import Prepared
 
 ASK_DEADLINE = 2 * 3600.0
 

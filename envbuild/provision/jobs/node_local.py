@@ -16,8 +16,7 @@ from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.run.context import Work
-from envbuild.provision.survey.ask import Survey
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.schedule.ensure_script import ensure_file, ensure_script, pbs_preamble, task_prolog
 from envbuild.schedule.job import Broadcast, JobStep
 

@@ -18,7 +18,6 @@ from envbuild.provision.fleet.multi_node_smoke import (
     Member,
     wants_to_meet,
 )
-from envbuild.provision.in_use import Current, current_of
 from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
@@ -26,6 +25,7 @@ from envbuild.provision.jobs.survey import ask_login, login_facts
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600

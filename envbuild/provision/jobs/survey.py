@@ -20,8 +20,8 @@ from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts,
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Work
-from envbuild.provision.survey.ask import Survey, ask_here, decide, is_reach_known, probe_args
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.

@@ -11,11 +11,10 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import Journal, utc_now
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.ask import Survey
-from envbuild.provision.survey.prepare import Prepared
 
 DEADLINE = 6 * 3600.0
 

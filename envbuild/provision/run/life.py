@@ -9,10 +9,10 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
 from envbuild.provision.run.context import Run, Settings
+from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.prepare import Prepared
 
 
 @contextmanager

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
-from envbuild.model.plan import NodePlan
-from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.contact.first_contact import DEADLINE, contact, node_request
+from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
-    from envbuild.resolve.reachability import Supply
 
 # Where a brief answer shows that nothing has to be done, these are all that is still to be read.
 _NEXT = (
@@ -34,34 +29,6 @@ _NEXT = (
     "envbuild.provision.run.fleet_equality",
     "envbuild.report.terminal",
 )
-
-
-@dataclass
-class Survey:
-    """Per node: facts, resolution, the variant as it will be built, or the error that ended it.
-
-    `kept` are nodes whose environment in use needs nothing; they have no resolution of their own. `supply`: what this
-    machine could deliver, asked where a node does not reach all it needs.
-    """
-
-    facts: dict[str, NodeFacts] = field(default_factory=dict)
-    resolutions: dict[str, Resolution] = field(default_factory=dict)
-    variants: dict[str, Variant] = field(default_factory=dict)
-    contacts: dict[str, ContactResult] = field(default_factory=dict)
-    kept: dict[str, NodePlan] = field(default_factory=dict)
-    errors: dict[str, EnvbuildError] = field(default_factory=dict)
-    supply: Supply | None = None
-
-    def add(self, other: Survey) -> None:
-        """Take over what another one knows."""
-        for part in ("facts", "resolutions", "variants", "contacts", "kept", "errors"):
-            getattr(self, part).update(getattr(other, part))
-        self.supply = other.supply or self.supply
-
-    @property
-    def without_python(self) -> list[str]:
-        """Nodes that answered, but have no Python that could run the node program."""
-        return [node for node, answer in self.contacts.items() if answer.response is None]
 
 
 def ask(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import MAX_HOSTS, expand_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
+from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
 from envbuild.text import last_lines
 
@@ -21,36 +21,6 @@ from envbuild.text import last_lines
 COMMAND_DEADLINE = 60.0
 # 20,000 names of 63 letters and their domains; more is no list of hosts.
 COMMAND_LIMIT = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which of a target's hosts are meant: `chosen` of `total`, by these options (`--limit`, `--exclude`)."""
-
-    chosen: int
-    total: int
-    by: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """`3 of 8 nodes, by --limit`."""
-        return f"{self.chosen} of {self.total} node{'s' * (self.total != 1)}, by {' and '.join(self.by)}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for `--json`."""
-        return {"nodes": self.chosen, "of": self.total, "by": list(self.by)}
-
-
-@dataclass(frozen=True)
-class Narrowing:
-    """What `--limit` and `--exclude` say: host lists as clusters write them."""
-
-    limit: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options that were given."""
-        return ("--limit",) * bool(self.limit) + ("--exclude",) * bool(self.exclude)
 
 
 def reach(

@@ -16,11 +16,11 @@ from envbuild.provision.contact import toolchain
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
-from envbuild.provision.survey.ask import Survey, decide, rules, survey_nodes
+from envbuild.provision.survey.ask import decide, rules, survey_nodes
 from envbuild.provision.survey.errors import python_broken, refusal
-from envbuild.provision.survey.prepare import Prepared
 from envbuild.redact import redact_data
 
 

@@ -3,75 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.lock.agreement import asked, refuse_edited
+from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
-from envbuild.model.lock import Lock
-from envbuild.model.plan import Plan
-from envbuild.model.stack import Stack
-from envbuild.model.target import HostSource, Target
+from envbuild.model.target import HostSource
 from envbuild.provision.contact.first_contact import log_in_ahead
-from envbuild.provision.survey.hosts import Narrowing, Selection, settle_hosts
+from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.survey.hosts import settle_hosts
 from envbuild.provision.survey.supported import refuse_unsupported
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the user asked for; None leaves it to target, stack and rules."""
-
-    target: str
-    stack: str | None = None
-    profile: str | None = None
-    prefix: str | None = None
-    variant: str | None = None
-    interpreter: str | None = None
-    base: str | None = None
-    engine: str | None = None
-    cache: str | None = None
-    hosts: tuple[str, ...] = ()
-    trust_first_use: bool = False
-    narrowing: Narrowing = field(default_factory=Narrowing)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
-
-    `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.
-    `reference`: the stack as a loader finds it, a shipped name or a path. `profile_why`: why this profile, where
-    nobody asked for it and it is not the stack's default.
-    """
-
-    stack: Stack
-    profile: str
-    target: Target
-    lock: Lock
-    lock_file: Path
-    lock_digest: str
-    choice: Choice
-    selection: Selection | None = None
-    reference: str = ""
-    profile_why: str = ""
-
-    @property
-    def asked(self) -> tuple[str, ...]:
-        """The packages that the lock has for themselves."""
-        return asked(self.lock, self.stack.profiles[self.profile])
-
-    def explained(self, plan: Plan) -> Plan:
-        """The plan with the reason for a profile that nobody asked for, and what its stack says against it."""
-        if not self.profile_why:
-            return plan
-        deviations = (f"{self.profile}: {text}" for text in self.stack.profiles[self.profile].deviations)
-        return plan.model_copy(update={"profile_why": self.profile_why, "warnings": (*deviations, *plan.warnings)})
 
 
 def prepare(

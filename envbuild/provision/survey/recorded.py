@@ -18,10 +18,10 @@ from envbuild.plan.planner import make_plan
 from envbuild.plan.shared_builds import share_builds
 from envbuild.provision.contact.payload import Tool
 from envbuild.provision.contact.toolchain import NODE_PROGRAM, NodeTools, node_tools
-from envbuild.provision.survey.ask import Survey, decide
+from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.survey.ask import decide
 from envbuild.provision.survey.hosts import narrow
 from envbuild.provision.survey.plan_run import note_refusals
-from envbuild.provision.survey.prepare import Prepared
 from envbuild.provision.survey.supported import unsupported
 
 RUN = "recorded-facts"

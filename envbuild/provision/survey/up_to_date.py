@@ -9,7 +9,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.provision.survey.prepare import Choice, Prepared
+from envbuild.provision.run.findings import Choice, Prepared
 
 RULE = "in-use"
 

@@ -15,11 +15,11 @@ from envbuild.model.target import Target
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome, tmp_folder
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.errors import refusal
-from envbuild.provision.survey.prepare import Choice, Prepared
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"

@@ -19,10 +19,10 @@ from envbuild.provision.delivery import first_use
 from envbuild.provision.delivery.first_use import Seen, differing
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import deviations, failed_node
+from envbuild.provision.run.findings import Choice, Prepared, Survey
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.ask import Survey, decide
-from envbuild.provision.survey.prepare import Choice, Prepared
+from envbuild.provision.survey.ask import decide
 from tests.provision.ansible.test_play import _Silent
 from tests.resolve.builders import node_facts
 

@@ -22,7 +22,8 @@ from envbuild.model.target import Target
 from envbuild.node_program import node_pyz
 from envbuild.provision.images import build_in_job
 from envbuild.provision.images.obtain import wanted
-from envbuild.provision.survey.prepare import Choice, Prepared, prepare
+from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.survey.prepare import prepare
 from envbuild.provision.survey.recorded import plan_recorded
 from envbuild.provision.survey.supported import unsupported
 from tests.node.env_support import make_repository

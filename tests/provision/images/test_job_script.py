@@ -18,7 +18,8 @@ import yaml
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision.images.job_script import image_body
-from envbuild.provision.survey.prepare import Choice, Prepared, prepare
+from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.survey.prepare import prepare
 
 ENTRY = "/opt/envbuild/image/entrypoint.sh"
 

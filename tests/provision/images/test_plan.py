@@ -14,7 +14,8 @@ from envbuild.model.resolution import Resolution
 from envbuild.provision.images import plan
 from envbuild.provision.images.obtain import Obtained, Wanted
 from envbuild.provision.images.plan import NodeImage, node_image
-from envbuild.provision.survey.prepare import Choice, Prepared, prepare
+from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.survey.prepare import prepare
 from tests.report.samples import facts
 
 ONE, OTHER = "a" * 64, "b" * 64

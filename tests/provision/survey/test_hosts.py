@@ -13,7 +13,8 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, HostAddress, Target
 from envbuild.provision.ansible.inventory import connection_variables
 from envbuild.provision.ansible.inventory_hosts import hosts_of
-from envbuild.provision.survey.hosts import Narrowing, Selection, list_hosts, narrow, settle_hosts
+from envbuild.provision.run.findings import Narrowing, Selection
+from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts
 from envbuild.provision.survey.supported import unsupported
 from envbuild.transport.ssh import _command
 

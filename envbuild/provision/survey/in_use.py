@@ -7,7 +7,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Lock, Variant
-from envbuild.provision.survey.prepare import Prepared
+from envbuild.provision.run.findings import Prepared
 
 # Where it is, the variant it was built from, and its stamp.
 Current = tuple[str, Variant, dict[str, Any]]
