@@ -21,6 +21,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Narrowing:
+    """What `--limit` and `--exclude` say: host lists as clusters write them."""
+
+    limit: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that were given."""
+        return ("--limit",) * bool(self.limit) + ("--exclude",) * bool(self.exclude)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a target's hosts are meant: `chosen` of `total`, by these options (`--limit`, `--exclude`)."""
+
+    chosen: int
+    total: int
+    by: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """`3 of 8 nodes, by --limit`."""
+        return f"{self.chosen} of {self.total} node{'s' * (self.total != 1)}, by {' and '.join(self.by)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for `--json`."""
+        return {"nodes": self.chosen, "of": self.total, "by": list(self.by)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for; None leaves it to target, stack and rules."""
+
+    target: str
+    stack: str | None = None
+    profile: str | None = None
+    prefix: str | None = None
+    variant: str | None = None
+    interpreter: str | None = None
+    base: str | None = None
+    engine: str | None = None
+    cache: str | None = None
+    hosts: tuple[str, ...] = ()
+    trust_first_use: bool = False
+    narrowing: Narrowing = field(default_factory=Narrowing)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
 
@@ -79,51 +127,3 @@ class Survey:
     def without_python(self) -> list[str]:
         """Nodes that answered, but have no Python that could run the node program."""
         return [node for node, answer in self.contacts.items() if answer.response is None]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the user asked for; None leaves it to target, stack and rules."""
-
-    target: str
-    stack: str | None = None
-    profile: str | None = None
-    prefix: str | None = None
-    variant: str | None = None
-    interpreter: str | None = None
-    base: str | None = None
-    engine: str | None = None
-    cache: str | None = None
-    hosts: tuple[str, ...] = ()
-    trust_first_use: bool = False
-    narrowing: Narrowing = field(default_factory=Narrowing)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which of a target's hosts are meant: `chosen` of `total`, by these options (`--limit`, `--exclude`)."""
-
-    chosen: int
-    total: int
-    by: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """`3 of 8 nodes, by --limit`."""
-        return f"{self.chosen} of {self.total} node{'s' * (self.total != 1)}, by {' and '.join(self.by)}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same for `--json`."""
-        return {"nodes": self.chosen, "of": self.total, "by": list(self.by)}
-
-
-@dataclass(frozen=True)
-class Narrowing:
-    """What `--limit` and `--exclude` say: host lists as clusters write them."""
-
-    limit: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options that were given."""
-        return ("--limit",) * bool(self.limit) + ("--exclude",) * bool(self.exclude)
