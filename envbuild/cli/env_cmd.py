@@ -127,7 +127,7 @@ def _target(ui: Ui, flags: dict[str, Any]) -> Target:
 
 
 def _environments(ui: Ui, flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
-    from envbuild.provision.inspect import environments
+    from envbuild.provision.environments import environments
 
     return environments(_target(ui, flags))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.lock import Variant
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run.findings import Prepared, Survey
@@ -90,3 +92,12 @@ class Work:
             yield
         finally:
             self.phases[name] = round(self.phases.get(name, 0.0) + time.monotonic() - began, 3)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of an environment in use: a verb, its arguments by variant and stamp, and the seconds it has."""
+
+    verb: str
+    args: Callable[[Variant, Mapping[str, Any]], dict[str, Any]]
+    deadline: float

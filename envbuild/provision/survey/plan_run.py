@@ -24,29 +24,25 @@ from envbuild.provision.survey.errors import python_broken, refusal
 from envbuild.redact import redact_data
 
 
-def look_and_plan(work: Work, *, bring_python: bool) -> Plan:
-    """Ask all nodes, decide for each, and plan.
+def look(work: Work, *, bring_python: bool) -> None:
+    """Ask all nodes and decide for each.
 
     `bring_python`: put a Python under the prefix of nodes that have none, so that they can be asked; without it such
     nodes are errors (`node-without-python`).
     """
-    if work.prepared.target.connection.kind == "job":
-        from envbuild.provision.jobs.site import JobSite
-        from envbuild.provision.jobs.survey import survey_jobs
-
-        with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
-            work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
-        bring_python = False
-    else:
-        nodes = expand_hosts(work.prepared.target.hosts)
-        meant = work.prepared.selection or f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
-        with work.phase("probe", f"asking {meant}"):
-            work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
+    nodes = expand_hosts(work.prepared.target.hosts)
+    meant = work.prepared.selection or f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    with work.phase("probe", f"asking {meant}"):
+        work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):
             _bring_python(work)
         # What is known of these nodes now may be what others wait for: one that can build for them.
         decide(work.prepared, work.survey, list(work.survey.resolutions))
+
+
+def plan_surveyed(work: Work) -> Plan:
+    """The plan of what was found, written down with what stands against it node by node."""
     for node in work.survey.without_python:
         try:
             work.survey.contacts[node].result()
@@ -70,7 +66,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     from envbuild.catalog.indexes import index_addresses
     from envbuild.catalog.patches import patches_of
     from envbuild.plan.planner import make_plan
-    from envbuild.plan.shared_builds import share_builds
+    from envbuild.plan.sharing import Sharing, share
 
     prepared, survey = work.prepared, work.survey
     tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
@@ -100,47 +96,13 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         asked=prepared.asked,
     )
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
-    if prepared.target.connection.kind == "ssh" and not made.nothing_to_do:
-        made = _spread(work, made, tools)
-        jobs = work.settings.jobs or prepared.target.build_jobs
-        rebuild = work.settings.check_rebuild
-        made = share_builds(made, survey.facts, survey.variants, jobs=jobs, check_rebuild=rebuild)
-    if prepared.target.connection.kind != "job":
-        made = _without_left_alone(work, made)
-    if prepared.target.connection.kind == "job":
-        from envbuild.plan.shared_prefix import share
-        from envbuild.provision.jobs.node_local import is_local
-
-        pins = prepared.target.scheduler.kind == "slurm"
-        return share(made, survey.variants, local=is_local(prepared.target), pins=pins)
+    least = {node: each.least(survey.facts[node].prefix.path) for node, each in work.tools.items()}
+    given = Sharing(
+        prepared.target, survey.facts, survey.variants, least, tools, work.tried,
+        jobs=work.settings.jobs, rebuild=work.settings.check_rebuild,
+    )  # fmt: skip
+    made, work.lacking = share(made, given)
     return made
-
-
-def _without_left_alone(work: Work, plan: Plan) -> Plan:
-    """The plan without nodes that cannot compile what nobody gives them; `work.lacking` has their errors."""
-    from envbuild.plan.shared_builds import left_alone, without
-    from envbuild.plan.source_builds import lacks_tools
-
-    names = left_alone(plan, work.survey.variants)
-    work.lacking = {node: lacks_tools(work.survey.resolutions[node]) for node in names}
-    return without(plan, names) if names else plan
-
-
-def _spread(work: Work, plan: Plan, tool_bytes: Mapping[str, int]) -> Plan:
-    """The plan with one builder for nodes that get the same environment."""
-    from envbuild.plan.distribution import spread
-
-    survey = work.survey
-    return spread(
-        plan,
-        survey.facts,
-        survey.variants,
-        work.prepared.target,
-        least={node: tools.least(survey.facts[node].prefix.path) for node, tools in work.tools.items()},
-        tool_bytes=tool_bytes,
-        tried=work.tried,
-        rebuild=work.settings.check_rebuild,
-    )
 
 
 def _controller(survey: Survey) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node_program import node_pyz, node_pyz_digest
-from envbuild.plan.distribution import spread
 from envbuild.plan.planner import make_plan
-from envbuild.plan.shared_builds import share_builds
+from envbuild.plan.sharing import Sharing, over_ssh
 from envbuild.provision.contact.payload import Tool
 from envbuild.provision.contact.toolchain import NODE_PROGRAM, NodeTools, node_tools
 from envbuild.provision.run.findings import Prepared, Survey
@@ -68,8 +67,7 @@ def plan_recorded(
     )
     if prepared.target.connection.kind == "ssh":
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
-        plan = spread(plan, survey.facts, survey.variants, prepared.target, least=least)
-        plan = share_builds(plan, survey.facts, survey.variants, jobs=prepared.target.build_jobs)
+        plan = over_ssh(plan, Sharing(prepared.target, survey.facts, survey.variants, least))
     plan = prepared.explained(plan)
     return plan.model_copy(update={"warnings": (*_cannot_yet(prepared.target), *plan.warnings)}), survey
 

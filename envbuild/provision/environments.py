@@ -1,0 +1,275 @@
+"""Environments on the nodes of a target: looked for, planned, brought, asked. How nodes are reached is a subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import expand_hosts
+from envbuild.model.evidence import NodeEvidence
+from envbuild.model.first_use import trusted_files
+from envbuild.model.lock import Variant
+from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.target import Target
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.delivery.node_files import node_files
+from envbuild.provision.fleet.rollout import in_waves
+from envbuild.provision.run import evidence as collect
+from envbuild.provision.run.context import Question, Work
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.survey import plan_run
+from envbuild.provision.survey.in_use import Current, current_of
+from envbuild.redact import redact_data
+
+
+class Environments:
+    """Nodes that are asked one by one: this machine."""
+
+    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
+        """Ask the nodes, decide for each, and plan."""
+        self.look(work, bring_python=bring_python)
+        return plan_run.plan_surveyed(work)
+
+    def look(self, work: Work, *, bring_python: bool) -> None:
+        """Fill `work.survey`; `bring_python` as `plan_run.look` has it."""
+        plan_run.look(work, bring_python=bring_python)
+
+    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
+        """Do what the plan says, then verify what is there; the plan as it was carried out, and the evidence."""
+        outcome = Outcome()
+        if any(step.kind == "fetch" for node in plan.nodes for step in node.steps):
+            plan = first_use(work, plan)
+        if plan.nothing_to_do:
+            with work.phase("verify", ""):
+                _verify(work, plan, outcome)
+        else:
+            plan, outcome = self.execute(work, plan)
+        return plan, _node_evidence(work, plan, outcome)
+
+    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Carry out a plan that has something to do."""
+        plan, outcome = in_waves(work, plan, _wave)
+        with work.phase("verify", "verifying"):
+            _verify(work, plan, outcome)
+        return plan, outcome
+
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """`verify` or `smoke` of the environment in use on every node."""
+        return ask_in_use(work, question)
+
+
+class OverSsh(Environments):
+    """Nodes over SSH, which can also be tested together."""
+
+    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """As for one machine, then the joint smoke test of nodes with one environment, where one has been changed."""
+        from envbuild.provision.fleet.multi_node_smoke import meet_nodes
+
+        plan, outcome = super().execute(work, plan)
+        meet_nodes(work, plan, outcome)
+        return plan, outcome
+
+
+def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+    """All steps of the nodes of one plan."""
+    from envbuild.provision.fleet.distribute import execute_spread
+
+    plan, files = stage(work, plan)
+    with work.phase("provision", "provisioning"):
+        return execute_spread(plan, files, work, stage)
+
+
+def first_use(work: Work, plan: Plan) -> Plan:
+    """Fetch and record what nobody has hashed; then the plan with names that follow from those hashes."""
+    from envbuild.provision.delivery.first_use import settle
+
+    settle(work, plan)
+    made = plan_run.plan_of(work)
+    work.run.write_json(work.run.path / "plan.json", redact_data(made.to_json_dict()))
+    work.journal.append(EventKind.PLANNED, nothing_to_do=made.nothing_to_do)
+    return made
+
+
+def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
+    """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves.
+
+    `only`: the node whose prefix all others share.
+    """
+    deliveries: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
+    if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
+        with work.phase("fetch", "fetching packages and sources for the nodes"):
+            deliveries = _deliver(work, plan)
+        plan = plan_run.plan_of(work, {node: request for node, (_, request) in deliveries.items()})
+    nothing: tuple[None, None] = (None, None)
+    takers = {name for each in plan.spreads for name in each.nodes}
+    files = {
+        node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0], least=node.node in takers)
+        for node in plan.nodes
+        if node.steps and only in (None, node.node)
+    }
+    return plan, files
+
+
+def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[str, Any]]]:
+    """Fetch once per variant, pack once; by node the archive and its folder there, and what the request says of it."""
+    from envbuild.plan.delivery_layout import store_folder
+    from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
+
+    cache = artifact_cache()
+    out: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
+    for node in plan.nodes:
+        if not any(step.kind == "deliver" for step in node.steps):
+            continue
+        variant, facts = work.survey.variants[node.node], work.survey.facts[node.node]
+        glibc = tuple(int(part) for part in facts.libc.version.split(".")) if facts.libc.kind == "glibc" else ()
+        delivery = fetch_delivery(
+            variant, cache=cache, glibc=glibc, on_fetch=lambda name: work.progress.stage(f"fetching {name}")
+        )
+        archive = work.run.path / f"artifacts-{variant.digest[:12]}.tar"
+        if not archive.exists():
+            delivery.write_archive(archive)
+        store = store_folder(facts.stage_prefix, variant)
+        out[node.node] = ((archive, store), delivery.request(store))
+    return out
+
+
+def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
+    """The fast check on every node whose steps all went well, in parallel."""
+    by_name = {node.node: node for node in plan.nodes}
+    for name, node_plan in by_name.items():
+        found = _verified_by_probe(work, node_plan)
+        if found is not None:
+            outcome.responses.setdefault(name, {})["verify"] = found
+    good = [name for name in by_name if name not in outcome.errors and _all_well(outcome.responses.get(name, {}))]
+
+    def request_for(node: str) -> dict[str, Any]:
+        variant = work.survey.variants[node].to_json_dict()
+        args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
+        return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
+
+    for node, answer in contact(good, request_for, work.prepared.target.connection).items():
+        if isinstance(answer, EnvbuildError):
+            outcome.errors[node] = answer
+        elif answer.response is not None:
+            outcome.responses.setdefault(node, {})["verify"] = answer.response
+
+
+def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
+    """A `verify` response made of what the probe checked already; only where nothing was changed since."""
+    if not node.nothing_to_do:
+        return None
+    for stamp in work.survey.facts[node.node].environments:
+        if stamp.path == node.environment and stamp.checks:
+            ok = all(check.get("status") != "failed" for check in stamp.checks)
+            written = stamp.stamp or {}
+            told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
+            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
+            return {"ok": True, "changed": False, "result": result}
+    return None
+
+
+def _all_well(responses: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Every step went well and none has verified yet."""
+    return "verify" not in responses and collect.all_well(responses)
+
+
+def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
+    survey = work.survey
+    out = [
+        collect.node_evidence(
+            node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)
+        ).model_copy(update={"first_use": trusted_files(_variant(work, node))})
+        for node in plan.nodes
+    ]
+    planned = {node.node for node in plan.nodes}
+    for node, error in survey.errors.items():
+        if node not in planned:
+            found = collect.failed_node(
+                node, error, facts=survey.facts.get(node), resolution=survey.resolutions.get(node)
+            )
+            out.append(found)
+    return out
+
+
+def _variant(work: Work, node: NodePlan) -> Variant | None:
+    """The variant of a planned node; of one that is kept, the variant of the lock with that digest."""
+    same = (item for item in work.prepared.lock.variants if item.digest == node.variant_digest)
+    return work.survey.variants.get(node.node) or next(same, None)
+
+
+def environments(target: Target) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+    """Every environment under the prefix of every node (`StampFacts` as JSON)."""
+    answers = contact(
+        expand_hosts(target.hosts), lambda node: node_request("envs", target.prefix, {"node": node}), target.connection
+    )
+    return {node: _environments(answer) for node, answer in answers.items()}
+
+
+def _environments(answer: ContactResult | EnvbuildError) -> list[dict[str, Any]] | EnvbuildError:
+    if isinstance(answer, EnvbuildError):
+        return answer
+    try:
+        return list(answer.result()["environments"])
+    except EnvbuildError as error:
+        return error
+
+
+def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
+    """Ask every node about its environment in use; after `smoke`, several nodes together."""
+    prepared, run, verb = work.prepared, work.run, question.verb
+    with work.phase("probe", "asking which environments are there"):
+        current = {node: current_of(prepared, node, answer) for node, answer in environments(prepared.target).items()}
+    requests: dict[str, dict[str, Any]] = {}
+    for node, found in current.items():
+        if not isinstance(found, EnvbuildError):
+            environment, variant, stamp = found
+            args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
+            requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
+    answers: dict[str, ContactResult | EnvbuildError] = {}
+    if requests:
+        with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
+            answers = contact(requests, requests.__getitem__, prepared.target.connection, question.deadline)
+    together = Outcome()
+    if verb == "smoke" and len(answers) > 1:
+        from envbuild.provision.jobs.smoke import meet_in_use
+
+        together = meet_in_use(work, current, answers)
+    nodes = []
+    for node, found in current.items():
+        answer = answers.get(node)
+        error = found if isinstance(found, EnvbuildError) else answer if isinstance(answer, EnvbuildError) else None
+        responses = {**together.responses.get(node, {})}
+        if isinstance(answer, ContactResult):
+            responses = {verb: answer.response or {}, **responses}
+        nodes.append(asked_evidence(node, found, responses, error or together.errors.get(node)))
+    return nodes
+
+
+def asked_evidence(
+    node: str, found: Current | EnvbuildError, responses: Mapping[str, Any], error: EnvbuildError | None
+) -> NodeEvidence:
+    """What one node answered; `error` where it could not, or not to everything."""
+    if isinstance(found, EnvbuildError) or not responses:
+        silent = EnvbuildError("node-silent", f"{node} gave no answer", exit_code=ExitCode.UNREACHABLE)
+        return collect.failed_node(node, error or silent)
+    environment, variant, stamp = found
+    evidence = collect.inspected_node(node, responses)
+    if error is not None:
+        evidence = evidence.model_copy(
+            update={"status": "failed", "exit": int(error.exit_code), "error": error.as_dict()}
+        )
+    return evidence.model_copy(
+        update={
+            "environment": environment,
+            "variant_digest": variant.digest,
+            "root": evidence.root or stamp.get("root"),
+            "root_level": evidence.root_level or "stamped",
+            "packages": dict(stamp.get("packages") or {}),
+            "base_packages": dict(stamp.get("base_packages") or {}),
+            "sources": tuple(stamp.get("sources") or ()),
+            "first_use": trusted_files(variant),
+        }
+    )

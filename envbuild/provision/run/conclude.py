@@ -1,0 +1,51 @@
+"""The end of a run: its evidence and report."""
+
+from __future__ import annotations
+
+from envbuild import __version__
+from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.provision.run import evidence as collect
+from envbuild.provision.run.context import Work
+from envbuild.provision.run.journal import EventKind, utc_now
+
+
+def write_evidence(
+    work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
+) -> Evidence:
+    """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
+    from envbuild.provision.run.fleet_equality import equality_of, files_on
+    from envbuild.report.render import write_report
+
+    prepared = work.prepared
+    several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
+    nodes = [collect.coded(node, work.settings.command, several=several) for node in nodes]
+    evidence = Evidence(
+        envbuild=__version__,
+        verb=verb,
+        run=work.run.id,
+        started=work.started,
+        finished=utc_now(),
+        stack=prepared.stack.name,
+        profile=prepared.profile,
+        target=prepared.target.name,
+        lock_digest=prepared.lock_digest,
+        exit=collect.run_exit(nodes),
+        command=work.settings.command,
+        nodes=tuple(nodes),
+        deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
+        warnings=warnings,
+        tools=_tool_versions(),
+        ansible_tasks=work.tasks,
+        phases=work.phases,
+        # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
+        equality=equality_of(nodes, files_on(prepared.target, work.run.id) if pages else None),
+    )
+    written = write_report(evidence, work.run.path, pages=pages)
+    work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))
+    return evidence
+
+
+def _tool_versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("ansible-core", "ansible-runner", "uv")}
