@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
     "probe": "facts",
-    "doctor": "probe.doctor",
+    "doctor": "doctor",
     "fetch": "packages.fetch_unpinned",
     "install": "packs.provide",
     "smoke": "smoke.smoke",

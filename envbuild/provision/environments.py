@@ -234,7 +234,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             answers = contact(requests, requests.__getitem__, prepared.target.connection, question.deadline)
     together = Outcome()
     if verb == "smoke" and len(answers) > 1:
-        from envbuild.provision.jobs.smoke import meet_in_use
+        from envbuild.provision.fleet.multi_node_smoke import meet_in_use
 
         together = meet_in_use(work, current, answers)
     nodes = []

@@ -33,7 +33,7 @@ def verify(
 def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
     """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold."""
 
-    from envbuild.provision.jobs.smoke import smoke_args
+    from envbuild.provision.fleet.multi_node_smoke import smoke_args
 
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
         return smoke_args(variant, stamp, prepared.target)

@@ -20,11 +20,12 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke.rendezvous import PORTS
-from envbuild.plan.node_steps import uses_cuda
+from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.survey.in_use import Current
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 
@@ -211,3 +212,34 @@ def note_floors(work: Work, outcome: Outcome) -> None:
     if target.joint_floors and not measured and target.smoke_nodes != 0:
         names = ", ".join(target.joint_floors)
         work.notes.append(f"not measured: {names}; the joint smoke test takes two good nodes with one environment")
+
+
+def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:
+    """How many GPUs an environment was chosen for; 0 where its torch uses none."""
+    hardware = (stamp.get("evidence") or {}).get("hardware") or {}
+    return len(hardware.get("gpus") or ()) if hardware.get("driver") and variant.uses_cuda else 0
+
+
+def smoke_args(variant: Variant, stamp: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """The arguments of `smoke` for the environment in use, all but its path."""
+    cuda = gpus_of_stamp(variant, stamp) > 0
+    return {"variant": variant.to_json_dict(), "items": smoke_items(variant, target), "cuda": cuda}
+
+
+def meet_in_use(
+    work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult | EnvbuildError]
+) -> Outcome:
+    """The joint test of nodes whose own smoke test went well, over SSH."""
+    target, outcome = work.prepared.target, Outcome()
+    members = []
+    for node, found in current.items():
+        answer = answers.get(node)
+        if isinstance(found, EnvbuildError) or not isinstance(answer, ContactResult) or answer.response is None:
+            continue
+        environment, variant, stamp = found
+        if all_well({"smoke": answer.response}):
+            told = answer.response.get("result", {}).get("addresses") or ()
+            where = addresses(node, told, target.connection)
+            members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
+    meet_members(work, members, outcome)
+    return outcome

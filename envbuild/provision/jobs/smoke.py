@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
 from envbuild.model.target import Target
-from envbuild.plan.node_steps import smoke_items
-from envbuild.provision.contact.first_contact import ContactResult, node_request
+from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.fleet import multi_node_smoke
 from envbuild.provision.fleet.multi_node_smoke import (
     VERB,
-    Member,
+    gpus_of_stamp,
+    smoke_args,
     wants_to_meet,
 )
 from envbuild.provision.jobs.ask import ask_in_job
@@ -23,43 +21,11 @@ from envbuild.provision.jobs.node_local import ensure_step
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import ask_login, login_facts
 from envbuild.provision.run.context import Run, Work
-from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600
-
-
-def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:
-    """How many GPUs an environment was chosen for; 0 where its torch uses none."""
-    hardware = (stamp.get("evidence") or {}).get("hardware") or {}
-    return len(hardware.get("gpus") or ()) if hardware.get("driver") and variant.uses_cuda else 0
-
-
-def smoke_args(variant: Variant, stamp: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """The arguments of `smoke` for the environment in use, all but its path."""
-    cuda = gpus_of_stamp(variant, stamp) > 0
-    return {"variant": variant.to_json_dict(), "items": smoke_items(variant, target), "cuda": cuda}
-
-
-def meet_in_use(
-    work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult | EnvbuildError]
-) -> Outcome:
-    """The joint test of nodes whose own smoke test went well, over SSH."""
-    target, outcome = work.prepared.target, Outcome()
-    members = []
-    for node, found in current.items():
-        answer = answers.get(node)
-        if isinstance(found, EnvbuildError) or not isinstance(answer, ContactResult) or answer.response is None:
-            continue
-        environment, variant, stamp = found
-        if all_well({"smoke": answer.response}):
-            told = answer.response.get("result", {}).get("addresses") or ()
-            where = multi_node_smoke.addresses(node, told, target.connection)
-            members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
-    multi_node_smoke.meet_members(work, members, outcome)
-    return outcome
 
 
 def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from envbuild.model.lock import Variant
 from envbuild.model.stack import SmokeItem
 from envbuild.model.target import Connection, Target
-from envbuild.provision.fleet.multi_node_smoke import Member, addresses, groups, meet_args, requests
-from envbuild.provision.jobs.smoke import gpus_of_stamp
+from envbuild.provision.fleet.multi_node_smoke import Member, addresses, gpus_of_stamp, groups, meet_args, requests
 from tests.resolve.builders import make_variant
 
 MACHINE = (SmokeItem(name="sound"), SmokeItem(name="machine", deadline=90))
