@@ -22,6 +22,7 @@ from envbuild.lock.manifest import field_digests
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
 from envbuild.lock.scan import with_uses
+from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -96,6 +97,7 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = with_uses(tuple(lock_source(source) for source in profile.sources), previous, say)
+    sources = with_trees(sources, previous, say)
     needs = read_needs(profile.sources)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None

@@ -72,7 +72,8 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     from envbuild.plan.shared_builds import share_builds
 
     prepared, survey = work.prepared, work.survey
-    tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
+    missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}
+    tools = {tool.folder: toolchain.disk_bytes(tool) for tool in missing}
     made = make_plan(
         prepared.stack.name,
         prepared.profile,

@@ -14,15 +14,14 @@ from envbuild.node import identity
 from envbuild.plan.distribution import spread
 from envbuild.plan.planner import make_plan
 from envbuild.plan.shared_builds import share_builds
-from envbuild.provision.bundle import node_pyz, node_pyz_digest
+from envbuild.provision.bundle import node_pyz_digest
 from envbuild.provision.hosts import narrow
 from envbuild.provision.inventory import expand_hosts
 from envbuild.provision.look import note_refusals
-from envbuild.provision.payload import Tool
 from envbuild.provision.prepare import Prepared
 from envbuild.provision.supported import unsupported
 from envbuild.provision.survey import Survey, decide
-from envbuild.provision.toolchain import NODE_PROGRAM, NodeTools, node_tools
+from envbuild.provision.toolchain import NodeTools, disk_bytes, node_tools
 
 RUN = "recorded-facts"
 
@@ -64,7 +63,7 @@ def plan_recorded(
         tools=tools,
         patches=patches_of(prepared.lock),
         asked=prepared.asked,
-        tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
+        tool_bytes={tool.folder: disk_bytes(tool) for node in tools.values() for tool in node.tools},
     )
     if prepared.target.connection.kind == "ssh":
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
@@ -86,13 +85,6 @@ def _tools(target: Target, survey: Survey, node: str, toolchain_file: Path | Non
     facts, resolution = survey.facts[node], survey.resolutions[node]
     variant = survey.variants[node]
     return node_tools(facts, variant, resolution.interpreter, folder=None, toolchain_file=toolchain_file)
-
-
-def _size(tool: Tool) -> int:
-    """Bytes of a tool where that is known without having the file; else 0."""
-    if tool.name == NODE_PROGRAM:
-        return len(node_pyz())
-    return tool.source.stat().st_size if tool.name == "uv" else 0
 
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
