@@ -107,8 +107,8 @@ class LockedSource(StrictModel):
 
     `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
     tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None
-    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list.
-    `unpacked`: what its tree takes, those of submodules included.
+    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list
+    (None: there are none). `unpacked`: what its tree takes, those of submodules included.
     """
 
     name: Name
@@ -124,7 +124,7 @@ class LockedSource(StrictModel):
     patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
     uses: dict[Name, Text] | None = None
-    needs: tuple[PackageName, ...] = ()
+    needs: tuple[PackageName, ...] | None = None
     unpacked: Unpacked | None = None
 
     @model_validator(mode="after")
