@@ -32,7 +32,7 @@ VERBS: dict[str, Verb] = {
         "envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack, or run them here or as a job"
     ),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
-    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show"),
+    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
@@ -40,7 +40,7 @@ VERBS: dict[str, Verb] = {
     "image": Verb(
         "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods, workflow"
     ),
-    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
+    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),

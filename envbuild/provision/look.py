@@ -162,7 +162,7 @@ def _find_tools(work: Work) -> None:
                 work.survey.facts[node],
                 variant,
                 work.survey.resolutions[node].interpreter,
-                folder=work.run.path,
+                folder=work.run.staging,
                 toolchain_file=work.settings.toolchain_file,
             )
         except EnvbuildError as error:
@@ -225,7 +225,7 @@ def _bring_python(work: Work) -> None:
             work.survey.errors[node] = error
             continue
         prefix = answer.findings["prefix"]
-        payload = work.run.path / f"python-{node}.sh"
+        payload = work.run.staging / f"python-{node}.sh"
         write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
         tmp = tmp_folder(target.tmp, answer.findings.get("user", ""))
         files[node] = NodeFiles(tools[0].path(prefix), "", payload, tmp=tmp)

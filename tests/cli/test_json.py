@@ -19,6 +19,7 @@ GOOD = [
     "stack validate torch-smoke ./tiny.yaml",
     "target list",
     "target show local",
+    "target validate local ssh",
     "lock create ./tiny.yaml",
     "lock check ./tiny.yaml",
     "lock diff ./tiny.lock.toml ./tiny.lock.toml",
@@ -36,6 +37,7 @@ GOOD = [
     "image pods megatronapp --image example.org/x:1",
     "image workflow torch-smoke",
     "run list",
+    "run prune",
     "config show",
     "completion bash",
 ]
@@ -51,6 +53,7 @@ BAD = {
     "stack show torch-smok": 2,
     "stack validate ./none.yaml": 2,
     "target show locale": 2,
+    "target validate locale": 2,
     "lock create ./none.yaml": 2,
     "lock check ./none.yaml": 2,
     "lock diff ./none.toml ./none.toml": 2,
@@ -104,7 +107,7 @@ def test_an_error_is_one_json_document_too(locked: World, line: str, code: int) 
         assert told["error"]["code"] == done.code
     else:
         # A verb over several things tells the error of each.
-        assert line.startswith(("stack validate", "verify", "smoke"))
+        assert line.startswith(("stack validate", "target validate", "verify", "smoke"))
     assert not locked.prefix.exists()
 
 
