@@ -94,7 +94,7 @@ def mirror(world: World) -> Iterator[Path]:
         subprocess.run(["git", "-C", str(to), "update-server-info"], check=True)
     handler = partial(SimpleHTTPRequestHandler, directory=str(world.top / "www"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         config = world.top / "mirror.gitconfig"
         address = f"http://127.0.0.1:{server.server_port}/"
         config.write_text(f'[url "{address}"]\n\tinsteadOf = https://git.example.org/\n[http]\n\tproxy =\n')

@@ -205,7 +205,7 @@ class _Portal(BaseHTTPRequestHandler):
 def test_an_index_that_answers_with_a_login_page_is_told_as_such(world: World) -> None:
     world.tiny()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}/simple"
         said = failed(world, 4, "index-not-an-index", env=online(world, url))

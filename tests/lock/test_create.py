@@ -237,7 +237,7 @@ def torch_index(tmp_path: Path) -> Iterator[str]:
         (root / name / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
     handler = partial(Quiet, directory=str(root))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

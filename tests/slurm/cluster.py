@@ -361,7 +361,7 @@ class Cluster:
             if time.monotonic() > end:
                 ends = [path.read_text(errors="replace")[-600:] for path in sorted((self.top / "log").iterdir())]
                 raise UnavailableError(f"{what}\n" + "\n".join(ends))
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def close(self) -> None:
         """End everything and remove it."""
