@@ -14,6 +14,7 @@ from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Connection, Target
 from envbuild.provision import job_look, job_stage
 from envbuild.provision.contact import ContactResult
+from envbuild.provision.job_ask import _answer
 from envbuild.provision.job_facts import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.job_plan import builder_of, pinned, share
 from envbuild.provision.job_site import JobSite, place
@@ -305,3 +306,13 @@ def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
 
     assert runner("") == own["path"]
     assert runner("/shared") == ours["path"]
+
+
+def test_an_answer_that_the_end_of_the_job_cut_off_is_the_error_of_the_job() -> None:
+    ended = EnvbuildError("job-cancelled", "job 3 was cancelled", exit_code=ExitCode.JOB_FAILED)
+    cut = b"===envbuild begin 0===\nos=Linux\n"
+    assert _answer("gpu1", cut, "0", ended) is ended
+    alone = _answer("gpu1", cut, "0", None)
+    assert isinstance(alone, EnvbuildError) and alone.code == "contact-cut-off"
+    nothing = _answer("gpu1", b"", "0", ended)
+    assert isinstance(nothing, EnvbuildError) and nothing.code == "contact-no-answer"
