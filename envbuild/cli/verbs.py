@@ -33,10 +33,11 @@ VERBS: dict[str, Verb] = {
     ),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
-    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
+    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
+    "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
     "image": Verb(
         "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods, workflow"
     ),

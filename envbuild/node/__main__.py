@@ -36,6 +36,7 @@ VERBS = {
     "use": "use",
     "remove": "remove",
     "wheels": "wheels",
+    "cache": "caches",
     "image": "image",
     "container": "container",
 }
