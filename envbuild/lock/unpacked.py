@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -13,16 +12,8 @@ from urllib.request import Request, urlopen
 from envbuild.lock.git import fetched
 from envbuild.model.lock import LockedSource, LockedSubmodule, Unpacked
 
-BLOCK = 4096
 # The listing is the end of a wheel: that of most lies in the first length, that of torch (12,248 files) in the second.
 _TAILS = (1 << 16, 1 << 22, 1 << 26)
-
-
-def measured(sizes: Mapping[str, int]) -> Unpacked:
-    """What files take, by path to size in bytes."""
-    folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
-    blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
-    return Unpacked(bytes=blocks * BLOCK, inodes=len(sizes) + len(folders))
 
 
 def of_wheel(url: str) -> Unpacked | None:
@@ -54,7 +45,7 @@ def _remote(url: str) -> Unpacked | None:
 
 def _listed(wheel: Path | io.BytesIO) -> Unpacked:
     with zipfile.ZipFile(wheel) as archive:
-        return measured({member.filename: member.file_size for member in archive.infolist() if not member.is_dir()})
+        return Unpacked.of({member.filename: member.file_size for member in archive.infolist() if not member.is_dir()})
 
 
 def of_source(source: LockedSource) -> Unpacked:
@@ -70,4 +61,4 @@ def of_source(source: LockedSource) -> Unpacked:
             mode, _, _, size = head.split()
             if mode != "160000":  # a submodule is listed on its own; a link lies in its inode
                 sizes[place + path] = int(size) if mode.startswith("100") else 0
-    return measured(sizes)
+    return Unpacked.of(sizes)

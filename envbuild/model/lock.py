@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -28,6 +29,7 @@ from envbuild.model.common import (
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 
 LOCK_VERSION = 1
+BLOCK = 4096
 
 
 def canonical_json(data: Any) -> bytes:
@@ -40,6 +42,13 @@ class Unpacked(StrictModel):
 
     bytes: Annotated[int, Field(ge=0)]
     inodes: Annotated[int, Field(ge=0)]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Unpacked:
+        """What files take, by relative path to size in bytes."""
+        folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
+        blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
+        return cls(bytes=blocks * BLOCK, inodes=len(sizes) + len(folders))
 
 
 class ArtifactFile(StrictModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -15,9 +14,8 @@ from packaging.version import Version
 
 from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.unpacked import measured
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Lock, Unpacked, Variant
 from envbuild.provision.bundle import node_pyz, node_pyz_digest
 from envbuild.provision.payload import Tool, file_tool, python_tool, sha256_of, uv_tool
 from envbuild.resolve.estimate import PYTHON_BYTES
@@ -89,13 +87,15 @@ def disk_bytes(tool: Tool) -> int:
     if tool.kind == "tree":
         return _unpacked_bytes(tool.source) if tool.source.is_file() else PYTHON_BYTES
     size = len(node_pyz()) if tool.name == NODE_PROGRAM else tool.source.stat().st_size
-    return measured({f"{tool.folder}/{tool.file_name}": size}).bytes
+    return Unpacked.of({f"{tool.folder}/{tool.file_name}": size}).bytes
 
 
 @cache
 def _unpacked_bytes(archive: Path) -> int:
+    import tarfile
+
     with tarfile.open(archive) as tree:
-        return measured({member.name: member.size for member in tree if member.isfile()}).bytes
+        return Unpacked.of({member.name: member.size for member in tree if member.isfile()}).bytes
 
 
 def bytes_before(lock: Lock) -> dict[str, int]:

@@ -19,8 +19,8 @@ from envbuild.lock.files import read_lock, write_lock
 from envbuild.lock.sizes import with_all_sizes
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import Supply
-from envbuild.lock.unpacked import BLOCK, of_source, of_wheel
-from envbuild.model.lock import Unpacked
+from envbuild.lock.unpacked import of_source, of_wheel
+from envbuild.model.lock import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths
 from tests.lock.conftest import Repos
