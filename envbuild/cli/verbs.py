@@ -35,7 +35,7 @@ VERBS: dict[str, Verb] = {
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
-    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
+    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, activate, use, remove, prune"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
     "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
     "image": Verb(

@@ -28,6 +28,7 @@ GOOD = [
     "launch opt-175b --gpus-per-node 8",
     "launch megatronapp --parameters",
     "env list",
+    "env prune",
     "wheels list",
     "wheels verify",
     "wheels prune --dry-run",
