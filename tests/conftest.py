@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import World
+from tests.fleet.standalone import make_standalone_python
+from tests.support.debian import UnavailableError
+from tests.support.once import once
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """A fresh user with an own HOME, prefix, runs, wheels and repositories."""
     return World(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all processes of this run of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def standalone_python(run_folder: Path) -> Path:
+    """A tar.gz in `install_only` layout, made from the Python that runs the tests."""
+    try:
+        return once(run_folder / "standalone", make_standalone_python) / "python.tar.gz"
+    except UnavailableError as error:
+        pytest.skip(f"no standalone Python can be made here: {error}")

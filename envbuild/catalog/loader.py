@@ -69,6 +69,12 @@ def is_path(ref: str) -> bool:
     return "/" in ref or ref.endswith((".yaml", ".yml"))
 
 
+def stack_of(target: LoadedTarget) -> str | None:
+    """The stack that a target names; a path is relative to the target's file."""
+    named = target.target.stack
+    return named if named is None or not is_path(named) else str(target.path.parent / Path(named).expanduser())
+
+
 def load_stack(ref: str) -> LoadedStack:
     """A stack by shipped name or by path.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.choose import configured, place_options, target_of
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, keep_days, pruned
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
@@ -113,6 +113,52 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> int:
     return ExitCode.OK
 
 
+@env.command("prune")
+@keep_days(30)
+@place_options
+@common_options
+def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
+    """Remove environments that are not in use and were stamped long ago, and half-built ones, on every node.
+
+    Without `--yes` it only says which. One that a process of its node runs from stays.
+    """
+    from envbuild.errors import gravest
+    from envbuild.resolve.estimate import size
+
+    found = _environments(ui, flags)
+    errors = {node: item for node, item in found.items() if isinstance(item, EnvbuildError)}
+    good = {node: items for node, items in found.items() if not isinstance(items, EnvbuildError)}
+    rows = [(node, item) for node, items in good.items() for item in items if _is_old(item, keep_days)]
+    gone = []
+    for node, item in rows:
+        try:
+            if yes:
+                _change(ui, "remove", flags, {"environment": item["path"]}, node)
+            gone.append((node, item))
+        except EnvbuildError as error:
+            errors[f"{node} {item['path']}"] = error
+    taken = sum((item.get("stamp") or {}).get("bytes", 0) for _, item in gone)
+
+    def human() -> str:
+        table = [_table(gone, many=len(found) > 1)] if gone else []
+        said = [f"{where}: {error}" for where, error in errors.items()]
+        return "\n".join([*table, *said, pruned(len(gone), "environment", size(taken), yes=yes)])
+
+    told = {where: error.as_dict() for where, error in errors.items()}
+    shown = [{"node": node, **item} for node, item in gone]
+    ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": told}, human)
+    return gravest(int(error.exit_code) for error in errors.values())
+
+
+def _is_old(item: dict[str, Any], days: float) -> bool:
+    from datetime import UTC, datetime, timedelta
+
+    if item.get("current"):
+        return False
+    at = (item.get("stamp") or {}).get("stamped_at")
+    return at is None or datetime.fromisoformat(at) <= datetime.now(UTC) - timedelta(days=days)
+
+
 def _target(ui: Ui, flags: dict[str, Any]) -> Target:
     from envbuild.schedule.runner import as_login
 
@@ -185,12 +231,13 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any], node: str | None = None) -> dict[str, Any]:
+    """Ask `node`, or the only one, to change something."""
     from envbuild.hostlist import expand_hosts
     from envbuild.provision.contact.first_contact import node_request, run_node
 
     target = _target(ui, flags)
-    node = expand_hosts(target.hosts)[0]
+    node = node or expand_hosts(target.hosts)[0]
     wait = configured(flags).wait
     sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}")
     return run_node(node, sent, target.connection, 3600.0).result()

@@ -1,4 +1,4 @@
-"""`envbuild lock`: create, check, diff, export."""
+"""`envbuild lock`: create, sizes, check, diff, export."""
 
 from __future__ import annotations
 
@@ -109,6 +109,36 @@ def create(
     return ExitCode.OK
 
 
+@lock.command("sizes")
+@click.argument("stack", required=False)
+@_profile
+@_lock_file
+@_find_links
+@common_options
+def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, find_links: tuple[str, ...]) -> int:
+    """Write into the lock of STACK what its wheels and trees take on a disk, where it does not say so.
+
+    Nothing else changes, and no digest. Without STACK, the locks of all shipped stacks.
+    """
+    from envbuild.lock.files import write_lock
+    from envbuild.lock.sizes import with_all_sizes
+
+    rows = []
+    for name, each in _all_locks() if stack is None else [(stack, profile)]:
+        _, made, path = _read(name, each, lock_file)
+        ui.note(f"measuring {path.name}")
+        places = [_places(variant, find_links) for variant in made.variants]
+        indexes = {name: index for place in places for name, index in (place.indexes or {}).items()}
+        filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn)
+        if filled != made:
+            write_lock(path, filled)
+        files = [file for variant in filled.variants for package in variant.packages for file in package.files]
+        left = sorted({file.file for file in files if file.unpacked is None})
+        rows.append({"lock": str(path), "changed": filled != made, "unmeasured": left})
+    ui.result({"locks": rows}, lambda: "\n".join(_measured(row) for row in rows))
+    return ExitCode.OK
+
+
 @lock.command("check")
 @click.argument("stack", required=False)
 @_profile
@@ -130,15 +160,19 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
 
 def _check_all(ui: Ui, *, offline: bool) -> int:
-    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
-
-    loaded = [load_stack(name) for name in list_stacks()]
-    every = [(each.stack.name, profile) for each in loaded for profile in each.stack.profiles
-             if lock_path(each, profile).exists()]  # fmt: skip
-    found = [_check_one(name, profile, None, offline=offline) for name, profile in every]
+    found = [_check_one(name, profile, None, offline=offline) for name, profile in _all_locks()]
     data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
     ui.result(data, lambda: "\n".join(text for _, _, text in found))
     return gravest(code for code, _, _ in found)
+
+
+def _all_locks() -> list[tuple[str, str]]:
+    """Stack and profile of every lock that is shipped."""
+    from envbuild.catalog.loader import list_stacks, load_stack, lock_path
+
+    loaded = [load_stack(name) for name in list_stacks()]
+    return [(each.stack.name, profile) for each in loaded for profile in each.stack.profiles
+            if lock_path(each, profile).exists()]  # fmt: skip
 
 
 def _check_one(
@@ -337,6 +371,11 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
         lines += [f"    only recorded by yourself: {text}" for text in row["first_use"]]
     return "\n".join([*lines, *([changes] if changes else [])])
+
+
+def _measured(row: dict[str, Any]) -> str:
+    left = f"; not measured: {', '.join(row['unmeasured'])}" if row["unmeasured"] else ""
+    return f"{'wrote' if row['changed'] else 'unchanged:'} {row['lock']}{left}"
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:

@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -175,3 +176,57 @@ def _redacted(text: str) -> str:
     from envbuild.redact import redact_text
 
     return redact_text(text)
+
+
+def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Names in a column, and beside each its texts, one below the other; on a terminal no line is longer than it."""
+    width = shutil.get_terminal_size((0, 0)).columns
+    column = max((len(name) for name, _ in entries), default=0) + 2
+    lines = []
+    for name, texts in entries:
+        beside = column if not width or column <= width // 2 else 4
+        wrapped = [
+            part for text in texts for part in (textwrap.wrap(text, max(20, width - beside)) if width else [text])
+        ]
+        if beside < column:
+            lines.append(name)
+            name = ""
+        lines += [f"{name if not index else '':{beside}}{part}" for index, part in enumerate(wrapped or [""])]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:
+    """Load each manifest with `name_of`, which raises EnvbuildError; the exit code is that of the first refused."""
+    rows: list[dict[str, Any]] = []
+    failed: EnvbuildError | None = None
+    for reference in references:
+        try:
+            rows.append({noun: reference, "ok": True, "name": name_of(reference)})
+        except EnvbuildError as error:
+            failed = failed or error
+            print_error(error)
+            rows.append({noun: reference, "ok": False, "error": error.as_dict()})
+    lines = [f"{row[noun]}: {'ok' if row['ok'] else 'refused'}" for row in rows]
+    ui.result({"ok": failed is None, f"{noun}s": rows}, lambda: "\n".join(lines))
+    return int(failed.exit_code) if failed else 0
+
+
+def keep_days(default: int) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """The options of a verb that removes what is old: `--keep-days`, and `--yes`, without which nothing goes."""
+
+    def both(function: Callable[..., int]) -> Callable[..., int]:
+        days = click.option(
+            "--keep-days", type=click.FloatRange(min=0), default=default, show_default=True, metavar="N",
+            help="Keep what is of the last N days.",
+        )  # fmt: skip
+        return days(click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed.")(function))
+
+    return both
+
+
+def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
+    """The last line of such a verb."""
+    if not count:
+        return f"no {noun} is that old"
+    what = f"{count} {noun}{'s' * (count != 1)}, {size}"
+    return f"removed {what}" if yes else f"would remove {what}; `--yes` does it"

@@ -13,10 +13,9 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from envbuild.model.plan import Plan, Step
+    from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.context import Settings
     from envbuild.provision.run.findings import Prepared, Selection, Survey
 
@@ -215,7 +214,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue
         lines += [f"    {kind:<10} {what}\n{'':15}because {why}" for kind, what, why in steps]
-        lines += _total(node.steps)
+        lines += _total(node)
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
         lines.append(f"  {node_name}: error[{error.code}]: {error.what}")
@@ -225,17 +224,19 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
     return "\n".join(lines) + "\n"
 
 
-def _total(steps: Sequence[Step]) -> list[str]:
+def _total(node: NodePlan) -> list[str]:
     """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
     from envbuild.resolve.estimate import disk_words, fetch_words, few
 
-    fetch, disk, inodes = (sum(getattr(step, key) for step in steps) for key in ("fetch_bytes", "disk_bytes", "inodes"))
-    if not (fetch or disk or inodes):  # what an image takes is known when it is built
+    fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
+    if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built
         return []
-    unsized = list(dict.fromkeys(name for step in steps for name in step.unsized))
-    cost = f"{fetch_words(fetch, unsized)}, {disk_words(disk, unsized)} and about {inodes} inodes on disk"
+    unsized = list(dict.fromkeys(name for step in node.steps for name in step.unsized))
+    rough = any(step.rough for step in node.steps)
+    stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
+    cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} inodes on disk, {most} at the peak"
     left = f"; not counted: {few(unsized)}" if unsized else ""
-    return [f"    in all     {cost}, roughly {_duration(sum(step.seconds for step in steps))}{left}"]
+    return [f"    in all     {cost}, roughly {_duration(sum(step.seconds for step in node.steps))}{left}"]
 
 
 def _names(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, keep_days, pruned
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -62,6 +62,33 @@ def show(ui: Ui, run_id: str) -> int:
         ],
     }
     ui.result(data, lambda: _story(found, files))
+    return 0
+
+
+@run.command("prune")
+@keep_days(90)
+@common_options
+def prune(ui: Ui, keep_days: float, *, yes: bool) -> int:
+    """Remove the directories of old runs, but for the newest and any that still runs.
+
+    Without `--yes` it only says which.
+    """
+    import shutil
+
+    from envbuild.config import load_config
+    from envbuild.provision.run.run_dir import old_runs
+    from envbuild.resolve.estimate import size
+
+    found = old_runs(load_config().runs_root, keep_days)
+    rows = [{**_row(item), "bytes": item.size} for item in found]
+    if yes:
+        for item in found:
+            shutil.rmtree(item.path)
+    taken = sum(row["bytes"] for row in rows)
+    ui.result(
+        {"runs": rows, "bytes": taken, "removed": yes},
+        lambda: "\n".join([*([_table(rows)] if rows else []), pruned(len(rows), "run", size(taken), yes=yes)]),
+    )
     return 0
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError
+from envbuild.cli.output import Ui, common_options, named, validate_each
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -29,11 +28,8 @@ def list_command(ui: Ui) -> int:
     for name in list_stacks():
         loaded = load_stack(name)
         rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
-    width = max((len(row["name"]) for row in rows), default=0)
-    lines = [
-        f"{row['name']:{width}}  {row['summary']}\n{'':{width}}  profiles: {', '.join(row['profiles'])}" for row in rows
-    ]
-    ui.result({"stacks": rows}, lambda: "\n".join(lines))
+    told = [(str(row["name"]), [str(row["summary"]), f"profiles: {', '.join(row['profiles'])}"]) for row in rows]
+    ui.result({"stacks": rows}, lambda: named(told))
     return 0
 
 
@@ -57,27 +53,18 @@ def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
     """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""
     from envbuild import resources
     from envbuild.catalog.loader import load_stack
-    from envbuild.cli.output import print_error
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse
 
     compat = load_compat(resources.catalog() / "compat")
-    rows: list[dict[str, Any]] = []
-    failed: EnvbuildError | None = None
-    for ref in stacks:
-        try:
-            loaded = load_stack(ref)
-            for profile in loaded.stack.profiles.values():
-                refuse(profile, compat)
-        except EnvbuildError as error:
-            failed = failed or error
-            print_error(error)
-            rows.append({"stack": ref, "ok": False, "error": error.as_dict()})
-        else:
-            rows.append({"stack": ref, "ok": True, "name": loaded.stack.name})
-    lines = [f"{row['stack']}: {'ok' if row['ok'] else 'refused'}" for row in rows]
-    ui.result({"ok": failed is None, "stacks": rows}, lambda: "\n".join(lines))
-    return int(failed.exit_code) if failed else 0
+
+    def name_of(reference: str) -> str:
+        found = load_stack(reference).stack
+        for profile in found.profiles.values():
+            refuse(profile, compat)
+        return found.name
+
+    return validate_each(ui, "stack", stacks, name_of)
 
 
 def _configured() -> str:

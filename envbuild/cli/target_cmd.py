@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, named, validate_each
 
 
 @click.group("target")
@@ -24,9 +24,28 @@ def list_command(ui: Ui) -> int:
     for name in list_targets():
         shipped = load_target(name, template=True).target
         rows.append({"name": name, "summary": shipped.summary, "template": is_template(shipped)})
-    width = max((len(str(row["name"])) for row in rows), default=0)
-    ui.result({"targets": rows}, lambda: "\n".join(f"{row['name']:{width}}  {row['summary']}" for row in rows))
+    ui.result({"targets": rows}, lambda: named([(str(row["name"]), [str(row["summary"])]) for row in rows]))
     return 0
+
+
+@target.command("validate")
+@click.argument("targets", nargs=-1, required=True)
+@common_options
+def validate(ui: Ui, targets: tuple[str, ...]) -> int:
+    """Check each of TARGETS (names or paths); the exit code is that of the first that is refused.
+
+    A stack that the target names is looked up too; no host is asked. A template is good as far as it goes.
+    """
+    from envbuild.catalog.loader import load_stack, load_target, pick_profile, stack_of
+
+    def name_of(reference: str) -> str:
+        found = load_target(reference, template=True)
+        stack = stack_of(found)
+        if stack is not None:
+            pick_profile(load_stack(stack), found.target.profile)
+        return found.target.name
+
+    return validate_each(ui, "target", targets, name_of)
 
 
 @target.command("show")

@@ -32,15 +32,16 @@ VERBS: dict[str, Verb] = {
         "envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack, or run them here or as a job"
     ),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
-    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show"),
-    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, check, diff, export"),
+    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
+    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
-    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, use, remove, activate"),
+    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, activate, use, remove, prune"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
+    "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
     "image": Verb(
         "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods, workflow"
     ),
-    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show"),
+    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),

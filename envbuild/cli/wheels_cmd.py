@@ -91,13 +91,13 @@ def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
 def _ask(ui: Ui, flags: dict[str, Any], **args: Any) -> Answers:
     from pathlib import Path
 
-    from envbuild.provision.contact.wheel_stores import ask_stores
+    from envbuild.provision.contact.wheel_stores import ask_each
 
     target = target_of(ui, flags)
     store = flags["store"] or target.store
     if "file" in args and target.connection.kind == "local":
         args["file"] = str(Path(args["file"]).resolve())
-    return ask_stores(target, {**args, **({"store": store} if store else {})})
+    return ask_each("wheels", target, {**args, **({"store": store} if store else {})})
 
 
 def _show(ui: Ui, answers: Answers, human: Callable[[dict[str, Any]], str]) -> int:

@@ -89,7 +89,7 @@ def make_requests(
     interpreter = f"{folder}/python/bin/python3" if folder else str(place.python)
     facts = _facts(variant, place, prefix, interpreter, compat)
     request = request_for(variant, facts.pythons[0], compat, target)
-    variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat))
+    variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat)).without_sizes()
     machine = variant.platform.removeprefix("linux_")
     uv = next(each for each in toolchain.uv if each.arch == machine)
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
@@ -222,7 +222,8 @@ def _planned(
     )  # fmt: skip
     steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]
     for step in steps:
-        step["args"] = {key: value for key, value in step["args"].items() if key != "variant"}
+        # The variant is a file of its own, and room is no matter of the lock that the files are made from.
+        step["args"] = {key: value for key, value in step["args"].items() if key not in ("variant", "needed")}
     smoke = next(step for step in steps if step["verb"] == "smoke")
     # No GPU is there and minutes of training are not a matter of a build: `envbuild image verify` runs the others.
     smoke["args"].update(items=[item for item in smoke["args"]["items"] if item["name"] == "sound"], cuda=False)

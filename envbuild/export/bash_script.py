@@ -253,7 +253,7 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
     """`.envbuild/activate.sh` for one shell, and the link that names the environment in use."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
         raise EnvbuildError("stack-name-unusable", f"{stack!r} cannot be part of a path")
-    body = ["export PYTHONNOUSERSITE=1", "unset PYTHONHOME PYTHONPATH"]
+    body = ["export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1", "unset PYTHONHOME PYTHONPATH"]
     for name, value in sorted(variables.items()):
         if isinstance(value, Mapping):
             path = quote(str(value["path"]))

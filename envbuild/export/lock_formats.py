@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.packages import PYPI, Index, Request, resolve, sdists
+from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
@@ -128,26 +128,12 @@ def _files(packages: Sequence[LockedPackage]) -> list[ArtifactFile]:
 
 def _from_index(variant: Variant, places: Places) -> dict[str, dict[str, str]]:
     """Ask uv where each locked file is. The answer counts only with the same file name and the same sha256."""
-    known = places.indexes or {}
-    # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
-    pins = tuple(f"{package.name}==={package.version}" for package in variant.packages)
-    elsewhere = {p.name: known[p.index] for p in variant.packages if p.index != PYPI and p.index in known}
-    request = Request(
-        python=variant.python,
-        platform=variant.platform,
-        requirements=pins,
-        find_links=places.find_links,
-        indexes=elsewhere,
-        no_deps=True,
-        allow_build=sdists(variant.packages),
-    )
     try:
-        offers = resolve(request)
+        offered = offered_files(variant, variant.packages, places.find_links, places.indexes)
     except EnvbuildError as error:
         if error.code not in ("resolution-failed", "package-not-found"):
             raise
         raise _no_address(error.why) from error
-    offered = {item.file: item for offer in offers for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))}
     return {item.file: {"url": _address(item, offered.get(item.file))} for item in _files(variant.packages)}
 
 

@@ -69,7 +69,7 @@ def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
     """The packages (normal names) that a lock has for itself and not because another package requires them."""
     listed = {str(canonicalize_name(Requirement(text).name)) for text in profile.packages}
     return tuple(
-        sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs})
+        sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs or ()})
     )
 
 

@@ -136,7 +136,7 @@ def additions(needs: Sequence[Needs], profile: Profile) -> tuple[str, ...]:
 def with_needs(sources: Sequence[LockedSource], needs: Sequence[Needs], profile: Profile) -> tuple[LockedSource, ...]:
     """The sources with the names of the packages that are in the lock for their builds alone."""
     names = {each.source: {name for text in additions([each], profile) if (name := _name(text))} for each in needs}
-    return tuple(each.model_copy(update={"needs": tuple(sorted(names.get(each.name, ())))}) for each in sources)
+    return tuple(each.model_copy(update={"needs": tuple(sorted(names.get(each.name, ()))) or None}) for each in sources)
 
 
 def _name(text: str) -> str | None:

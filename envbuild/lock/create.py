@@ -22,6 +22,7 @@ from envbuild.lock.git import git_version
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
 from envbuild.lock.scan import with_uses
+from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
 from envbuild.lock.torch_wheels import (
     Supply,
@@ -96,6 +97,7 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = with_uses(tuple(lock_source(source) for source in profile.sources), previous, say)
+    sources = with_trees(sources, previous, say)
     needs = read_needs(profile.sources)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None
@@ -140,8 +142,8 @@ def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]
     there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters())}
     both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
     sources = {each.name: each for variant in lock.variants for each in variant.sources}
-    read = {each.name: set(each.needs) for each in with_needs(tuple(sources.values()), needs, profile)}
-    named = {name: sorted(set(each.needs) - read[name]) for name, each in sources.items()}
+    read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
+    named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
     return {**named, **{plan.id: maker.added(plan, variant) for plan, variant in both}}
 
 

@@ -6,12 +6,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, uv_platform, with_sizes
 from envbuild.lock.uvtool import run_uv
-from envbuild.model.lock import ArtifactFile, LockedPackage
+from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 PYPI = "pypi"
 
@@ -154,7 +154,7 @@ def lock_offers(
         keep = old.files[0].file if old and old.version == offer.version else None
         item = choose_file(offer, platform, keep=keep)
         if old and keep == item.file and old.files[0].sha256 == item.sha256:
-            item = OfferedFile(item.file, item.url, item.sha256, old.files[0].size)
+            item = replace(item, size=old.files[0].size, unpacked=old.files[0].unpacked)
         chosen.append((offer, item))
     sized = with_sizes(item for _, item in chosen)
     locked = []
@@ -168,9 +168,8 @@ def lock_offers(
 
 
 def _artifact(item: OfferedFile) -> ArtifactFile:
-    if item.sha256:
-        return ArtifactFile(file=item.file, sha256=item.sha256, size=item.size)
-    return ArtifactFile(file=item.file, sha256="unrecorded", size=item.size, reason="the index states no sha256")
+    known = ArtifactFile(file=item.file, sha256=item.sha256 or "unrecorded", size=item.size, unpacked=item.unpacked)
+    return known if item.sha256 else known.model_copy(update={"reason": "the index states no sha256"})
 
 
 def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
@@ -179,3 +178,25 @@ def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
         return new
     same = [(f.file, f.sha256) for f in old.files] == [(f.file, f.sha256) for f in new.files]
     return old if same else new
+
+
+def offered_files(
+    variant: Variant,
+    packages: Iterable[LockedPackage],
+    find_links: tuple[str, ...] = (),
+    indexes: Mapping[str, Index] | None = None,
+) -> dict[str, OfferedFile]:
+    """What is offered under the locked versions now, by file name. `indexes` by name. Raises as `resolve` does."""
+    known, wanted = indexes or {}, tuple(packages)
+    request = Request(
+        python=variant.python,
+        platform=variant.platform,
+        # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
+        requirements=tuple(f"{package.name}==={package.version}" for package in wanted),
+        find_links=find_links,
+        indexes={p.name: known[p.index] for p in wanted if p.index != PYPI and p.index in known},
+        no_deps=True,
+        allow_build=sdists(wanted),
+    )
+    offers = resolve(request)
+    return {item.file: item for offer in offers for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))}

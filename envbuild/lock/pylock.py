@@ -16,6 +16,8 @@ from urllib.request import Request, urlopen
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.unpacked import of_wheel
+from envbuild.model.lock import Unpacked
 from envbuild.resolve.artifacts import Platform, rank
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
@@ -27,7 +29,7 @@ ARCHITECTURES = {"linux_x86_64": "x86_64", "linux_aarch64": "aarch64"}
 class OfferedFile:
     """One file of a release as the index offers it; `size` in bytes and `uploaded` where it says them.
 
-    `url` may be a file:// one.
+    `url` may be a file:// one; `unpacked` is what the file itself says.
     """
 
     file: str
@@ -35,6 +37,7 @@ class OfferedFile:
     sha256: str
     size: int | None = None
     uploaded: datetime | None = None
+    unpacked: Unpacked | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,11 @@ def _size_of(item: OfferedFile) -> int | None:
 
 
 def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:
-    """The same files with their sizes asked of the index where it did not say them (at most 8 requests at once)."""
-    wanted = list(files)
+    """The same files with their sizes, asked of the index where it did not say them (at most 8 requests at once)."""
     with ThreadPoolExecutor(max_workers=8) as pool:
-        sizes = pool.map(lambda item: item.size if item.size is not None else _size_of(item), wanted)
-        return [replace(item, size=size) for item, size in zip(wanted, sizes, strict=True)]
+        return list(pool.map(_sized, files))
+
+
+def _sized(item: OfferedFile) -> OfferedFile:
+    size = item.size if item.size is not None else _size_of(item)
+    return replace(item, size=size, unpacked=item.unpacked or of_wheel(item.url))

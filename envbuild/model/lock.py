@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -28,6 +29,7 @@ from envbuild.model.common import (
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 
 LOCK_VERSION = 1
+BLOCK = 4096
 
 
 def canonical_json(data: Any) -> bytes:
@@ -35,8 +37,22 @@ def canonical_json(data: Any) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
+class Unpacked(StrictModel):
+    """What contents take on a disk: bytes in blocks of 4 KiB, one for each folder included, and files with folders."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    inodes: Annotated[int, Field(ge=0)]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Unpacked:
+        """What files take, by relative path to size in bytes."""
+        folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
+        blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
+        return cls(bytes=blocks * BLOCK, inodes=len(sizes) + len(folders))
+
+
 class ArtifactFile(StrictModel):
-    """One acceptable file of a package. `size` in bytes where the index said it.
+    """One acceptable file of a package. `size` in bytes where the index said it, `unpacked` where a wheel was asked.
 
     `sha256` is `unrecorded` when nobody has recorded it; then `reason` says why. `witness` names whose record it is
     when it is not this tool's own download.
@@ -45,6 +61,7 @@ class ArtifactFile(StrictModel):
     file: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]*$")]
     sha256: Sha256 | Literal["unrecorded"]
     size: Annotated[int, Field(ge=0)] | None = None
+    unpacked: Unpacked | None = None
     witness: Text | None = None
     reason: Text | None = None
 
@@ -99,7 +116,8 @@ class LockedSource(StrictModel):
 
     `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
     tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None
-    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list.
+    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list
+    (None: there are none). `unpacked`: what its tree takes, those of submodules included.
     """
 
     name: Name
@@ -115,7 +133,8 @@ class LockedSource(StrictModel):
     patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
     uses: dict[Name, Text] | None = None
-    needs: tuple[PackageName, ...] = ()
+    needs: tuple[PackageName, ...] | None = None
+    unpacked: Unpacked | None = None
 
     @model_validator(mode="after")
     def _pins_are_of_the_patches(self) -> LockedSource:
@@ -180,9 +199,8 @@ class Variant(StrictModel):
                 key=lambda f: f["file"],
             )
         for source in data["sources"]:
-            source.pop("ref", None)
-            source.pop("uses", None)
-            source.pop("needs", None)
+            for key in ("ref", "uses", "needs", "unpacked"):
+                source.pop(key, None)
             # Nothing pinned counts as not said, so that a lock outlives this field.
             if not source["patch_pins"]:
                 del source["patch_pins"]
@@ -221,6 +239,16 @@ class Variant(StrictModel):
             except InvalidVersion:
                 continue  # what is no version is in no range
         return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
+
+    def without_sizes(self) -> Variant:
+        """The same without what only a plan reads: the files of an image do not change when somebody measures."""
+        nothing = {"unpacked": None}
+        packages = (
+            package.model_copy(update={"files": tuple(file.model_copy(update=nothing) for file in package.files)})
+            for package in self.packages
+        )
+        sources = (source.model_copy(update=nothing) for source in self.sources)
+        return self.model_copy(update={"packages": tuple(packages), "sources": tuple(sources)})
 
     @property
     def uses_cuda(self) -> bool:

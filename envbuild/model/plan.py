@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Literal
+
+from pydantic import computed_field
 
 from envbuild.model.common import StrictModel
 from envbuild.model.resolution import Resolution
@@ -14,8 +17,9 @@ class Step(StrictModel):
     """One step on one node.
 
     `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
-    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `seconds` a rough estimate;
-    `unsized` names what is not counted in them, because nobody has recorded its size.
+    `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `beside_bytes` what lies there too
+    while the step runs, `seconds` a rough estimate; `unsized` names what is not counted in them, because nobody has
+    recorded its size, and `rough` says that bytes on the disk are not all recorded ones.
     """
 
     kind: StepKind
@@ -24,9 +28,11 @@ class Step(StrictModel):
     request: dict[str, Any] | None = None
     fetch_bytes: int = 0
     disk_bytes: int = 0
+    beside_bytes: int = 0
     inodes: int = 0
     seconds: float = 0.0
     unsized: tuple[str, ...] = ()
+    rough: bool = False
 
 
 class NodePlan(StrictModel):
@@ -43,6 +49,19 @@ class NodePlan(StrictModel):
     def nothing_to_do(self) -> bool:
         """True when the stamp matches and the link points at it."""
         return not self.steps
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def lasting_bytes(self) -> int:
+        """What the steps leave on the disk."""
+        return sum(step.disk_bytes for step in self.steps)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def peak_bytes(self) -> int:
+        """The most that they take there at once."""
+        lasting = accumulate(step.disk_bytes for step in self.steps)
+        return max((bytes_ + step.beside_bytes for bytes_, step in zip(lasting, self.steps, strict=True)), default=0)
 
 
 class BuildClass(StrictModel):

@@ -27,6 +27,7 @@ VERBS = {
     "use": "env.switch",
     "remove": "env.remove",
     "wheels": "wheels.manage",
+    "cache": "caches",
     "image": "image.build_stage",
     "container": "image.container",
 }

@@ -197,6 +197,9 @@ def _unpack(install: Step, group: SpreadClass) -> Step:
         why=f"the same environment, on an equal interpreter and C library, {there}",
         request=request,
         disk_bytes=install.disk_bytes,
+        # The pack, which is about as large as the wheels, and the hashes of what is unpacked.
+        beside_bytes=install.fetch_bytes + install.beside_bytes,
+        rough=True,
         inodes=install.inodes,
         seconds=round(install.disk_bytes / UNPACK_BYTES_PER_SECOND, 1),
     )

@@ -154,7 +154,7 @@ class NodeSteps:
         base = self.variant.base.image or f"an image with Python {self.variant.python}"
         what = f"build an image with {self.variant.id} on {base}: {self.cost.in_words()}, and {base} itself"
         why = "the target's engine is container"
-        sums = {key: getattr(self.cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds")}
+        sums = {key: getattr(self.cost, key) for key in ("fetch_bytes", "disk_bytes", "inodes", "seconds", "rough")}
         build = Step(kind="install", what=what, why=why, unsized=(*self.cost.unsized, base), **sums)
         return (build, self._smoke().model_copy(update={"request": None}))
 
@@ -228,8 +228,7 @@ class NodeSteps:
             why=self.resolution.delivery.why,
             fetch_bytes=self.cost.fetch_bytes,
             unsized=self.cost.unsized,
-            disk_bytes=self.cost.fetch_bytes,
-            inodes=packages + sources,
+            beside_bytes=self.cost.fetch_bytes,
             seconds=round(self.cost.fetch_bytes / 40e6, 1),
         )
         return (step,)
@@ -267,11 +266,13 @@ class NodeSteps:
             args["repair"] = True
         if self.inputs.asked is not None:
             args["asked"] = list(self.inputs.asked)
+        if not self.cost.rough:
+            args["needed"] = {"bytes": self.cost.disk_bytes, "inodes": self.cost.inodes}
         if self.facts.shared:
             args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
         args.update(self._source_args())
         fetched = not self._is_delivered
-        words = self.cost.in_words(fetched=fetched)
+        words = self.cost.in_words(delivered=self._is_delivered)
         compiled = compile_text(self.variant, self._jobs)
         return Step(
             kind="install",
@@ -281,6 +282,8 @@ class NodeSteps:
             fetch_bytes=self.cost.fetch_bytes if fetched else 0,
             unsized=self.cost.unsized,
             disk_bytes=self.cost.disk_bytes,
+            beside_bytes=self.cost.beside_bytes(delivered=self._is_delivered),
+            rough=self.cost.rough,
             inodes=self.cost.inodes,
             seconds=self.cost.seconds + compile_seconds(self.variant, self._jobs or self.facts.cpus),
         )

@@ -128,7 +128,7 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[s
         delivery = fetch_delivery(
             variant, cache=cache, glibc=glibc, on_fetch=lambda name: work.progress.stage(f"fetching {name}")
         )
-        archive = work.run.path / f"artifacts-{variant.digest[:12]}.tar"
+        archive = work.run.staging / f"artifacts-{variant.digest[:12]}.tar"
         if not archive.exists():
             delivery.write_archive(archive)
         store = store_folder(facts.stage_prefix, variant)

@@ -107,15 +107,18 @@ def resolve_fleet(
     interpreter: str | None = None,
     trust_first_use: bool = False,
     others: Mapping[str, NodeFacts] | None = None,
+    tool_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, Resolution]:
     """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does.
 
     A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
-    `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished).
+    `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished). `tool_bytes`:
+    what tools that a node may lack take on its disk, by folder.
     """
     resolver = Resolver(
-        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use
-    )
+        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use,
+        tool_bytes=tool_bytes,
+    )  # fmt: skip
     found = {node: resolver.resolve(value) for node, value in facts.items()}
     return {**found, **borrow(resolver, facts, found, others or {})}
 
@@ -133,6 +136,7 @@ class Resolver:
         variant: str | None = None,
         interpreter: str | None = None,
         trust_first_use: bool = False,
+        tool_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """Keep the inputs; raises EnvbuildError `variant-unknown` for a variant that the lock does not have."""
         ids = [v.id for v in lock.variants]
@@ -146,6 +150,7 @@ class Resolver:
         self.lock, self.target, self.compat = lock, target, compat
         self.supply = supply or Supply()
         self.interpreter, self.trust_first_use = interpreter, trust_first_use
+        self.tool_bytes = tool_bytes or {}
         self.variants = tuple(v for v in lock.variants if variant in (None, v.id))
         self.evaluations = 0
         self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
@@ -199,7 +204,9 @@ class Resolver:
             if variant.id in self._unrecorded:
                 decisions += recorded_rule(bound, facts, self.trust_first_use)
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
-            decisions += NOTHING if refused(decisions) else disk_rules(cost, len(variant.packages), facts)
+            if not refused(decisions):
+                beside = cost.beside_bytes(delivered=found_at.choice.by == "controller") + self._tools(variant, facts)
+                decisions += disk_rules(cost, beside, len(variant.packages), facts)
         decisions += (
             *_reach_rule(found_at),
             *_gpu_use(variant, facts, cost),
@@ -268,6 +275,13 @@ class Resolver:
             platform = platform_of(variant, facts)
             known = self._costs[(variant.id, shared)] = (estimate(variant, platform), platform)
         return known
+
+    def _tools(self, variant: Variant, facts: NodeFacts) -> int:
+        """Bytes of the tools that the node still needs beside the environment; those of a shared folder lie there."""
+        others = {f"python-{each.interpreter.sha256[:12]}" for each in self.variants
+                  if each.interpreter.sha256 not in (None, variant.interpreter.sha256)}  # fmt: skip
+        there = {*facts.toolchain, *others}
+        return 0 if facts.shared else sum(n for folder, n in self.tool_bytes.items() if folder not in there)
 
     def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""

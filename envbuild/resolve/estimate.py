@@ -1,13 +1,26 @@
-"""What an environment costs: bytes to fetch, bytes and inodes that stay, rough seconds. Stated factors, no promises."""
+"""What an environment costs: bytes to fetch, bytes and inodes on the disk, rough seconds.
+
+What a lock records of a wheel is added up; where it records nothing, stated factors stand in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envbuild.model.lock import LockedPackage, Variant
+from envbuild.model.lock import ArtifactFile, LockedPackage, Unpacked, Variant
 from envbuild.resolve.artifacts import Platform, fitting_file
 
+# What is there besides packages: the virtual environment itself, what uv notes of a package and its programs in `bin`,
+# and the hashes of files in files.json (measured; docs/benchmarks.md).
+VENV = Unpacked(bytes=250_000, inodes=45)
+PACKAGE = Unpacked(bytes=12_288, inodes=3)
+STAMP_BYTES_PER_INODE = 160
+# While it is installed: uv's own folders, later the hashes once more; and of each package the page of the index.
+WORK_BYTES_PER_INODE = 380
+INDEX_BYTES_PER_PACKAGE = 280_000
+# A standalone Python unpacked, where its archive is not at hand.
+PYTHON_BYTES = 110_000_000
 # Wheels are zip files. The CPU build of torch 2.13 takes 3.65 times its size and has 12248 files (measured).
 UNPACK_FACTOR = 3.7
 # NVIDIA's library wheels hold a few large libraries (measured: cufft 1.45 times and 12 files, nvjitlink 2.5 and 7).
@@ -18,10 +31,9 @@ LIBRARY_FILES = 50
 FILES_PER_PACKAGE = 100
 WHEEL_BYTES_PER_FILE = 16_000
 MOST_FILES_PER_PACKAGE = 12_500
-# A git source is not sized in a lock; this stands for one.
+# This stands for a git source whose tree nobody has measured.
 SOURCE = "source "
-SOURCE_BYTES = 60_000_000
-SOURCE_FILES = 2_000
+TREE = Unpacked(bytes=60_000_000, inodes=2_000)
 # Rough rates of one node: bytes fetched, bytes written, a package's own cost.
 FETCH_BYTES_PER_SECOND = 40e6
 WRITE_BYTES_PER_SECOND = 300e6
@@ -30,25 +42,39 @@ SECONDS_PER_PACKAGE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`fetch_bytes` of the files whose size is recorded; `unsized` packages (and sources) come on top."""
+    """`fetch_bytes` of the files whose size is recorded; `unsized` packages (and sources) come on top.
+
+    `disk_bytes` and `inodes` stay; `work_bytes` lie beside them while it is installed, and `index_bytes` too where the
+    node asks the index itself. `certain_bytes` are recorded ones; `rough`: not all of the others are.
+    """
 
     fetch_bytes: int
     disk_bytes: int
+    work_bytes: int
+    index_bytes: int
+    certain_bytes: int
     inodes: int
     seconds: float
     unsized: tuple[str, ...]
+    rough: bool
 
-    def in_words(self, *, fetched: bool = True) -> str:
-        """`202 MB to fetch, about 747 MB and 12000 files on disk`; `fetched`: say what comes over the network."""
-        disk = f"{disk_words(self.disk_bytes, self.unsized)} and {self.inodes} files on disk"
-        text = f"{fetch_words(self.fetch_bytes, self.unsized)}, {disk}" if fetched else disk
+    def beside_bytes(self, *, delivered: bool) -> int:
+        """What lies beside the environment while it is installed and goes with the run."""
+        return self.work_bytes + (self.fetch_bytes if delivered else self.index_bytes)
+
+    def in_words(self, *, delivered: bool = False) -> str:
+        """`202 MB to fetch, 785 MB and 16000 files on disk, 790 MB at the peak`; `delivered`: nothing is fetched."""
+        peak = self.disk_bytes + self.beside_bytes(delivered=delivered)
+        disk, most = (disk_words(count, self.unsized, rough=self.rough) for count in (self.disk_bytes, peak))
+        text = f"{disk} and {self.inodes} files on disk, {most} at the peak"
+        text = text if delivered else f"{fetch_words(self.fetch_bytes, self.unsized)}, {text}"
         return f"{text}; no recorded size: {few(self.unsized)}" if self.unsized else text
 
 
-def disk_words(count: int, unsized: Sequence[str]) -> str:
-    """`about 747 MB`; `at least` where the size of a package is not known. A source has its allowance."""
+def disk_words(count: int, unsized: Sequence[str], *, rough: bool) -> str:
+    """`747 MB`; `about` where it is `rough`, `at least` where the size of a package is not even known packed."""
     known = all(name.startswith(SOURCE) for name in unsized)
-    return f"{'about' if known else 'at least'} {size(count)}"
+    return f"{('about ' if rough else '') if known else 'at least '}{size(count)}"
 
 
 def fetch_words(count: int, unsized: Sequence[str]) -> str:
@@ -72,26 +98,40 @@ def size(count: int) -> str:
 
 def estimate(variant: Variant, platform: Platform) -> Estimate:
     """The cost of building a variant on a platform, one file a package."""
-    fetch, disk, inodes, unsized = 0, 0.0, 0, []
-    for package in variant.packages:
-        bytes_ = wheel_bytes(package, platform)
-        if bytes_ is None:
-            unsized.append(package.name)
-        fetch += bytes_ or 0
-        library = package.name.startswith(LIBRARY_PREFIX)
-        disk += (bytes_ or 0) * (LIBRARY_FACTOR if library else UNPACK_FACTOR)
-        many = FILES_PER_PACKAGE + min((bytes_ or 0) // WHEEL_BYTES_PER_FILE, MOST_FILES_PER_PACKAGE)
-        inodes += LIBRARY_FILES if library else many
-    disk += SOURCE_BYTES * len(variant.sources)
-    inodes += SOURCE_FILES * len(variant.sources)
-    seconds = (
-        fetch / FETCH_BYTES_PER_SECOND + disk / WRITE_BYTES_PER_SECOND + SECONDS_PER_PACKAGE * len(variant.packages)
+    files = [(package.name, _file(package, platform)) for package in variant.packages]
+    fetch = sum(file.size or 0 for _, file in files)
+    packages = [file.unpacked or _by_factors(name, file.size or 0) for name, file in files]
+    trees = [source.unpacked or TREE for source in variant.sources]
+    inodes = VENV.inodes + PACKAGE.inodes * len(files) + sum(each.inodes for each in (*packages, *trees))
+    disk = VENV.bytes + PACKAGE.bytes * len(files) + sum(each.bytes for each in (*packages, *trees))
+    disk += STAMP_BYTES_PER_INODE * inodes
+    return Estimate(
+        fetch_bytes=fetch,
+        disk_bytes=disk,
+        # A tree comes as a repository, and what is compiled from it is known when that is done.
+        work_bytes=WORK_BYTES_PER_INODE * inodes + sum(each.bytes for each in trees),
+        index_bytes=INDEX_BYTES_PER_PACKAGE * len(files),
+        certain_bytes=sum(file.unpacked.bytes if file.unpacked else file.size or 0 for _, file in files),
+        inodes=inodes,
+        seconds=round(
+            fetch / FETCH_BYTES_PER_SECOND + disk / WRITE_BYTES_PER_SECOND + SECONDS_PER_PACKAGE * len(files), 1
+        ),
+        unsized=(
+            *(name for name, file in files if file.size is None),
+            *(f"{SOURCE}{source.name}" for source in variant.sources),
+        ),
+        rough=bool(variant.sources) or any(file.unpacked is None for _, file in files),
     )
-    unsized += [f"{SOURCE}{source.name}" for source in variant.sources]
-    return Estimate(fetch, int(disk), inodes, round(seconds, 1), tuple(unsized))
 
 
-def wheel_bytes(package: LockedPackage, platform: Platform) -> int | None:
-    """Size of the file that would be installed, None when nobody recorded it."""
+def _file(package: LockedPackage, platform: Platform) -> ArtifactFile:
+    """The file that would be installed; where none fits, one that says its size."""
     best = fitting_file(package, platform)
-    return best.size if best is not None else next((f.size for f in package.files if f.size is not None), None)
+    return best or next((file for file in package.files if file.size is not None), package.files[0])
+
+
+def _by_factors(name: str, packed: int) -> Unpacked:
+    if name.startswith(LIBRARY_PREFIX):
+        return Unpacked(bytes=int(packed * LIBRARY_FACTOR), inodes=LIBRARY_FILES)
+    files = FILES_PER_PACKAGE + min(packed // WHEEL_BYTES_PER_FILE, MOST_FILES_PER_PACKAGE)
+    return Unpacked(bytes=int(packed * UNPACK_FACTOR), inodes=files)

@@ -315,8 +315,8 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
     return f"Python {asked} was asked for; the stack needs Python {wanted}, and no such one is on this node"
 
 
-def disk_rules(cost: Estimate, packages: int, facts: NodeFacts) -> Decisions:
-    """`prefix-usable`, `disk-space` and `disk-inodes` where the prefix will be."""
+def disk_rules(cost: Estimate, beside: int, packages: int, facts: NodeFacts) -> Decisions:
+    """`prefix-usable`, `disk-space` and `disk-inodes` where the prefix will be; `beside`: bytes at the peak besides."""
     prefix = facts.prefix
     if not prefix.writable or prefix.noexec:
         problem = prefix.reason or ("it is mounted noexec" if prefix.writable else "it cannot be written")
@@ -327,12 +327,14 @@ def disk_rules(cost: Estimate, packages: int, facts: NodeFacts) -> Decisions:
     inodes = min((n for n in (prefix.free_inodes, prefix.quota_inodes) if n is not None), default=None)
     out = []
     if free is not None:
-        compared = (f"{size(free)} free in {prefix.path}", f"{disk_words(cost.disk_bytes, cost.unsized)} needed")
-        out.append(_room("disk-space", free, cost.disk_bytes, cost.fetch_bytes, compared))
+        need = cost.disk_bytes + beside
+        needed = f"{disk_words(need, cost.unsized, rough=cost.rough)} needed"
+        compared = (f"{size(free)} free in {prefix.path}", needed)
+        out.append(_room("disk-space", free, need, cost.certain_bytes if cost.rough else need, compared))
     # A file system that reports no inodes at all (btrfs, some network ones) has no limit on them.
     if inodes is not None and prefix.total_inodes != 0:
         compared = (f"{inodes} inodes free in {prefix.path}", f"about {cost.inodes} needed")
-        out.append(_room("disk-inodes", inodes, cost.inodes, packages, compared))
+        out.append(_room("disk-inodes", inodes, cost.inodes, packages if cost.rough else cost.inodes, compared))
     return tuple(out)
 
 

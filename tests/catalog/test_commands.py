@@ -62,6 +62,35 @@ def test_stack_validate_names_every_refusal(capsys: pytest.CaptureFixture[str], 
     assert document["stacks"][0]["error"]["code"] == "manifest-invalid"
 
 
+def test_target_validate_names_every_refusal_and_looks_for_the_stack_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    begin = "name: mine\nextends: ssh\nhosts: [a]\n"
+    for name, line in (("good", "stack: torch-smoke"), ("gone", "stack: ./none.yaml"), ("root", "prefix: /"),
+                       ("part", "stack: torch-smoke\nprofile: none")):  # fmt: skip
+        (tmp_path / f"{name}.yaml").write_text(f"{begin}{line}\n")
+    assert main(["target", "validate", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        *(f"{name}: ok" for name in list_targets()), "good.yaml: ok", "gone.yaml: refused", "root.yaml: refused",
+        "part.yaml: refused",
+    ]  # fmt: skip
+    assert all(word in err for word in ("error[stack-unknown]", "error[manifest-invalid]", "error[profile-unknown]"))
+
+
+def test_lists_fit_a_narrow_terminal_and_are_whole_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for verb in ("stack", "target"):
+        monkeypatch.setenv("COLUMNS", "60")
+        assert main([verb, "list"]) == 0
+        narrow = capsys.readouterr().out
+        assert max(map(len, narrow.splitlines())) <= 60
+        monkeypatch.delenv("COLUMNS")
+        assert main([verb, "list"]) == 0
+        assert capsys.readouterr().out.split() == narrow.split()
+
+
 def test_an_unknown_stack_exits_2_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stack", "show", "torch-smok"]) == 2
     assert "did you mean `torch-smoke`?" in capsys.readouterr().err

@@ -19,6 +19,7 @@ GOOD = [
     "stack validate torch-smoke ./tiny.yaml",
     "target list",
     "target show local",
+    "target validate local ssh",
     "lock create ./tiny.yaml",
     "lock check ./tiny.yaml",
     "lock diff ./tiny.lock.toml ./tiny.lock.toml",
@@ -27,15 +28,20 @@ GOOD = [
     "launch opt-175b --gpus-per-node 8",
     "launch megatronapp --parameters",
     "env list",
+    "env prune",
     "wheels list",
     "wheels verify",
     "wheels prune --dry-run",
+    "lock sizes ./tiny.yaml",
+    "cache show --target local",
+    "cache clean --target local",
     "image dockerfile ./tiny.yaml",
     "image dockerfile --check",
     "image apptainer torch-smoke",
     "image pods megatronapp --image example.org/x:1",
     "image workflow torch-smoke",
     "run list",
+    "run prune",
     "config show",
     "completion bash",
 ]
@@ -51,6 +57,7 @@ BAD = {
     "stack show torch-smok": 2,
     "stack validate ./none.yaml": 2,
     "target show locale": 2,
+    "target validate locale": 2,
     "lock create ./none.yaml": 2,
     "lock check ./none.yaml": 2,
     "lock diff ./none.toml ./none.toml": 2,
@@ -64,6 +71,9 @@ BAD = {
     "env remove none": 2,
     "wheels list --store relative": 2,
     "wheels prune --keep-days -1": 2,
+    "lock sizes ./none.yaml": 2,
+    "cache clean --keep-days -1": 2,
+    "cache show --target locale": 2,
     "image dockerfile ./none.yaml": 2,
     "image dockerfile megatron-alpa --profile exact": 5,
     "image dockerfile megatron-deepspeed-alcf --profile exact": 7,
@@ -104,7 +114,7 @@ def test_an_error_is_one_json_document_too(locked: World, line: str, code: int) 
         assert told["error"]["code"] == done.code
     else:
         # A verb over several things tells the error of each.
-        assert line.startswith(("stack validate", "verify", "smoke"))
+        assert line.startswith(("stack validate", "target validate", "verify", "smoke"))
     assert not locked.prefix.exists()
 
 

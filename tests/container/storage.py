@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
+import pytest
+
+from tests.support.debian import PATH, UnavailableError, debian_tarball
 
 BASE = "localhost/envbuild/test-base"
 SUITE = "bookworm"
 PYTHON = "3.11"  # of that suite
-_PACKAGES = "python3,python3-dev,git,gcc,libc6-dev"
-_SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
-
-
-class UnavailableError(Exception):
-    """Images cannot be built here; the text says why."""
+_PYTHON = ("python3",)
+_COMPILER = ("python3", "python3-dev", "git", "gcc", "libc6-dev")
 
 
 @dataclass(frozen=True)
@@ -38,31 +37,27 @@ class Storage:
         return done.stdout.strip()
 
 
-def base_tarball() -> Path:
-    """Debian with Python and a C compiler as a tar file, kept in the user's cache. Raises UnavailableError."""
-    tarball = platformdirs.user_cache_path("envbuild-tests") / f"image-{SUITE}-{_PACKAGES.replace(',', '-')}.tar"
-    if tarball.exists():
-        return tarball
-    tarball.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=tarball.parent) as folder:
-        half = Path(folder, "base.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", SUITE, str(half)]
-        env = {**os.environ, "PATH": _SEARCHED}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=env)
-        if done.returncode:
-            raise UnavailableError(f"mmdebstrap failed: {done.stderr.strip()[-300:]}")
-        half.replace(tarball)
-    return tarball
+@contextmanager
+def storage_in(top: Path, *, compiler: bool = False) -> Iterator[Storage]:
+    """A storage below `top` that has the base, where there is one; `compiler`: extensions can be built in the base."""
+    try:
+        yield _make_storage(top, _COMPILER if compiler else _PYTHON)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    finally:
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
+            subprocess.run(["umount", mount], capture_output=True, check=False)
+        shutil.rmtree(top, ignore_errors=True)
 
 
-def make_storage(top: Path) -> Storage:
-    """A storage below `top` that has the base. Raises UnavailableError."""
-    missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name, path=_SEARCHED) is None]
+def _make_storage(top: Path, packages: tuple[str, ...]) -> Storage:
+    missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name, path=PATH) is None]
     if missing:
         raise UnavailableError(f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)")
     if os.geteuid() != 0:
         raise UnavailableError("buildah needs root or subordinate user ids, and this is a plain user")
-    said = ""
+    tarball, said = debian_tarball(packages, SUITE), ""
     for driver in ("overlay", "vfs"):
         folder = top / driver
         folder.mkdir(parents=True)
@@ -71,7 +66,7 @@ def make_storage(top: Path) -> Storage:
         storage = Storage(folder, {"CONTAINERS_STORAGE_CONF": str(config)})
         try:
             container = storage.buildah("from", "scratch")
-            storage.buildah("add", "-q", container, str(base_tarball()), "/")
+            storage.buildah("add", "-q", container, str(tarball), "/")
             storage.buildah("commit", "-q", "--timestamp", "0", container, BASE)
             storage.buildah("rm", container)
         except AssertionError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.container.storage import BASE, PYTHON, Storage, UnavailableError, make_storage
+from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
 
@@ -29,16 +29,8 @@ LONG = 400.0
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
     """Images of this module."""
-    top = tmp_path_factory.mktemp("images")
-    try:
-        yield make_storage(top)
-    except UnavailableError as error:
-        pytest.skip(str(error))
-    finally:
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
-            subprocess.run(["umount", mount], capture_output=True, check=False)
-        shutil.rmtree(top, ignore_errors=True)
+    with storage_in(tmp_path_factory.mktemp("images"), compiler=True) as storage:
+        yield storage
 
 
 @pytest.fixture
@@ -102,7 +94,7 @@ def mirror(world: World) -> Iterator[Path]:
         subprocess.run(["git", "-C", str(to), "update-server-info"], check=True)
     handler = partial(SimpleHTTPRequestHandler, directory=str(world.top / "www"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         config = world.top / "mirror.gitconfig"
         address = f"http://127.0.0.1:{server.server_port}/"
         config.write_text(f'[url "{address}"]\n\tinsteadOf = https://git.example.org/\n[http]\n\tproxy =\n')

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +46,14 @@ OLD, NEW = "1.0", "2.0"
 
 @dataclass
 class Shared:
-    """One world with two versions of one stack; `roots` are those of builds that nobody disturbed."""
+    """One world with two versions of one stack; `roots` are those of builds that nobody disturbed.
+
+    `old` is a copy of the prefix where the old version was built and is in use.
+    """
 
     world: World
     roots: dict[str, str]
+    old: Path
 
     def choose(self, version: str) -> None:
         """Make the stack file and its lock those of a version."""
@@ -67,31 +70,27 @@ class Shared:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     world = World(tmp_path_factory.mktemp("kill"))
-    roots = {}
+    shared = Shared(world, {}, world.top / "old")
     for version in (OLD, NEW):
         world.wheel("alpha", version)
         world.lock(world.stack(packages=[f"alpha=={version}"]))
         (world.top / version).mkdir()
         for suffix in ("yaml", "lock.toml"):
             shutil.copy(world.work / f"tiny.{suffix}", world.top / version / f"tiny.{suffix}")
-        world.prefix = world.top / f"reference-{version}"
-        world.env["ENVBUILD_PREFIX"] = str(world.prefix)
-        roots[version] = world.built()["root"]
-    return Shared(world, roots)
+        shared.roots[version] = world.built()["root"]
+        world.prefix.rename(shared.old if version == OLD else world.top / "new")
+    return shared
 
 
 @pytest.fixture(params=["first", "update"])
-def scenario(request: pytest.FixtureRequest, shared: Shared, tmp_path: Path) -> Iterator[str]:
-    """A prefix of its own; for `update` with the old version built there and in use."""
+def scenario(request: pytest.FixtureRequest, shared: Shared) -> str:
+    """An empty prefix; for `update` with the old version built there and in use."""
     name = str(request.param)
-    shared.world.prefix = tmp_path / "prefix"
-    shared.world.env["ENVBUILD_PREFIX"] = str(shared.world.prefix)
+    shutil.rmtree(shared.world.prefix, ignore_errors=True)
     if name == "update":
-        shared.choose(OLD)
-        shared.world.built()
+        shutil.copytree(shared.old, shared.world.prefix, symlinks=True)
     shared.choose(NEW)
-    yield name
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    return name
 
 
 def in_use(shared: Shared) -> str:

@@ -130,8 +130,30 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     refused = world.run("env", "remove", Path(old).name)
     assert refused.rc != 0
     assert Path(old).exists()
-    world.good("env", "remove", Path(new).name)
-    assert not Path(new).exists()
+    _prune(world, old, new)
+
+
+def _prune(world: World, in_use: str, other: str) -> None:
+    """Of two environments the one that nobody uses goes, when it is old and when it is told."""
+    assert world.good("env", "prune").out == "no environment is that old\n"
+    assert (
+        world.good("env", "prune", "--keep-days", "0").out.splitlines()[-1].startswith("would remove 1 environment, ")
+    )
+    waiting = "import sys; sys.stdin.read()"
+    with subprocess.Popen(
+        [f"{other}/bin/python", "-c", waiting], stdin=subprocess.PIPE, env={"VIRTUAL_ENV": other}
+    ) as process:
+        kept = world.run("env", "prune", "--keep-days", "0", "--yes", "--json")
+        assert (kept.rc, kept.json["environments"]) == (7, [])
+        (error,) = kept.json["errors"].values()
+        assert (error["code"], error["why"]) == ("environment-in-use", f"pid {process.pid}")
+        process.communicate()
+    half = Path(in_use).with_name("tiny-exact-0123456789ab")
+    half.mkdir()
+    done = world.good("env", "prune", "--keep-days", "0", "--yes", "--json").json
+    assert {item["path"] for item in done["environments"]} == {other, str(half)}
+    assert list(Path(in_use).parent.iterdir()) == [Path(in_use)]
+    assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
 
 
 @pytest.mark.parametrize(

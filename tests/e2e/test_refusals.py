@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from envbuild.node import lease
-from tests.e2e.world import MINOR, World, drift, snapshot
+from tests.e2e.world import MINOR, World, drift, forget_sizes, snapshot
 
 HEAD = "name: tiny\nsummary: x\nprofiles:\n  exact:\n    python: ['3.11']\n"
 SOURCE = "    sources:\n      - {name: s, git: 'https://git.example.org/s', commit: %s}\n"
@@ -155,6 +155,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(world: World, small_disk: object
     files = {f"alpha/m{number}.py": os.urandom(40000).hex().encode() for number in range(400)}
     world.wheel(files={"alpha/__init__.py": b"VERSION = '1.0'\n", **files})
     world.tiny()
+    forget_sizes(world.work / "tiny.lock.toml")
     assert callable(small_disk)
     small_disk(options)
     said = failed(world, 75, code)
@@ -163,6 +164,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(world: World, small_disk: object
 
 def test_a_disk_that_cannot_even_hold_the_tools(world: World, small_disk: object) -> None:
     world.tiny()
+    forget_sizes(world.work / "tiny.lock.toml")
     assert callable(small_disk)
     small_disk("size=4m")
     done = world.provision()
@@ -203,7 +205,7 @@ class _Portal(BaseHTTPRequestHandler):
 def test_an_index_that_answers_with_a_login_page_is_told_as_such(world: World) -> None:
     world.tiny()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Portal)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}/simple"
         said = failed(world, 4, "index-not-an-index", env=online(world, url))

@@ -19,7 +19,7 @@ from envbuild.lock.files import read_lock, write_lock
 from envbuild.model.lock import Variant
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
 
-__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "site", "snapshot"]
+__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "site", "snapshot"]
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
@@ -197,6 +197,12 @@ def drift(world: World, *more: str) -> tuple[int, dict[str, str]]:
     """Exit code of `verify` and what drifted."""
     done = world.run("verify", "--stack", "./tiny.yaml", "--json", *more)
     return done.rc, {item["path"]: item["kind"] for item in done.node["drift"]}
+
+
+def forget_sizes(path: Path) -> None:
+    """Make a lock one whose files nobody has measured: a plan doubts too little room where it would refuse it."""
+    lock = read_lock(path)
+    write_lock(path, lock.model_copy(update={"variants": tuple(each.without_sizes() for each in lock.variants)}))
 
 
 def edit_lock(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -11,23 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.nodes import Fleet, Kind, Node, UnavailableError, unpack_tree, why_not
-from tests.fleet.standalone import make_standalone_python
+from tests.fleet.nodes import Fleet, Kind, Node, unpack_tree, why_not
+from tests.support.debian import UnavailableError
+from tests.support.once import once
 
 StartNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture(scope="session")
-def node_trees(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path]:
-    """Unpacks the tree of a kind once a session."""
-    trees: dict[Kind, Path] = {}
-
-    def tree(kind: Kind) -> Path:
-        if kind not in trees:
-            trees[kind] = unpack_tree(kind, tmp_path_factory.mktemp("trees") / kind)
-        return trees[kind]
-
-    return tree
+def node_trees(run_folder: Path) -> Callable[[Kind], Path]:
+    """Unpacks the tree of a kind once a run of the tests."""
+    return lambda kind: once(run_folder / "trees" / kind, lambda path: unpack_tree(kind, path))
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +77,3 @@ def lasting_network(_nodes_possible: None) -> Iterator[Fleet]:
 def lasting_fleet(lasting_network: Fleet, node_trees: Callable[[Kind], Path]) -> StartNodes:
     """As `fleet`; the nodes end with the module's last test."""
     return _starter(lasting_network, node_trees)
-
-
-@pytest.fixture(scope="session")
-def standalone_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tar.gz in `install_only` layout, made from the Python that runs the tests."""
-    try:
-        return make_standalone_python(tmp_path_factory.mktemp("standalone"))
-    except UnavailableError as error:
-        pytest.skip(f"no standalone Python can be made here: {error}")

@@ -7,7 +7,6 @@ is removed again by `Fleet.close`, whatever happened.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shlex
 import shutil
@@ -21,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
-
 from envbuild.model.target import Connection
+from tests.support.debian import PATH, UnavailableError, debian_tarball
 
 Kind = Literal["bare", "py36", "full", "gcc", "podman"]
 PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
@@ -35,8 +33,6 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
     "gcc": (*_COMMON, "gcc", "libc6-dev"),
     "podman": (*_COMMON, "python3", "podman", "runc"),
 }
-# The folders for programs that a plain user's PATH does not have.
-_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
 _START = """\
 set -e
@@ -75,10 +71,6 @@ Subsystem sftp internal-sftp
 """
 
 
-class UnavailableError(Exception):
-    """Nodes cannot be had here; the text says why."""
-
-
 @dataclass(frozen=True)
 class Node:
     """One node that answers. Log in as root with `identity`; its host key is in `known_hosts`."""
@@ -109,7 +101,7 @@ class Node:
             text=True,
             check=check,
             timeout=timeout,
-            env={**os.environ, "PATH": _PATH},
+            env={**os.environ, "PATH": PATH},
         )
 
     def file(self, path: str) -> Path:
@@ -121,7 +113,7 @@ def why_not() -> str | None:
     """Why nodes cannot be had on this machine, or None."""
     if os.geteuid() != 0:
         return "network namespaces and overlay mounts need root"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
     probe = subprocess.run(
@@ -130,38 +122,16 @@ def why_not() -> str | None:
     return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
 
 
-def tree_tarball(kind: Kind) -> Path:
-    """The Debian tree of a kind as a tar file, made once and kept in the user's cache folder.
+def unpack_tree(kind: Kind, folder: Path) -> None:
+    """Unpack the tree of a kind into `folder`; for `py36` a CPython 3.6 is put into its /usr/local.
 
-    Raises UnavailableError when mmdebstrap cannot make it (usually: no package mirror can be reached).
+    Raises UnavailableError.
     """
-    packages = ",".join(_PACKAGES[kind])
-    suite = _suite()
-    key = hashlib.sha256(f"2 {suite} {packages}".encode()).hexdigest()[:12]
-    tarball = platformdirs.user_cache_path("envbuild-tests") / f"tree-{suite}-{key}.tar"
-    if tarball.exists():
-        return tarball
-    tarball.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=tarball.parent) as folder:
-        half = Path(folder) / "tree.tar"
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", suite, str(half)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=280, env={**os.environ, "PATH": _PATH}
-        )
-        if done.returncode:
-            raise UnavailableError(f"mmdebstrap failed: {done.stderr.strip()[-300:]}")
-        half.replace(tarball)
-    return tarball
-
-
-def unpack_tree(kind: Kind, folder: Path) -> Path:
-    """Unpack the tree of a kind into `folder`; for `py36` a CPython 3.6 is put into its /usr/local."""
     folder.mkdir(parents=True)
-    tarball = tree_tarball(kind)
+    tarball = debian_tarball(_PACKAGES[kind], _suite())
     subprocess.run(["tar", "-xf", str(tarball), "-C", str(folder), "--exclude=./dev/*"], check=True)
     if kind == "py36":
         _add_python(folder, find_python("3.6"))
-    return folder
 
 
 def find_python(version: str) -> Path:
@@ -265,7 +235,7 @@ class Fleet:
         command = ["ip", "netns", "exec", self._namespace(node.name)]
         command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "bash", "-c", _START]
         environment = {
-            "PATH": _PATH,
+            "PATH": PATH,
             "TREE": str(self._trees[node.name]),
             "NODE": str(node.folder),
             "NODE_NAME": node.name,
@@ -289,19 +259,19 @@ class Fleet:
             _ip("netns", "del", namespace)
             # The kernel takes a namespace apart when it has time for it; the name of the cable is needed again at once.
             cable = namespace.replace("ebn", "ebv")
-            subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True, env={"PATH": _PATH})
+            subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True, env={"PATH": PATH})
         _ip("link", "del", f"ebr{self.number}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, env={"PATH": _PATH})
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, env={"PATH": PATH})
 
 
 def _pids(namespace: str) -> list[int]:
     """Processes in a network namespace."""
     done = subprocess.run(
-        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": _PATH}
+        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": PATH}
     )
     return [int(pid) for pid in done.stdout.split()]
 
@@ -315,7 +285,7 @@ def _new_bridge() -> tuple[int, str]:
             capture_output=True,
             text=True,
             check=False,
-            env={"PATH": _PATH},
+            env={"PATH": PATH},
         )
         if done.returncode == 0:
             gateway = f"10.77.{number}.1"

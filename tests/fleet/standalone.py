@@ -9,7 +9,8 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-from tests.fleet.nodes import UnavailableError, copy_python, libraries_of
+from tests.fleet.nodes import copy_python, libraries_of
+from tests.support.debian import UnavailableError
 
 
 def make_standalone_python(folder: Path) -> Path:

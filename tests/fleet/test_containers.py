@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.container.storage import BASE, PYTHON, Storage, make_storage
-from tests.container.storage import UnavailableError as NoImagesError
+from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
@@ -52,16 +51,8 @@ mount -t cgroup -o none,name=systemd cgroups /sys/fs/cgroup/systemd
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
     """Where this machine builds images."""
-    top = tmp_path_factory.mktemp("images")
-    try:
-        yield make_storage(top)
-    except NoImagesError as error:
-        pytest.skip(str(error))
-    finally:
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
-            subprocess.run(["umount", mount], capture_output=True, check=False)
-        shutil.rmtree(top, ignore_errors=True)
+    with storage_in(tmp_path_factory.mktemp("images")) as storage:
+        yield storage
 
 
 @pytest.fixture

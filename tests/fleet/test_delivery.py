@@ -49,7 +49,7 @@ def test_a_node_reaches_this_machine_at_the_gateway_and_nothing_else(
 ) -> None:
     (node,) = fleet(1, kind="full")
     with HTTPServer((fleet_network.gateway, 0), SimpleHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).status)"
         said = node.run(["python3", "-c", code, f"http://{fleet_network.gateway}:{server.server_port}/"])
         server.shutdown()

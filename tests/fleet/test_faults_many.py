@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import MINOR
+from tests.e2e.world import MINOR, forget_sizes
 from tests.fleet.faults import statuses, steps_of
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
 from tests.fleet.nodes import Fleet, Node
@@ -21,7 +21,7 @@ def _world(folder: Path, standalone: Path, node: Node) -> FleetWorld:
     world = FleetWorld(folder, standalone)
     own = node.run(["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
     there = {} if own == MINOR else {"interpreters": ["standalone"]}
-    world.lock(world.stack(STACK, packages=["alpha==1.0"], imports=["alpha"], **there))
+    forget_sizes(world.lock(world.stack(STACK, packages=["alpha==1.0"], imports=["alpha"], **there)))
     return world
 
 

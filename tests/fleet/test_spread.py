@@ -150,7 +150,7 @@ def test_each_file_is_fetched_once_for_all_nodes(fleet: StartNodes, fleet_networ
     world.lock(world.stack(STACK, packages=["alpha==1.0", "beta==2.0"], imports=["alpha", "beta"]))
     handler = partial(Index, directory=str(simple.parent))
     with ThreadingHTTPServer((fleet_network.gateway, 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://{fleet_network.gateway}:{server.server_port}/simple/"
         for node in nodes:
             node.run(

@@ -180,7 +180,7 @@ def dated(tmp_path: Path, home: Path) -> Iterator[Callable[..., None]]:
         (root / name / "index.html").write_text(json.dumps(page))
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Index, directory=str(root))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         (home / ".config" / "uv" / "uv.toml").write_text(
             f'index = [{{url = "http://127.0.0.1:{server.server_port}", default = true}}]\n'
         )

@@ -236,6 +236,7 @@ _SAID = {
     "provided": "read from the base, not said in the stack",
     "uses": "what a scan of the tree found",
     "needs": "what the tree says of its build",
+    "unpacked": "how large the tree is",
     "patch_pins": "of the catalog's patches; `patch-changed`",
     "engine": "there is one",
     "version": "there is one",

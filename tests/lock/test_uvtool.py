@@ -44,7 +44,7 @@ def index(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Answer, request.param)) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple")
         yield
         server.shutdown()
@@ -95,7 +95,7 @@ def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_pat
     make_wheel(tmp_path / "folder", "beta", "2.0")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         links = (f"http://user:secret@127.0.0.1:{server.server_port}/", str(tmp_path / "folder"))
         request = replace(REQUEST, requirements=("alpha", "beta"), find_links=links)
         assert "secret" not in " ".join(arguments(tmp_path, request))

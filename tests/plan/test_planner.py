@@ -192,7 +192,7 @@ def test_estimates_count_one_file_a_package_and_say_what_has_no_size() -> None:
     assert install.fetch_bytes == 100
     assert "no recorded size: b" in install.what
     assert install.disk_bytes > 100 and install.inodes > 2 and install.seconds > 0
-    assert install.what.split(": ")[1].startswith("at least 0 kB to fetch, at least 0 kB and ")
+    assert install.what.split(": ")[1].startswith("at least 0 kB to fetch, at least ")
     assert install.unsized == ("b",)
 
 
@@ -412,3 +412,22 @@ def test_patches_come_from_the_catalog_with_the_bounds_of_the_lock() -> None:
 def test_without_sources_nothing_is_said_of_builds() -> None:
     args = request(planned(node_facts("cpu-laptop")), "install")["args"]
     assert not {"build", "patches"} & set(args)
+
+
+def test_d11_a_plan_says_what_stays_and_the_most_that_is_there_at_once() -> None:
+    row = package("a", "1", size=6_000_000, unpacked={"bytes": 20_000_000, "inodes": 10})
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [row]})
+    facts = node_facts("cpu-laptop")
+    tools = {"tool_bytes": {"envbuild-node-1": 1_000_000, "uv-2": 40_000_000}}
+    for where, delivered in ((target(), 0), (target(delivery="controller"), 6_000_000)):
+        plan = planned(facts, lock, where=where, **tools)
+        node, install = only(plan), next(step for step in only(plan).steps if step.kind == "install")
+        assert node.lasting_bytes == 41_000_000 + install.disk_bytes
+        assert node.peak_bytes == node.lasting_bytes + install.beside_bytes > node.lasting_bytes + delivered
+        assert request(plan, "install")["args"]["needed"] == {"bytes": install.disk_bytes, "inodes": install.inodes}
+        plain = plan.to_json_dict()["nodes"][0]
+        assert (plain["lasting_bytes"], plain["peak_bytes"]) == (node.lasting_bytes, node.peak_bytes)
+        (total,) = [
+            line for line in plan_text(plan, Survey(facts={facts.node: facts})).splitlines() if "in all" in line
+        ]
+        assert " 61 MB and " in total and " MB at the peak" in total and "about" not in total

@@ -85,7 +85,7 @@ def test_a_task_prolog_tells_slurm_every_variable_literally(tmp_path: Path) -> N
     assert told.pop("PATH").startswith(f"{environment}/bin:")
     assert told == {
         "A": "it's $(touch x) `id`", "B": str(tmp_path), "C": "export D=1", "ENVBUILD_ENV": environment,
-        "ENVBUILD_STACK": "demo", "PYTHONNOUSERSITE": "1", "VIRTUAL_ENV": environment,
+        "ENVBUILD_STACK": "demo", "PIP_REQUIRE_VIRTUALENV": "1", "PYTHONNOUSERSITE": "1", "VIRTUAL_ENV": environment,
     }  # fmt: skip
     assert not (disk.shared / "x").exists()
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.fleet.nodes import UnavailableError
 from tests.fleet.nodes import _ip as ip
 from tests.fleet.nodes import _new_bridge as new_bridge
+from tests.support.debian import PATH, UnavailableError
 
 __all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
 
@@ -31,7 +31,6 @@ NODES = 4
 # The plugin of pyxis (spank_pyxis.so), built for this machine's Slurm; else it is looked for beside Slurm's own.
 PYXIS = "ENVBUILD_TEST_PYXIS"
 _PORT = 6818
-_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
 # `gpu` and `low` share nodes, and what runs in `gpu` preempts; `bare` has no GPUs that Slurm knows of; the nodes of
 # `cloud` are powered up by a program that starts their slurmd.
@@ -123,7 +122,7 @@ def why_not() -> str | None:
     """Why a Slurm cannot be started on this machine, or None."""
     if os.geteuid() != 0:
         return "slurmctld and slurmd are started as root"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
     probe = subprocess.run(
@@ -152,7 +151,7 @@ class Cluster:
         self.top = Path(tempfile.mkdtemp(prefix="envbuild-slurm-"))
         self.shared = self.top / "shared"
         self.conf = self.top / "slurm.conf"
-        self.env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.conf)}
+        self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
         # What lies below `local` on a node is on the node's own disk; this machine sees it below `disks/<node>`.
         self.local = self.top / "local"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -216,10 +215,10 @@ class Cluster:
         if plugin is not None:
             line = f"required {plugin} runtime_path={self.top}/pyxis\n"
             (self.top / "plugstack.conf").write_text(line)
-        self._program("boot", _BOOT.format(top=self.top, path=_PATH, space=self._space))
+        self._program("boot", _BOOT.format(top=self.top, path=PATH, space=self._space))
         self._program("inside", _INSIDE.format(top=self.top, conf=self.conf))
         self.boot_takes(1.0)
-        self._program("epilog", _EPILOG.format(top=self.top, path=_PATH, conf=self.conf))
+        self._program("epilog", _EPILOG.format(top=self.top, path=PATH, conf=self.conf))
         self._program("suspend", f"#!/bin/sh\nkill $(cat {self.top}/slurmd-cloud1.pid)\n")
 
     def _kind(self, name: str) -> str:
@@ -275,7 +274,7 @@ class Cluster:
     def hide_python(self, *names: str) -> None:
         """These nodes have no Python, until `show_python`: each is covered in the node's own mounts."""
         home = Path.home()
-        folders = [Path(text) for text in (*_PATH.split(os.pathsep), "/usr/bin", "/usr/local/bin") if text]
+        folders = [Path(text) for text in (*PATH.split(os.pathsep), "/usr/bin", "/usr/local/bin") if text]
         folders += [*home.glob(".pyenv/versions/*/bin"), *home.glob(".local/share/uv/python/*/bin")]
         folders += Path("/opt").glob("*/bin")
         found = {path.resolve() for folder in folders for path in folder.glob("python3*") if path.is_file()}
@@ -362,7 +361,7 @@ class Cluster:
             if time.monotonic() > end:
                 ends = [path.read_text(errors="replace")[-600:] for path in sorted((self.top / "log").iterdir())]
                 raise UnavailableError(f"{what}\n" + "\n".join(ends))
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def close(self) -> None:
         """End everything and remove it."""

@@ -17,14 +17,20 @@ from typing import Any
 import pytest
 
 from tests.container.fake_apptainer import write_programs
-from tests.container.storage import PYTHON, Storage
+from tests.container.storage import PYTHON, Storage, storage_in
 from tests.node.forge import FILES, PATCH
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
-from tests.slurm.test_image_job import APPTAINER, LONG, section, storage
+from tests.slurm.test_image_job import APPTAINER, LONG, section
 
-__all__ = ["storage"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """Where the base has a compiler."""
+    with storage_in(tmp_path_factory.mktemp("images"), compiler=True) as storage:
+        yield storage
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ import yaml
 
 from envbuild.hashing import sha256_of
 from tests.e2e.world import snapshot
-from tests.fleet.nodes import UnavailableError as NoNodes
-from tests.fleet.standalone import make_standalone_python
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
@@ -174,13 +172,9 @@ def test_a_node_whose_disk_is_full_fails_alone_and_the_same_command_does_the_res
 
 
 def test_the_interpreter_goes_to_every_disk_and_a_smoke_test_brings_back_what_was_lost(
-    world: LocalWorld, tmp_path: Path
+    world: LocalWorld, standalone_python: Path
 ) -> None:
-    try:
-        standalone = make_standalone_python(tmp_path)
-    except NoNodes as error:
-        pytest.skip(f"no standalone Python can be made here: {error}")
-    world.use_toolchain(standalone)
+    world.use_toolchain(standalone_python)
     source = {**world.repository("gamma", {"gamma.py": "import alpha\n"}), "install": "path"}
     world.tiny(interpreters=["standalone"], sources=[source], imports=["alpha", "gamma"])
     done = world.job()

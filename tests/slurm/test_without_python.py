@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.nodes import UnavailableError as NoNodes
-from tests.fleet.standalone import make_standalone_python
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import by_node
 from tests.slurm.test_node_local import LocalWorld
@@ -19,15 +17,12 @@ JOBS = ["envbuild-probe", "envbuild-probe", "envbuild-provision"]
 
 
 @pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> Iterator[LocalWorld]:
+def world(cluster: Cluster, tmp_path: Path, standalone_python: Path) -> Iterator[LocalWorld]:
     """Its stack stands on a standalone Python."""
     for path in (path for name in cluster.names for path in cluster.disk(name).iterdir()):
         shutil.rmtree(path)
     made = LocalWorld(tmp_path, cluster)
-    try:
-        made.use_toolchain(make_standalone_python(tmp_path))
-    except NoNodes as error:
-        pytest.skip(f"no standalone Python can be made here: {error}")
+    made.use_toolchain(standalone_python)
     made.tiny(interpreters=["standalone"])
     yield made
     cluster.show_python()

@@ -15,6 +15,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# A pip of another Python, which is found where the environment has none, installs nothing behind anybody's back.
+_GUARDS = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
+_FUNCTIONS = """\
+if [ -n "${_envbuild_old_PATH-}" ]; then deactivate; fi
+_envbuild_keep() { eval "_envbuild_had_$1=\\${$1+x} _envbuild_old_$1=\\${$1-}"; }
+_envbuild_back() {
+    eval "if [ -n \\"\\$_envbuild_had_$1\\" ]; then export $1=\\"\\$_envbuild_old_$1\\"; else unset $1; fi"
+    unset "_envbuild_had_$1" "_envbuild_old_$1"
+}
+deactivate() {
+%s
+    if [ -n "${_envbuild_prompt-}" ]; then PS1=$_envbuild_prompt; fi
+    unset _envbuild_prompt
+    unset -f _envbuild_keep _envbuild_back deactivate
+    hash -r 2>/dev/null || :
+}"""
+_PROMPT = """\
+if [ -n "${PS1-}" ] && [ -z "${VIRTUAL_ENV_DISABLE_PROMPT-}" ]; then _envbuild_prompt=$PS1 PS1=%s$PS1; fi
+hash -r 2>/dev/null || :
+"""
+_PIP = """\
+#!/bin/sh
+printf '%s\\n' >&2 \\
+    'error[environment-locked]: this environment holds what its lock says, and has no pip' \\
+    'hint: list a package under `packages` of the stack, then `envbuild lock create` and `envbuild provision`'
+exit 7
+"""
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -29,16 +56,20 @@ def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -> "str":
-    """A POSIX sh text that sets PATH, VIRTUAL_ENV, ENVBUILD_ENV, ENVBUILD_STACK and `variables`, values literally."""
+    """A POSIX sh text that sets PATH, VIRTUAL_ENV, ENVBUILD_ENV, ENVBUILD_STACK and `variables`, values literally.
+
+    It puts the stack before a prompt, and makes the function `deactivate`, which takes all of it back.
+    """
     quoted = shlex.quote(environment)
-    lines = [
-        "# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh")),
-        "export VIRTUAL_ENV=%s" % quoted,
-        "export ENVBUILD_ENV=%s" % quoted,
-        "export ENVBUILD_STACK=%s" % shlex.quote(stack),
-        "export PYTHONNOUSERSITE=1",
+    own = {"VIRTUAL_ENV": quoted, "ENVBUILD_ENV": quoted, "ENVBUILD_STACK": shlex.quote(stack), **_GUARDS}
+    names = sorted({*own, *variables, "PATH", "PYTHONHOME", "PYTHONPATH"})
+    lines = ["# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh"))]
+    lines += [_FUNCTIONS % "\n".join("    _envbuild_back %s" % name for name in names)]
+    lines += ["_envbuild_keep %s" % name for name in names]
+    lines += ["export %s=%s" % item for item in own.items()]
+    lines += [
         "unset PYTHONHOME PYTHONPATH",
-        'export PATH=%s"${PATH:+:$PATH}"' % shlex.quote(os.path.join(environment, "bin")),
+        'export PATH=%s"${PATH:+:$PATH}"' % shlex.quote(":".join(_folders(environment))),
     ]
     for name in sorted(variables):
         value = variables[name]
@@ -47,7 +78,12 @@ def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -
             lines.append("if [ -e %s ]; then export %s=%s; fi" % (path, name, path))
         else:
             lines.append("export %s=%s" % (name, shlex.quote(value)))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + [_PROMPT % shlex.quote("(%s) " % stack)])
+
+
+def _folders(environment: "str") -> "list[str]":
+    """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead."""
+    return [os.path.join(environment, "bin"), paths.meta(environment, "bin")]
 
 
 def tcl_quote(text: "str") -> "str":
@@ -68,8 +104,8 @@ def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") ->
         "setenv VIRTUAL_ENV %s" % env,
         "setenv ENVBUILD_ENV %s" % env,
         "setenv ENVBUILD_STACK %s" % tcl_quote(stack),
-        "setenv PYTHONNOUSERSITE 1",
-        "prepend-path PATH %s" % tcl_quote(os.path.join(environment, "bin")),
+        *("setenv %s %s" % item for item in _GUARDS.items()),
+        *("prepend-path PATH %s" % tcl_quote(folder) for folder in reversed(_folders(environment))),
     ]
     for name in sorted(variables):
         value = variables[name]
@@ -82,10 +118,12 @@ def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") ->
 
 
 def write(environment: "str", stack: "str", variables: "dict[str, Any]") -> "bool":
-    """Write `activate.sh`, and the variables as JSON beside; True when one of them was not so already."""
+    """Write `activate.sh`, what it needs, and the variables as JSON; True when one of them was not so already."""
     changed = paths.read_json(paths.meta(environment, "variables.json")) != variables
     if changed:
         paths.write_json(paths.meta(environment, "variables.json"), variables)
+    for name in ("pip", "pip3"):
+        changed = _write(os.path.join(paths.meta(environment, "bin"), name), _PIP, 0o777) or changed
     return _write(paths.meta(environment, "activate.sh"), activate_sh(environment, stack, variables)) or changed
 
 
@@ -94,7 +132,7 @@ def write_modulefile(prefix: "str", environment: "str", stack: "str", variables:
     return _write(paths.modulefile(prefix, stack), modulefile(environment, stack, variables))
 
 
-def _write(path: "str", text: "str") -> "bool":
+def _write(path: "str", text: "str", mode: "int" = 0o666) -> "bool":
     data = os.fsencode(text)
     try:
         with open(path, "rb") as stream:
@@ -102,5 +140,5 @@ def _write(path: "str", text: "str") -> "bool":
                 return False
     except OSError:
         pass  # not there yet
-    paths.write_atomic(path, data)
+    paths.write_atomic(path, data, mode)
     return True

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Delete `args.environment`; the one in use only with `args.force`, its link and modulefile with it.
 
+    In use is also one from which a process of this machine runs, as far as its owner lets us see.
+
     Raises NodeError `environment-in-use` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
     """
     args = request["args"]
@@ -36,6 +38,15 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
                     hint="switch first (`envbuild env use`), or remove it with --force",
                     exit_code=Exit.REFUSED,
                 )
+            running = _processes(environment) if not args.get("force") else []
+            if running:
+                raise NodeError(
+                    "environment-in-use",
+                    "%s is in use by running processes" % environment,
+                    why="pid %s" % ", ".join(running[:10]),
+                    hint="end them first, or remove it with --force",
+                    exit_code=Exit.REFUSED,
+                )
             for stack in users:
                 paths.remove_tree(paths.current_link(prefix, stack))
                 paths.remove_tree(paths.modulefile(prefix, stack))
@@ -45,6 +56,21 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     finally:
         held.release()
     return True, {"removed": environment}
+
+
+def _processes(environment: "str") -> "list[str]":
+    """Pids of this machine that were started in an environment, or have a library of it mapped."""
+    path = os.fsencode(environment)
+    marks = (("environ", b"VIRTUAL_ENV=" + path + b"\0"), ("maps", path + b"/"))
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and any(_holds(pid, *mark) for mark in marks)]
+
+
+def _holds(pid: "str", name: "str", mark: "bytes") -> "bool":
+    try:
+        with open("/proc/%s/%s" % (pid, name), "rb") as stream:
+            return mark in stream.read()
+    except OSError:
+        return False  # it has ended, or is another user's
 
 
 def _users(prefix: "str", environment: "str") -> "list[str]":

@@ -16,9 +16,10 @@ from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
+from envbuild.model.lock import Lock, Unpacked, Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
+from envbuild.resolve.estimate import PYTHON_BYTES
 from envbuild.resolve.versions import numbers
 
 if TYPE_CHECKING:
@@ -80,6 +81,29 @@ def node_tools(
             tools.append(runner)
         python = runner.path(prefix)
     return NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
+
+
+def disk_bytes(tool: Tool) -> int:
+    """What a tool takes on a node with its folder; of a standalone Python whose archive is not at hand, a guess."""
+    if tool.kind == "tree":
+        return _unpacked_bytes(tool.source) if tool.source.is_file() else PYTHON_BYTES
+    size = len(node_pyz()) if tool.name == NODE_PROGRAM else tool.source.stat().st_size
+    return Unpacked.of({f"{tool.folder}/{tool.file_name}": size}).bytes
+
+
+@cache
+def _unpacked_bytes(archive: Path) -> int:
+    import tarfile
+
+    with tarfile.open(archive) as tree:
+        return Unpacked.of({member.name: member.size for member in tree if member.isfile()}).bytes
+
+
+def bytes_before(lock: Lock) -> dict[str, int]:
+    """What the tools of every node take, by folder, and the standalone Pythons of a lock, before any is fetched."""
+    found = {tool.folder: disk_bytes(tool) for tool in (_node_program(None), uv_tool())}
+    pinned = [variant.interpreter.sha256 for variant in lock.variants]
+    return found | {f"python-{sha256[:12]}": PYTHON_BYTES for sha256 in pinned if sha256}
 
 
 def runner_tools(

@@ -1,4 +1,4 @@
-"""The wheel stores of a target's nodes: one contact a node, for `envbuild wheels`."""
+"""One verb of the node program on every node of a target, one contact a node: for `envbuild wheels` and `cache`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from envbuild.provision.contact.first_contact import ContactResult, contact, nod
 DEADLINE = 3600.0
 
 
-def ask_stores(target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """Node -> result of the node verb `wheels` with `args` (docs/architecture.md, Protocol), or why there is none."""
-    request = node_request("wheels", target.prefix, args, f"wheels-{args['action']}")
+def ask_each(verb: str, target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
+    """Node -> result of a verb with `args` (docs/architecture.md, Protocol), or why there is none."""
+    request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}")
     answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
     return {node: _result(answer) for node, answer in answers.items()}
 

@@ -25,7 +25,7 @@ def node_files(
     payload = None
     if missing:
         told = "\0".join((prefix, *(tool.folder for tool in missing)))
-        payload = work.run.path / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
+        payload = work.run.staging / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
         if not payload.exists():
             write_payload(payload, missing, prefix=prefix, packed=target.connection.kind != "local")
     return NodeFiles(

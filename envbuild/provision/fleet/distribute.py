@@ -310,7 +310,7 @@ class _Run:
         work, pack = self.work, journey.pack
         name = posixpath.basename(pack["file"])
         # Two builders may have packs of one name.
-        here, archive = (work.run.path / f"{kind}-{builder}-{name}" for kind in ("pack", "spread"))
+        here, archive = (work.run.staging / f"{kind}-{builder}-{name}" for kind in ("pack", "spread"))
         self.archives += [here, archive]
         connection = work.prepared.target.connection
         try:

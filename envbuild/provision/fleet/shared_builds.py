@@ -242,7 +242,7 @@ class _Run:
         prefix = work.survey.facts[group.by].prefix.path
         # One node can give to several classes at once.
         name = f"pack-{work.run.id}-{secrets.token_hex(4)}.tar"
-        there, here = posixpath.join(store, "tmp", name), work.run.path / name
+        there, here = posixpath.join(store, "tmp", name), work.run.staging / name
         args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
         request = node_request("wheels", prefix, args, work.run.id)
         connection = work.prepared.target.connection
@@ -273,7 +273,7 @@ class _Run:
         variant = self.work.survey.variants[node]
         store = files.store or store_folder(self.work.survey.facts[node].prefix.path, variant)
         # Nodes of one variant have one delivery; no play is under way that reads it.
-        archive = files.artifacts or self.work.run.path / f"handed-{variant.digest[:12]}.tar"
+        archive = files.artifacts or self.work.run.staging / f"handed-{variant.digest[:12]}.tar"
         add_member(archive, member, pack.path)
         if files.artifacts is None and archive not in self.packs:
             self.packs.append(archive)

@@ -107,10 +107,10 @@ def files_for(
     """What is carried to a node: missing tools, and the file of the image into `store`."""
     target = work.prepared.target
     tools = runner_tools(
-        facts, python["path"], python["version"], folder=work.run.path, toolchain_file=work.settings.toolchain_file
+        facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
     )
     missing = tools.missing(facts.toolchain)
-    payload = work.run.path / f"toolchain-{node}.sh" if missing else None
+    payload = work.run.staging / f"toolchain-{node}.sh" if missing else None
     if payload is not None:
         write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
     return NodeFiles(

@@ -92,7 +92,8 @@ def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | N
     try:
         return parse_output(data, nonce, node)
     except EnvbuildError as error:
-        return error
+        # What ended the job has cut off the answer, too.
+        return failed if failed and error.code == "contact-cut-off" else error
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:

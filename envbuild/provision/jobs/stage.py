@@ -37,7 +37,7 @@ def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, Contact
     """
     given = work.prepared.lock.variants
     tools = {node: first_tools(answer, given, work.settings.toolchain_file)[0] for node, answer in bare.items()}
-    payload = work.run.path / "python.sh"
+    payload = work.run.staging / "python.sh"
     write_payload(payload, list({tool.folder: tool for tool in tools.values()}.values()), prefix=top, packed=True)
     paths = {node: tool.path(top) for node, tool in tools.items()}
     user = next(iter(bare.values())).findings.get("user", "")

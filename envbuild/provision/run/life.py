@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,6 +33,8 @@ def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
             with suppress(EnvbuildError):
                 _failed(journal, error)
             raise
+        finally:
+            shutil.rmtree(run.staging, ignore_errors=True)
         journal.append(EventKind.RUN_FINISHED, exit=made.exit)
 
 

@@ -1,6 +1,6 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
-    plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/
+    plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/  staging/ (while it runs)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
 """
@@ -59,6 +59,11 @@ class RunDir:
         """One log a node."""
         return self.path / "logs"
 
+    @property
+    def staging(self) -> Path:
+        """What is on its way to nodes, megabytes of it; it goes when the run ends."""
+        return self.path / "staging"
+
     @classmethod
     def create(cls, runs: Path) -> RunDir:
         """Make a new run directory in the folder `runs` (the setting of that name).
@@ -76,7 +81,7 @@ class RunDir:
                 except FileExistsError:
                     continue
                 break
-            for name in ("ansible", "logs"):
+            for name in ("ansible", "logs", "staging"):
                 (path / name).mkdir(mode=0o700)
         except OSError as error:
             raise _unwritable(f"cannot make a run directory under {runs}", error) from error
@@ -108,6 +113,16 @@ class RunDir:
     def journal(self) -> JournalContents:
         """The journal as it is now (read once); empty when the run never wrote one."""
         return read_journal(self.journal_path) if self.journal_path.exists() else JournalContents(())
+
+    @property
+    def touched(self) -> float:
+        """When something was last added to it (seconds since 1970)."""
+        return max(path.stat().st_mtime for path in (self.path, self.journal_path) if path.exists())
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(path.lstat().st_size for path in self.path.rglob("*") if not path.is_dir())
 
     @property
     def status(self) -> RunStatus:
@@ -143,6 +158,12 @@ def list_runs(runs: Path) -> list[RunDir]:
     if not runs.is_dir():
         return []
     return sorted((RunDir(path) for path in runs.iterdir() if path.is_dir()), key=lambda run: run.id, reverse=True)
+
+
+def old_runs(runs: Path, days: float) -> list[RunDir]:
+    """The runs that nothing was added to for `days`, the newest first; never one that may still run, nor the newest."""
+    then = datetime.now(UTC).timestamp() - days * 86400
+    return [run for run in list_runs(runs)[1:] if run.touched <= then and run.status != "running"]
 
 
 def open_run(runs: Path, run: str) -> RunDir:

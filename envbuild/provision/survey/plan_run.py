@@ -69,7 +69,8 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     from envbuild.plan.sharing import Sharing, share
 
     prepared, survey = work.prepared, work.survey
-    tools = {tool.folder: tool.source.stat().st_size for node in work.tools.values() for tool in node.tools}
+    missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}
+    tools = {tool.folder: toolchain.disk_bytes(tool) for tool in missing}
     made = make_plan(
         prepared.stack.name,
         prepared.profile,
@@ -124,7 +125,7 @@ def _find_tools(work: Work) -> None:
                 work.survey.facts[node],
                 variant,
                 work.survey.resolutions[node].interpreter,
-                folder=work.run.path,
+                folder=work.run.staging,
                 toolchain_file=work.settings.toolchain_file,
             )
         except EnvbuildError as error:
@@ -162,7 +163,7 @@ def _bring_python(work: Work) -> None:
             work.survey.errors[node] = error
             continue
         prefix = answer.findings["prefix"]
-        payload = work.run.path / f"python-{node}.sh"
+        payload = work.run.staging / f"python-{node}.sh"
         write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
         tmp = tmp_folder(target.tmp, answer.findings.get("user", ""))
         files[node] = NodeFiles(tools[0].path(prefix), "", payload, tmp=tmp)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from envbuild.catalog import loader
@@ -48,7 +47,7 @@ def prepare(
     if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
         settled = settle_hosts(found, choice.narrowing)
         log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
-    reference = choice.stack or _beside(found.path, target.stack)
+    reference = choice.stack or loader.stack_of(found)
     if reference is None:
         raise EnvbuildError(
             "target-without-stack",
@@ -81,13 +80,6 @@ def prepare(
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
     locked_now = fill(lock, read_first_uses())
     return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference, chosen.why)
-
-
-def _beside(target_file: Path, reference: str | None) -> str | None:
-    """A stack file that a target names by path is relative to the target's file."""
-    if reference is None or not loader.is_path(reference):
-        return reference
-    return str(target_file.parent / Path(reference).expanduser())
 
 
 def _overrides(choice: Choice) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
-from envbuild.node_program import node_pyz, node_pyz_digest
+from envbuild.node_program import node_pyz_digest
 from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh
-from envbuild.provision.contact.payload import Tool
-from envbuild.provision.contact.toolchain import NODE_PROGRAM, NodeTools, node_tools
+from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.ask import decide
 from envbuild.provision.survey.hosts import narrow
@@ -63,7 +62,7 @@ def plan_recorded(
         tools=tools,
         patches=patches_of(prepared.lock),
         asked=prepared.asked,
-        tool_bytes={tool.folder: _size(tool) for node in tools.values() for tool in node.tools},
+        tool_bytes={tool.folder: disk_bytes(tool) for node in tools.values() for tool in node.tools},
     )
     if prepared.target.connection.kind == "ssh":
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
@@ -84,13 +83,6 @@ def _tools(target: Target, survey: Survey, node: str, toolchain_file: Path | Non
     facts, resolution = survey.facts[node], survey.resolutions[node]
     variant = survey.variants[node]
     return node_tools(facts, variant, resolution.interpreter, folder=None, toolchain_file=toolchain_file)
-
-
-def _size(tool: Tool) -> int:
-    """Bytes of a tool where that is known without having the file; else 0."""
-    if tool.name == NODE_PROGRAM:
-        return len(node_pyz())
-    return tool.source.stat().st_size if tool.name == "uv" else 0
 
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:

@@ -54,6 +54,54 @@ def test_values_arrive_literally_in_a_shell(node: Node, interpreter: str) -> Non
     assert list((node.top / "home").iterdir()) == [], "no start-up file is written"
 
 
+def shells() -> list[list[str]]:
+    every = [["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"], ["zsh"], ["ksh"]]
+    return [each for each in every if shutil.which(each[0])]
+
+
+@pytest.mark.parametrize("program", shells(), ids=" ".join)
+def test_deactivate_takes_everything_back_also_after_another_environment(tmp_path: Path, program: list[str]) -> None:
+    for name in ("one", "two"):
+        text = activation_files.activate_sh(f"{tmp_path}/{name} it's", name, {"KEPT": name, f"ONLY_{name.upper()}": "$x"})
+        (tmp_path / f"{name}.sh").write_text(text)
+    script = """
+PS1='$ '; shown() { env | grep -v '^_=' | LC_ALL=C sort; }
+shown > before
+. ./one.sh; . ./one.sh; . ./two.sh
+echo "$PS1$KEPT ${ONLY_ONE-none} $ONLY_TWO ${PYTHONPATH-none}"
+(VIRTUAL_ENV_DISABLE_PROMPT=1; . ./one.sh; echo "$PS1$KEPT")
+deactivate
+echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
+"""
+    env = {**os.environ, "KEPT": "as it was", "PYTHONPATH": f"{tmp_path}/a b"}
+    done = subprocess.run([*program, "-u", "-e"], input=script, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.stdout.splitlines() == ["(two) $ two none $x none", "$ one", "$ as it was"], done.stderr
+    assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
+
+
+def test_pip_of_another_python_installs_nothing_behind_the_stacks_back(node: Node) -> None:
+    environment = node.build(make_variant([make_wheel(node.wheels)]))
+    begin = f". '{environment}/.envbuild/activate.sh'\n"
+
+    def said(line: str) -> tuple[int, str]:
+        done = subprocess.run(["sh"], input=begin + line, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    for name in ("pip", "pip3"):
+        code, words = said(f"{name} install x")
+        assert code == 7
+        assert "error[environment-locked]" in words and "`packages` of the stack" in words
+    assert said(f"{sys.base_prefix}/bin/python3 -m pip --version")[0] == 0, "that Python has a pip"
+    code, words = said(f"{sys.base_prefix}/bin/python3 -m pip install --no-index x")
+    assert code != 0
+    assert "virtualenv" in words
+    assert node.verify(deep=True)["ok"]
+    pip = make_variant([make_wheel(node.wheels, "pip", scripts={"pip": "pip:main"})])
+    environment = node.build(pip)
+    begin = f". '{environment}/.envbuild/activate.sh'\n"
+    assert said("pip")[0] == 0, "one that the lock has is the stack's own"
+
+
 def test_values_arrive_literally_through_a_module(node: Node) -> None:
     places = ("/usr/lib/x86_64-linux-gnu/modulecmd.tcl", "/usr/share/modules/libexec/modulecmd.tcl")
     program = next((path for path in places if os.path.exists(path)), None)

@@ -396,7 +396,7 @@ class _Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def portal() -> Any:
     server = HTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()
 

@@ -55,7 +55,7 @@ def web(tmp_path: Path) -> Any:
     (tmp_path / "www").mkdir()
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

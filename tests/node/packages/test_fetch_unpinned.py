@@ -55,7 +55,7 @@ def serve() -> Iterator[Callable[[Pages], tuple[str, list[dict[str, str]]]]]:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_address[1]}", asked
 
     yield start

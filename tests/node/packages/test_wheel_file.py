@@ -81,7 +81,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 def index(tmp_path: Path) -> Iterator[str]:
     """The address of an index over `tmp_path/simple`."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "simple"))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -116,7 +116,7 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
     assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "file": file, "sha256": "b" * 64}
     assert ["packs/bbbbbbbbbbbb.tar"] in members
     assert (outcome.errors, on.work.notes) == ({}, [])
-    assert [path.name for path in on.work.run.path.glob("*.tar")] == [], "nothing large stays in the run directory"
+    assert [path.name for path in on.work.run.path.rglob("*.tar")] == [], "nothing large stays in the run directory"
     (event,) = [each for each in read_journal(on.work.run.path / "journal.jsonl").events if each.kind == "handed-over"]
     assert (event.node, event.data["to"], event.data["bytes"]) == ("a", ["b", "c"], 9)
     step = on.plan.nodes[1].steps[1].request

@@ -17,6 +17,7 @@ from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import stage
 from envbuild.provision.jobs import survey as job_look
+from envbuild.provision.jobs.ask import _answer
 from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.run.context import Settings, Work
@@ -306,3 +307,13 @@ def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
 
     assert runner("") == own["path"]
     assert runner("/shared") == ours["path"]
+
+
+def test_an_answer_that_the_end_of_the_job_cut_off_is_the_error_of_the_job() -> None:
+    ended = EnvbuildError("job-cancelled", "job 3 was cancelled", exit_code=ExitCode.JOB_FAILED)
+    cut = b"===envbuild begin 0===\nos=Linux\n"
+    assert _answer("gpu1", cut, "0", ended) is ended
+    alone = _answer("gpu1", cut, "0", None)
+    assert isinstance(alone, EnvbuildError) and alone.code == "contact-cut-off"
+    nothing = _answer("gpu1", b"", "0", ended)
+    assert isinstance(nothing, EnvbuildError) and nothing.code == "contact-no-answer"

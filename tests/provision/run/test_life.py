@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,15 @@ def test_d39_on_a_full_disk_the_reason_of_the_failure_is_what_is_raised(tmp_path
         assert [event.kind for event in the_run(tmp_path).journal.events] == ["run-started"]
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.parametrize(
+    "error", [None, EnvbuildError("x", "x"), KeyboardInterrupt()], ids=["good", "failed", "stopped"]
+)
+def test_what_was_on_its_way_to_nodes_goes_when_the_run_ends(tmp_path: Path, error: BaseException | None) -> None:
+    with suppress(type(error) if error else EnvbuildError), one_run("provision", Settings(tmp_path), _Silent()) as run:
+        (run.run.staging / "toolchain-1.sh").write_bytes(b"x" * 100)
+        if error:
+            raise error
+    (made,) = list_runs(tmp_path)
+    assert sorted(path.name for path in made.path.iterdir()) == ["ansible", "journal.jsonl", "logs"]

@@ -24,7 +24,7 @@ def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
     run.write_json(run.plan, {"a": "ä"})
     assert json.loads(run.plan.read_text()) == {"a": "ä"}
     assert run.plan.stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in run.path.iterdir()) == ["ansible", "logs", "plan.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["ansible", "logs", "plan.json", "staging"]
 
 
 def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path) -> None:

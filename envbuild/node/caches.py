@@ -1,0 +1,118 @@
+"""The verb `cache`: what lies below a prefix beside its environments, and how to be rid of what is not used any more.
+
+`tidy` does the same for the controller's own caches.
+"""
+
+import os
+import re
+import stat
+import time
+
+from envbuild.node import lease, paths, protocol
+from envbuild.node.protocol import NodeError
+from envbuild.node.wheels import store as wheel_store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KEEP_DAYS = 30.0
+_LEAST_DAYS = 1.0  # what another run may still be writing is left alone, however short the time asked for
+_DAY = 86400.0
+
+
+class Place:
+    """The entries of the folder `path` whose names match; a `note` says why none of them is removed here."""
+
+    def __init__(self, kind: "str", path: "str", names: "str" = ".*", note: "str" = "") -> "None":
+        """`names` is a regular expression for whole names."""
+        self.kind = kind
+        self.path = path
+        self.names = re.compile("(?:%s)\\Z" % names)
+        self.note = note
+
+
+def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+    """Say what lies there and, with `args.dry_run` false, remove what nobody used for `args.keep_days`.
+
+    `args.cache` and `args.store`: those of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
+    `prefix-not-writable` (7) and `request-invalid`.
+    """
+    args, prefix = request["args"], request["prefix"]
+    days = args.get("keep_days", KEEP_DAYS)
+    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days <= 1e6:
+        raise NodeError("request-invalid", "`keep_days` must be a number of days, 0 or more")
+    places = _places(prefix, args)
+    if args.get("dry_run", True) or not os.path.isdir(prefix):
+        return False, tidy(places, days, dry_run=True)
+    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    try:
+        with held:
+            result = tidy(places, days, dry_run=False)
+    except OSError as error:
+        raise paths.os_error(error, prefix) or error from error
+    finally:
+        held.release()
+    return bool(result["removed"]), result
+
+
+def _places(prefix: "str", args: "dict[str, Any]") -> "list[Place]":
+    store = os.path.join(prefix, "store")
+    cache, wheels = (protocol.expand_prefix(args[key]) if args.get(key) else "" for key in ("cache", "store"))
+    return [
+        Place("delivered", store, r"[0-9a-f]{12}(\.trash-\d+)?"),
+        Place("packs", os.path.join(store, "packs")),
+        Place("temporary", os.path.join(prefix, "tmp")),
+        Place("first-use", os.path.join(store, "first-use"), note="a repair installs them again"),
+        Place("wheels", wheels or wheel_store.default_path(prefix), "[0-9a-f]{64}.*", "`envbuild wheels prune`"),
+        Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
+        Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
+    ]
+
+
+def tidy(places: "list[Place]", keep_days: "float", dry_run: "bool") -> "dict[str, Any]":
+    """What lies in each place, and the removal of what was neither changed nor read for `keep_days` (at least one).
+
+    Result: `places` [{`kind`, `path`, `note`, `items`, `bytes`, `old` (paths that go), `old_bytes`}], empty ones left
+    out, `removed` (paths) and their `bytes`. Raises OSError.
+    """
+    before = time.time() - max(keep_days, _LEAST_DAYS) * _DAY
+    rows = [row for row in (_look(place, before) for place in places) if row["items"]]
+    removed = [] if dry_run else [path for row in rows for path in row["old"]]
+    for path in removed:
+        paths.discard(path)
+    return {"places": rows, "removed": removed, "bytes": sum(row["old_bytes"] for row in rows if not dry_run)}
+
+
+def _look(place: "Place", before: "float") -> "dict[str, Any]":
+    try:
+        names = sorted(os.listdir(place.path)) if place.path else []
+    except OSError:
+        names = []
+    found = [os.path.join(place.path, name) for name in names if place.names.match(name)]
+    taken = {path: _taken(path) for path in found}
+    old = [path for path in found if not place.note and taken[path][1] < before]
+    return {
+        "kind": place.kind,
+        "path": place.path,
+        "note": place.note,
+        "items": len(found),
+        "bytes": sum(bytes_ for bytes_, _ in taken.values()),
+        "old": old,
+        "old_bytes": sum(taken[path][0] for path in old),
+    }
+
+
+def _taken(path: "str") -> "tuple[int, float]":
+    """Bytes on the disk below a path, and when something of it was last changed or read; no link is followed."""
+    inside = [] if os.path.islink(path) else [(folder, names + files) for folder, names, files in os.walk(path)]
+    taken, last = 0, 0.0
+    for each in [path] + [os.path.join(folder, name) for folder, names in inside for name in names]:
+        try:
+            facts = os.lstat(each)
+        except OSError:
+            continue
+        taken += facts.st_blocks * 512
+        # A folder is read by looking through it.
+        last = max(last, facts.st_mtime, facts.st_atime if stat.S_ISREG(facts.st_mode) else 0.0)
+    return taken, last

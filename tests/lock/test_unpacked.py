@@ -1,0 +1,161 @@
+"""What wheels and trees take on a disk: read from listings, written into locks, covered by no digest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from envbuild.cli.entry import main
+from envbuild.lock.create import create_lock
+from envbuild.lock.files import read_lock, write_lock
+from envbuild.lock.sizes import with_all_sizes
+from envbuild.lock.sources import lock_source
+from envbuild.lock.torch_wheels import Supply
+from envbuild.lock.unpacked import of_source, of_wheel
+from envbuild.model.lock import BLOCK, Unpacked
+from envbuild.model.stack import Source, Stack
+from envbuild.node import paths
+from tests.lock.conftest import Repos
+from tests.lock.wheels import make_wheel
+from tests.support.repositories import git, lose_file
+from tests.support.wheels import write_wheel
+
+MakeSupply = Callable[..., Supply]
+
+
+def taken(folder: Path) -> Unpacked:
+    """What lies below a folder, as a file system of 4 KiB blocks has it."""
+    found = list(folder.rglob("*"))
+    files = [path.stat().st_size for path in found if path.is_file() and not path.is_symlink()]
+    blocks = sum(-(-size // BLOCK) for size in files) + sum(path.is_dir() for path in found)
+    return Unpacked(bytes=blocks * BLOCK, inodes=len(found))
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """Two thousand files of odd sizes: its listing is longer than what is asked for first."""
+    files = {f"a/{number % 7}/module_{number}.py": os.urandom(number * 5 % 9000) for number in range(2000)}
+    return write_wheel(tmp_path, "a", "1.0", files)
+
+
+class _Parts(BaseHTTPRequestHandler):
+    """Gives the last bytes of `file` where it is asked for them, and all of it where `gives_parts` is False."""
+
+    file: Path
+    gives_parts = True
+
+    def do_GET(self) -> None:
+        data = self.file.read_bytes()
+        last = re.fullmatch(r"bytes=-(\d+)", self.headers.get("Range", ""))
+        part = data[-int(last[1]) :] if last and self.gives_parts else data
+        self.send_response(200 if part is data else 206)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def address(wheel: Path) -> Iterator[tuple[str, type[_Parts]]]:
+    handler = type("Handler", (_Parts,), {"file": wheel})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/{wheel.name}", handler
+    server.shutdown()
+
+
+def test_d11_a_wheel_takes_what_its_listing_says(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "out")
+    assert of_wheel(wheel.as_uri()) == taken(tmp_path / "out")
+
+
+def test_d11_of_a_wheel_on_an_index_only_the_end_is_fetched(wheel: Path, address: tuple[str, type[_Parts]]) -> None:
+    url, handler = address
+    assert wheel.stat().st_size > 4 << 20
+    assert of_wheel(url) == of_wheel(wheel.as_uri()) is not None
+    handler.gives_parts = False
+    assert of_wheel(url) is None
+
+
+def test_d11_what_cannot_be_asked_stays_unknown(tmp_path: Path) -> None:
+    (tmp_path / "b-1.0-py3-none-any.whl").write_bytes(b"no archive")
+    assert of_wheel((tmp_path / "b-1.0-py3-none-any.whl").as_uri()) is None
+    assert of_wheel("http://127.0.0.1:9/c-1.0-py3-none-any.whl") is None
+    assert of_wheel((tmp_path / "d-1.0.tar.gz").as_uri()) is None
+
+
+def test_d11_a_tree_takes_what_git_lists_with_its_submodules(repos: Repos, tmp_path: Path) -> None:
+    repos.create("inner")
+    repos.commit("inner", "b.txt", "x" * 5000)
+    repos.create("outer")
+    repos.git("outer", "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", repos.url("inner"), "sub/in")
+    (repos.folder / "outer" / "link").symlink_to("README")
+    commit = repos.commit("outer", "c.txt", "y")
+    asked = {"name": "o", "git": repos.url("outer"), "commit": commit, "submodules": True}
+    source = lock_source(Source.from_plain(asked))
+    git(tmp_path, "clone", "-q", "--recurse-submodules", str(repos.folder / "outer"), "out")
+    for meta in (".git", "sub/in/.git"):
+        paths.remove_tree(str(tmp_path / "out" / meta))
+    assert of_source(source) == taken(tmp_path / "out")
+
+
+def made(tmp_path: Path, repos: Repos, supply: MakeSupply) -> Path:
+    """A stack file with one package and one source, locked beside it."""
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    sources = [{"name": "s", "git": repos.url("s"), "commit": repos.git("s", "rev-parse", "HEAD")}]
+    profile = {"python": ["3.11"], "packages": ["alpha"], "sources": sources, "smoke": []}
+    path = tmp_path / "my.yaml"
+    path.write_text(json.dumps({"name": "my", "summary": "s", "profiles": {"exact": profile}}))
+    stack = Stack.from_plain(json.loads(path.read_text()))
+    lock = create_lock(stack, "exact", supply=supply(tmp_path / "house"), standalone={})
+    write_lock(path.with_name("my.lock.toml"), lock)
+    return path
+
+
+def test_d11_a_lock_says_what_its_files_take_and_no_digest_covers_it(
+    tmp_path: Path,
+    repos: Repos,
+    supply: MakeSupply,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    repos.create("s")
+    path = made(tmp_path, repos, supply)
+    file = path.with_name("my.lock.toml")
+    text, (variant,) = file.read_text(), read_lock(file).variants
+    assert variant.packages[0].files[0].unpacked == Unpacked(bytes=5 * BLOCK, inodes=5)
+    assert variant.sources[0].unpacked == Unpacked(bytes=BLOCK, inodes=1)
+    assert variant.without_sizes().compute_digest("my", "exact") == variant.digest
+
+    file.write_text(re.sub(r"(, |\n)unpacked = {[^}]*}", "", text))
+    assert read_lock(file).variants == (variant.without_sizes(),)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "house"))
+    assert main(["lock", "sizes", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["locks"] == [{"lock": str(file), "changed": True, "unmeasured": []}]
+    assert file.read_text() == text
+    assert main(["lock", "sizes", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("unchanged: ")
+
+
+def test_d11_what_is_not_to_be_had_is_said_and_stays_unknown(tmp_path: Path, repos: Repos, supply: MakeSupply) -> None:
+    repos.create("s")
+    said: list[str] = []
+    lock = read_lock(made(tmp_path, repos, supply).with_name("my.lock.toml"))
+    lose_file(repos.folder / "s", "README")
+    bare = lock.model_copy(update={"variants": tuple(each.without_sizes() for each in lock.variants)})
+    assert with_all_sizes(bare, (str(tmp_path / "nowhere"),), {}, said.append) == bare
+    assert [text.split(":")[0] for text in said] == [
+        "packages from `pypi` were not measured for cp311-linux_x86_64",
+        "the tree of s was not measured",
+    ]

@@ -1,0 +1,118 @@
+"""The verb `cache`: what lies beside environments is told by kind; what is old goes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import caches, lease
+from envbuild.node.protocol import NodeError
+
+DAY = 86400.0
+FILES = {
+    "delivered": f"store/{'a' * 12}/wheels/x.whl",
+    "packs": "store/packs/pack.tar.gz",
+    "temporary": "tmp/install-x/file",
+    "first-use": f"store/first-use/{'b' * 64}/y.whl",
+    "wheels": f"store/wheels/{'c' * 64}/z.whl",
+    "tools": "tools/uv-1/uv",
+}
+GOES = {"delivered", "packs", "temporary"}
+
+
+def aged(path: Path, days: float) -> None:
+    """Everything from the path down, and the path itself, was last changed and read so many days ago."""
+    then = time.time() - days * DAY
+    for each in sorted(path.rglob("*"), reverse=True):
+        os.utime(each, (then, then), follow_symlinks=False)
+    os.utime(path, (then, then))
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """One file of each kind, forty days old, and an environment as old."""
+    for name in (*FILES.values(), "envs/mine/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 5000)
+    aged(tmp_path, 40)
+    return tmp_path
+
+
+def ask(prefix: Path, **args: Any) -> dict[str, Any]:
+    changed, result = caches.run({"verb": "cache", "run": "r", "prefix": str(prefix), "args": args})
+    assert changed == bool(result["removed"])
+    return result
+
+
+def left(prefix: Path) -> set[str]:
+    return {kind for kind, name in FILES.items() if (prefix / name).exists()}
+
+
+def test_d11_every_kind_is_told_with_what_it_takes_and_nothing_is_changed_by_asking(prefix: Path) -> None:
+    places = {row["kind"]: row for row in ask(prefix)["places"]}
+    assert set(places) == set(FILES) == left(prefix)
+    assert all(row["items"] == 1 and row["bytes"] >= 8192 for row in places.values())
+    assert {kind for kind, row in places.items() if row["old"]} == GOES
+    assert {kind for kind, row in places.items() if row["note"]} == set(FILES) - GOES
+
+
+def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> None:
+    result = ask(prefix, dry_run=False)
+    assert left(prefix) == set(FILES) - GOES
+    assert (prefix / "envs/mine/bin/python").exists()
+    assert len(result["removed"]) == 3 and result["bytes"] >= 3 * 8192
+    assert ask(prefix, dry_run=False)["removed"] == []
+    assert not (prefix / "lease.json").exists()
+
+
+@pytest.mark.parametrize("moment", ["changed", "read"])
+def test_d11_what_was_used_lately_stays_however_short_the_time_asked_for(prefix: Path, moment: str) -> None:
+    then, now = time.time() - 40 * DAY, time.time() - 0.5 * DAY
+    for kind in GOES:
+        os.utime(prefix / FILES[kind], (then, now) if moment == "changed" else (now, then))
+    assert ask(prefix, dry_run=False, keep_days=0)["removed"] == []
+    assert left(prefix) == set(FILES)
+
+
+def test_d11_a_link_is_removed_and_not_followed(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other") / "file"
+    other.write_bytes(b"x" * 10**6)
+    link = prefix / "tmp" / "link"
+    link.symlink_to(other.parent)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    places = {row["kind"]: row for row in ask(prefix, dry_run=False)["places"]}
+    assert places["temporary"]["bytes"] < 10**6
+    assert not link.is_symlink() and other.exists()
+
+
+def test_d11_nothing_goes_while_another_run_changes_the_prefix(prefix: Path) -> None:
+    held = lease.acquire(str(prefix), "another", None, 0)
+    with pytest.raises(NodeError) as caught:
+        ask(prefix, dry_run=False)
+    assert caught.value.code == "prefix-busy"
+    assert left(prefix) == set(FILES)
+    held.release()
+
+
+@pytest.mark.parametrize("days", [-1, True, "30", float("nan")])
+def test_d11_a_time_that_is_none_is_refused(prefix: Path, days: Any) -> None:
+    with pytest.raises(NodeError) as caught:
+        ask(prefix, dry_run=False, keep_days=days)
+    assert caught.value.code == "request-invalid"
+
+
+def test_d11_a_prefix_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Path) -> None:
+    assert ask(tmp_path / "none", dry_run=False)["places"] == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_d11_the_target_s_own_cache_and_store_are_told_too(prefix: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "archive").mkdir(parents=True)
+    (tmp_path / "elsewhere" / ("d" * 64)).mkdir(parents=True)
+    told = ask(prefix, cache=str(tmp_path / "cache"), store=str(tmp_path / "elsewhere"))["places"]
+    found = {row["kind"]: row["path"] for row in told}
+    assert (found["uv"], found["wheels"]) == (str(tmp_path / "cache"), str(tmp_path / "elsewhere"))
