@@ -14,8 +14,8 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git_read import GitReader
-from envbuild.lock.uvtool import run_uv
+from envbuild.lock.readers.git_read import GitReader
+from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat

@@ -11,7 +11,7 @@ from envbuild.model.patch import Patch, Recipe
 from envbuild.model.stack import Source, Stack
 
 if TYPE_CHECKING:
-    from envbuild.lock.git_read import GitReader
+    from envbuild.lock.readers.git_read import GitReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git_read import git_reader
+from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Document, Stack
 
 _LARGEST = 2_000_000

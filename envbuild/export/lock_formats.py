@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Index, offered_files
-from envbuild.lock.pylock import ARCHITECTURES, OfferedFile
+from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 

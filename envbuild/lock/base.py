@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments
-from envbuild.lock.uvtool import run_uv
+from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model.stack import Base
 
 _PROBE = (

@@ -9,9 +9,9 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
 from envbuild.lock.create import added_names
 from envbuild.lock.files import field_digests
-from envbuild.lock.git import fetched, resolve_ref
+from envbuild.lock.readers.git import fetched, resolve_ref
+from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import pin_patches
-from envbuild.lock.torch_wheels import Supply
 from envbuild.lock.unpinned import CODE
 from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, LockedSource

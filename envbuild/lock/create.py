@@ -15,16 +15,14 @@ from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
-from envbuild.lock.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.files import field_digests
 from envbuild.lock.first_use import check_against_uses
-from envbuild.lock.git import git_version
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
-from envbuild.lock.scan import with_uses
-from envbuild.lock.sizes import with_trees
-from envbuild.lock.sources import lock_source
-from envbuild.lock.torch_wheels import (
+from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
+from envbuild.lock.readers.git import git_version
+from envbuild.lock.readers.scan import with_uses
+from envbuild.lock.readers.torch_wheels import (
     Supply,
     TorchChoice,
     can_reach,
@@ -33,7 +31,9 @@ from envbuild.lock.torch_wheels import (
     load_records,
     named,
 )
-from envbuild.lock.uvtool import uv_version
+from envbuild.lock.readers.uvtool import uv_version
+from envbuild.lock.sizes import with_trees
+from envbuild.lock.sources import lock_source
 from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant

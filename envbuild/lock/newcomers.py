@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, resolve
-from envbuild.lock.pylock import Offer
+from envbuild.lock.readers.pylock import Offer
 
 YOUNG = timedelta(days=365)
 

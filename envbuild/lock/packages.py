@@ -9,8 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of, uv_platform, with_sizes
-from envbuild.lock.uvtool import run_uv
+from envbuild.lock.readers.pylock import (
+    Offer,
+    OfferedFile,
+    choose_file,
+    parse_pylock,
+    platform_of,
+    uv_platform,
+    with_sizes,
+)
+from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 PYPI = "pypi"

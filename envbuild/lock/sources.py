@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git import Repository, fetched
+from envbuild.lock.readers.git import Repository, fetched
 from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
 

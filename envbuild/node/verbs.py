@@ -27,7 +27,7 @@ VERBS = {
     "use": "env.switch",
     "remove": "env.remove",
     "wheels": "wheels.manage",
-    "cache": "caches",
+    "cache": "env.caches",
     "image": "image.build_stage",
     "container": "image.container",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Target
-from envbuild.node.caches import Place, tidy
+from envbuild.node.env.caches import Place, tidy
 from envbuild.provision.contact.wheel_stores import ask_each
 
 # All of it can be fetched again. What is not named here is facts of nodes and of images, which are small.

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild import resources
 from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
-from envbuild.lock.git_read import git_reader
+from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat

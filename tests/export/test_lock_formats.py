@@ -12,7 +12,7 @@ from uv import find_uv_bin
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
-from envbuild.lock.torch_wheels import Supply
+from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
 from tests.lock.build import lock, package, variant

@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index
-from envbuild.lock.torch_wheels import Supply, TorchRecords
+from envbuild.lock.readers.torch_wheels import Supply, TorchRecords
 from envbuild.model.lock import ArtifactFile
 from tests.support.repositories import git
 

@@ -14,9 +14,9 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import asked
-from envbuild.lock.build_requires import read_needs
 from envbuild.lock.create import create_lock
-from envbuild.lock.torch_wheels import Supply
+from envbuild.lock.readers.build_requires import read_needs
+from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile, Source, Stack
 from tests.lock.conftest import Repos

@@ -13,8 +13,8 @@ from envbuild.errors import ExitCode
 from envbuild.lock.agreement import LockFinding
 from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
+from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import pin_patches
-from envbuild.lock.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedSource
 from envbuild.model.stack import Stack
 from tests.lock.build import lock, package, variant

@@ -16,7 +16,7 @@ from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, render_lock
 from envbuild.lock.packages import Index
-from envbuild.lock.torch_wheels import Supply, can_reach
+from envbuild.lock.readers.torch_wheels import Supply, can_reach
 from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
 from envbuild.model.stack import Stack
 from tests.lock.conftest import Repos

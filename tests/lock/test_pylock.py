@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of
+from envbuild.lock.readers.pylock import Offer, OfferedFile, choose_file, parse_pylock, platform_of
 from envbuild.resolve.artifacts import rank
 
 SDIST = OfferedFile("a-1.0.tar.gz", "https://example.org/a-1.0.tar.gz", "0" * 64)

@@ -6,7 +6,7 @@ import pytest
 
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, render_lock
-from envbuild.lock.scan import uses
+from envbuild.lock.readers.scan import uses
 from envbuild.model.stack import Stack
 from envbuild.resolve.profile import scan_findings
 from tests.lock.conftest import Repos

@@ -15,8 +15,8 @@ from envbuild.cli.lock_cmd import check
 from envbuild.errors import ExitCode
 from envbuild.lock.check import check_lock
 from envbuild.lock.files import read_lock, render_lock
-from envbuild.lock.pylock import platform_of
-from envbuild.lock.torch_wheels import check_against_records, load_records
+from envbuild.lock.readers.pylock import platform_of
+from envbuild.lock.readers.torch_wheels import check_against_records, load_records
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.artifacts import rank
 

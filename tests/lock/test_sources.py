@@ -7,7 +7,7 @@ import pytest
 
 from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git import fetched, resolve_ref
+from envbuild.lock.readers.git import fetched, resolve_ref
 from envbuild.lock.sources import absolute_url, lock_source, pin_patches
 from envbuild.model.stack import Source
 from tests.lock.conftest import Repos

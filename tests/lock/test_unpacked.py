@@ -16,10 +16,10 @@ import pytest
 from envbuild.cli.entry import main
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import read_lock, write_lock
+from envbuild.lock.readers.torch_wheels import Supply
+from envbuild.lock.readers.unpacked import of_source, of_wheel
 from envbuild.lock.sizes import with_all_sizes
 from envbuild.lock.sources import lock_source
-from envbuild.lock.torch_wheels import Supply
-from envbuild.lock.unpacked import of_source, of_wheel
 from envbuild.model.lock import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths

@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, resolve
-from envbuild.lock.uvtool import run_uv, uv_version
+from envbuild.lock.readers.uvtool import run_uv, uv_version
 from tests.lock.wheels import make_wheel
 
 REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))

@@ -21,7 +21,7 @@ from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
 
 if TYPE_CHECKING:
-    from envbuild.lock.git_read import GitReader
+    from envbuild.lock.readers.git_read import GitReader
 
 _LEGACY = ("setuptools", "wheel")
 # What a backend asks for in code (`get_requires_for_build_editable`) and does not write down.
@@ -63,7 +63,7 @@ def read_needs(sources: Sequence[Source]) -> tuple[Needs, ...]:
     ]
     if not built:
         return ()
-    from envbuild.lock.git_read import git_reader
+    from envbuild.lock.readers.git_read import git_reader
 
     with git_reader() as reader:
         return tuple(_needs(source, reader) for source in built)

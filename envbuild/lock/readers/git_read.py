@@ -1,6 +1,6 @@
 """Reads single files of single commits from upstream repositories, fetching no more than what is asked for.
 
-Goes through the user's own git configuration like everything else that speaks to git (`envbuild/lock/git.py`).
+Goes through the user's own git configuration like everything else that speaks to git (`envbuild/lock/readers/git.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.git import refuse_incomplete, resolve_ref, run_git, unreachable
+from envbuild.lock.readers.git import refuse_incomplete, resolve_ref, run_git, unreachable
 from envbuild.node.git_source import object_missing
 
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.unpacked import of_wheel
+from envbuild.lock.readers.unpacked import of_wheel
 from envbuild.model.lock import Unpacked
 from envbuild.resolve.artifacts import Platform, rank
 

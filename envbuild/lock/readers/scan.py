@@ -13,7 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, LockedSource
 
 if TYPE_CHECKING:
-    from envbuild.lock.git_read import GitReader
+    from envbuild.lock.readers.git_read import GitReader
 
 # Names that numpy removed in 1.24 and, for good, in 2.0.
 _ALIASES = {"int", "float", "object", "str", "complex", "long", "unicode"}
@@ -36,7 +36,7 @@ def with_uses(
 
     What the previous lock says of the same commit stays: a commit does not change.
     """
-    from envbuild.lock.git_read import git_reader
+    from envbuild.lock.readers.git_read import git_reader
 
     before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
     known = {(source.git, source.commit): source.uses for source in before if source.uses is not None}

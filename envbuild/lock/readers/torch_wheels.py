@@ -24,7 +24,7 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import PYPI, Index
-from envbuild.lock.pylock import ARCHITECTURES, platform_of
+from envbuild.lock.readers.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pip_config
 from envbuild.resolve.artifacts import rank

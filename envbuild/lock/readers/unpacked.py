@@ -9,7 +9,7 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from envbuild.lock.git import fetched
+from envbuild.lock.readers.git import fetched
 from envbuild.model.lock import LockedSource, LockedSubmodule, Unpacked
 
 # The listing is the end of a wheel: that of most lies in the first length, that of torch (12,248 files) in the second.

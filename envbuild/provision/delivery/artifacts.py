@@ -292,7 +292,7 @@ def _bundle(
 
     A bundle of a shallow repository cannot be fetched from, hence the history.
     """
-    from envbuild.lock.git import fetched
+    from envbuild.lock.readers.git import fetched
 
     path = cache / "sources" / bundle_name(name, source)
     if path.exists():

@@ -62,7 +62,9 @@ def shells() -> list[list[str]]:
 @pytest.mark.parametrize("program", shells(), ids=" ".join)
 def test_deactivate_takes_everything_back_also_after_another_environment(tmp_path: Path, program: list[str]) -> None:
     for name in ("one", "two"):
-        text = activation_files.activate_sh(f"{tmp_path}/{name} it's", name, {"KEPT": name, f"ONLY_{name.upper()}": "$x"})
+        text = activation_files.activate_sh(
+            f"{tmp_path}/{name} it's", name, {"KEPT": name, f"ONLY_{name.upper()}": "$x"}
+        )
         (tmp_path / f"{name}.sh").write_text(text)
     script = """
 PS1='$ '; shown() { env | grep -v '^_=' | LC_ALL=C sort; }

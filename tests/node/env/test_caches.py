@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import caches, lease
+from envbuild.node import lease
+from envbuild.node.env import caches
 from envbuild.node.protocol import NodeError
 
 DAY = 86400.0
