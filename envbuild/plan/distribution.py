@@ -162,7 +162,12 @@ def _glibc(facts: NodeFacts) -> tuple[int, ...]:
 def _giving(node: NodePlan, group: SpreadClass) -> NodePlan:
     why = f"built once for {len(group.nodes) + 1} nodes: {names_of(list(group.nodes))} take it over"
 
+    # Packed again, it is about as large as what was fetched.
+    pack = sum(step.fetch_bytes for step in node.steps)
+
     def told(step: Step) -> Step:
+        if step.kind == "activate":
+            return step.model_copy(update={"beside_bytes": pack, "rough": True})
         return step.model_copy(update={"why": f"{step.why}; {why}"}) if step.kind == "install" else step
 
     return node.model_copy(update={"steps": tuple(told(step) for step in node.steps)})
@@ -197,7 +202,7 @@ def _unpack(install: Step, group: SpreadClass) -> Step:
         why=f"the same environment, on an equal interpreter and C library, {there}",
         request=request,
         disk_bytes=install.disk_bytes,
-        # The pack, which is about as large as the wheels, and the hashes of what is unpacked.
+        # The pack, and what an install has beside it.
         beside_bytes=install.fetch_bytes + install.beside_bytes,
         rough=True,
         inodes=install.inodes,

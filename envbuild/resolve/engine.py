@@ -278,10 +278,10 @@ class Resolver:
 
     def _tools(self, variant: Variant, facts: NodeFacts) -> int:
         """Bytes of the tools that the node still needs beside the environment; those of a shared folder lie there."""
-        others = {f"python-{each.interpreter.sha256[:12]}" for each in self.variants
-                  if each.interpreter.sha256 not in (None, variant.interpreter.sha256)}  # fmt: skip
-        there = {*facts.toolchain, *others}
-        return 0 if facts.shared else sum(n for folder, n in self.tool_bytes.items() if folder not in there)
+        own = f"python-{(variant.interpreter.sha256 or '')[:12]}"
+        needed = (folder for folder in self.tool_bytes if folder == own or not folder.startswith("python-"))
+        there = self.tool_bytes if facts.shared else facts.toolchain
+        return sum(self.tool_bytes[folder] for folder in needed if folder not in there)
 
     def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""

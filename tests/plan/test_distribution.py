@@ -70,6 +70,15 @@ def test_equal_nodes_are_built_for_by_one_and_say_so() -> None:
     assert of(plan, "a").steps[0].what == f"put envbuild-node into {PREFIX}/tools", "who installs nothing needs no uv"
 
 
+def test_d11_the_pack_lies_beside_the_environment_of_who_gives_and_of_who_takes() -> None:
+    plan = spread_over(machine("a"), machine("b"))
+    giver, taker = of(plan, "a"), of(plan, "b")
+    fetched = sum(step.fetch_bytes for step in giver.steps)
+    assert giver.steps[-1].beside_bytes == fetched > 0 == taker.steps[-1].beside_bytes
+    assert giver.peak_bytes >= giver.lasting_bytes + fetched
+    assert taker.peak_bytes >= taker.lasting_bytes + fetched
+
+
 def test_the_request_of_a_taker_is_that_of_its_install_without_what_only_installing_needs() -> None:
     plan = spread_over(machine("a"), machine("b"))
     install, unpack = of(plan, "a").steps[1].request, of(plan, "b").steps[1].request

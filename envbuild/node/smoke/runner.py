@@ -18,7 +18,9 @@ from envbuild.node import proc, program_files, redact
 from envbuild.node.build import build_dir
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
-FLAGS = ["-I", "-B", "-u", "-X", "faulthandler"]
+# A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
+_QUIET = "ignore:Failed to initialize NumPy:UserWarning"
+FLAGS = ["-I", "-B", "-u", "-X", "faulthandler", "-W", _QUIET]
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"

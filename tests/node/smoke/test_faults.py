@@ -123,6 +123,18 @@ def test_an_irregular_end_is_a_failure_that_says_how(environment: Path, tmp_path
     assert says in check.says
 
 
+def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_warnings_are(
+    environment: Path, tmp_path: Path
+) -> None:
+    """As torch says it at its import, in an environment that has no numpy on purpose."""
+    warns = "import warnings\nwarnings.warn({!r} + ': No module named (Triggered internally)')\nos._exit(1)\n"
+    for message, shown in (("Failed to initialize NumPy", False), ("Failed to initialize CUDA", True)):
+        text = BEGIN + warns.format(message)
+        (check,) = checks_of(environment, tmp_path, {"name": "training"}, {"smoke_torch_training": text})
+        assert check.status == "failed"
+        assert ("warnings.warn" in check.says) == shown, check.says
+
+
 def test_much_output_neither_blocks_nor_is_kept(environment: Path, tmp_path: Path) -> None:
     check = training(environment, tmp_path, "sys.stdout.write('x' * 5_000_000 + '\\n')\nsys.exit('last words')\n")
     assert "exit code 1 during start-up: last words" in check.says
