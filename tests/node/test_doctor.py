@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.probe import doctor
+from envbuild.node import doctor
 from envbuild.node.protocol import NodeError
 
 
