@@ -31,9 +31,9 @@ class NodeHost:
 
     `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
     verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
-    controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node. `tmp`: where
-    Ansible keeps temporary files on the node, `first_tmp` the same before the toolchain made the prefix; `/tmp`
-    (private folders in it) when there is none or it is not plain.
+    controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node; of `run`.
+    `tmp`: where Ansible keeps temporary files on the node, `first_tmp` the same before the toolchain made the prefix;
+    `/tmp` (private folders in it) when there is none or it is not plain.
     """
 
     name: str
@@ -43,6 +43,7 @@ class NodeHost:
     payload: Path | None = None
     artifacts: Path | None = None
     store: str | None = None
+    run: str = ""
     tmp: str | None = None
     first_tmp: str | None = None
 
@@ -69,7 +70,7 @@ class NodeHost:
             if self.store is None:
                 raise ValueError("artifacts need a store")
             out["envbuild_artifacts"] = str(self.artifacts.absolute())
-            out["envbuild_store"] = self.store
+            out.update(envbuild_store=self.store, envbuild_run=self.run)
         # And these it gives to the node's shell as they are, so only plain paths can be used.
         if self.first_tmp is not None and is_plain_path(self.first_tmp):
             out["envbuild_first_tmp"] = self.first_tmp

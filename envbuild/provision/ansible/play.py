@@ -90,6 +90,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
         payload=files.payload,
         artifacts=files.artifacts,
         store=files.store,
+        run=run.id,
         tmp=files.tmp or (posixpath.join(files.prefix, "tmp") if files.prefix else None),
         first_tmp=files.tmp,
     )
