@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import proc
+from envbuild.node import paths, proc
 
 # What each needs, for a machine that has none.
 NEEDS = {
@@ -24,7 +24,6 @@ NEEDS = {
     "podman": "podman: no daemon, root or subordinate user ids; 4.0 or newer",
     "docker": "docker: its daemon, and BuildKit (23.0 or newer)",
 }
-EPOCH = 315532800
 _TIMEOUT = 6 * 3600.0
 
 
@@ -45,7 +44,7 @@ class Build:
     secrets: Mapping[str, Path] = field(default_factory=dict)
     pull: bool = True
     cache: bool = False
-    epoch: int = EPOCH
+    epoch: int = paths.EPOCH
 
 
 @dataclass(frozen=True)

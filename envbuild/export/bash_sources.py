@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.model.lock import LockedSource, Variant
+from envbuild.node.paths import EPOCH
 
 quote = shlex.quote
 
@@ -95,7 +96,7 @@ def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, st
         "",
         "  # Sources are built with the environment's own tools; two builds see the same variables.",
         '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
-        "  export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0",
+        f"  export SOURCE_DATE_EPOCH={EPOCH} PYTHONHASHSEED=0",
     ]
     lines += [f"  export {name}={quote(value)}" for name, value in build.get("variables", {}).items()]
     if build.get("cuda_home"):

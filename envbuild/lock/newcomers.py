@@ -32,7 +32,7 @@ def newcomers(offers: Sequence[Offer], request: Request, before: Container[str])
     fresh = [name for name, uploaded in uploads.items() if today - uploaded < YOUNG]
     for name in _missing(fresh, replace(request, as_of=(today - YOUNG).isoformat(), pins={}, constraints=())):
         yield (
-            f"{name} {unknown[name].version} is new in this lock, nobody named it, and its project is young "
+            f"{name} {unknown[name].version} is new in this lock, not named by the stack, and its project is young "
             f"(uploaded {uploads[name]}): look at what it is and who wants it before you install it"
         )
 

@@ -78,8 +78,8 @@ class ChosenVariants:
         if variant is None:
             raise KeyError(resolution.variant_id)
         python = next((p for p in facts.pythons if p.path == resolution.interpreter), None)
-        stands_on = variant.base.kind != "none" and python is not None and python.packages is not None
-        provided = frozenset(python.packages.items()) if stands_on and python and python.packages else None
+        packages = python.packages if python is not None and variant.base.kind != "none" else None
+        provided = None if packages is None else frozenset(packages.items())
         key = (variant.id, resolution.arch_list, provided)
         if key not in self._known:
             bound = bound_variant(self._lock, variant, python, resolution.arch_list)

@@ -311,7 +311,7 @@ def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:
     if named is not None:
         return f"{asked} is Python {named.version}, and the stack needs Python {wanted}"
     if "/" in asked or asked == MODULE_PYTHON:
-        return f"{asked} is no Python on this node; the stack needs Python {wanted}"
+        return f"{asked} is not a Python on this node; the stack needs Python {wanted}"
     return f"Python {asked} was asked for; the stack needs Python {wanted}, and no such one is on this node"
 
 

@@ -104,8 +104,8 @@ def _refused(node: str, words: str) -> EnvbuildError:
         return _unreachable(
             node,
             "login-needs-terminal",
-            f"{node} refuses a login that nobody answers its questions for",
-            f"{_last(words)}; there is no terminal to answer at",
+            f"{node}: the login asks a question and there is no terminal",
+            _last(words),
             "run envbuild in a terminal; or give the host a `ControlPath` in ~/.ssh/config, log in and leave that "
             f"connection open (`ssh -fNM {node}`), and run the same command again",
         )

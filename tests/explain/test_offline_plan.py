@@ -105,7 +105,10 @@ def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str
 
 def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_path: Path) -> None:
     for target, why in (
-        ("aws-p3-16xlarge", "exact needs torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl, whose hash nobody has recorded"),
+        (
+            "aws-p3-16xlarge",
+            "exact needs torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl, whose hash is missing from the lock",
+        ),
         ("polaris", "the target polaris names it"),
     ):
         profile = PROFILES[target]

@@ -200,7 +200,7 @@ def test_d54_a_young_project_that_nobody_named_is_said_when_it_is_locked_first(
     lock = locked(supply(), [], said, packages=["logger", "youngster"])
     assert set(versions(lock)) == {"logger", "unheard", "steady", "aged", "youngster"}
     (sentence,) = said
-    assert sentence.startswith("unheard 0.0.1b1 is new in this lock, nobody named it, and its project is young")
+    assert sentence.startswith("unheard 0.0.1b1 is new in this lock, not named by the stack, and its project is young")
     again: list[str] = []
     stack = Stack.from_plain(
         {

@@ -307,7 +307,7 @@ def test_d07_an_interpreter_of_another_version_is_named_with_its_version() -> No
     assert got.decisions[0].what == f"{path} is Python {version}, and the stack needs Python 3.8"
     assert got.decisions[0].instead == f"name {facts.pythons[1].path}, or no interpreter"
     for asked, says in (
-        ("/no/python", "/no/python is no Python on this node; the stack needs Python 3.8"),
+        ("/no/python", "/no/python is not a Python on this node; the stack needs Python 3.8"),
         ("3.8.1", "Python 3.8.1 was asked for; the stack needs Python 3.8, and no such one is on this node"),
     ):
         assert resolve(facts, lock, target(), compat(), interpreter=asked).decisions[0].what == says

@@ -261,7 +261,7 @@ class _Build:
         if "No space left on device" in text or "Disk quota exceeded" in text:
             return paths.full_disk(self.options.tmp, uv.tail(text))
         if done.timed_out:
-            return diagnose.failure(self.what, "it was not done after %d minutes" % (DEADLINE // 60))
+            return diagnose.failure(self.what, "timed out after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
         log(uv.tail(text, 400))
         return diagnose.of_output(self.what, text, what)

@@ -138,7 +138,7 @@ def _unread(environment: "str", found: "dict[str, Any]") -> "dict[str, Any]":
         noted = {"at": found.get("stamped_at"), "differed": 0}
     at, differed = noted.get("at"), int(noted.get("differed") or 0)
     then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
-    says = "contents not read; last read on %s%s" % (at or "a day that nobody noted", then)
+    says = "contents not read; last read on %s%s" % (at or "an unknown date", then)
     details = {"read_at": at, "differed": differed}
     return {"name": "files", "status": "not-run", "says": says, "level": "not-checked", "details": details}
 

@@ -43,8 +43,8 @@ def _whole(path: "str", recorded: "str | None") -> "str | None":
     found = runtimes.digest_of(path)
     if found is not None and found == wanted:
         return found
-    told = ("made was %.12s" % wanted) if wanted else "nobody has written down what was made"
-    log("%s is made again: its sha256 is %.12s, %s" % (path, found or "unreadable", told))
+    expected = "expected %.12s" % wanted if wanted else "none was recorded"
+    log("%s is made again: its sha256 is %.12s, %s" % (path, found or "unreadable", expected))
     return None
 
 

@@ -76,7 +76,7 @@ def _why_unsafe(member: "zipfile.ZipInfo") -> "str":
     name = member.orig_filename
     parts = name.split("/")
     if name.startswith("/") or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
-        return "which is no relative path"
+        return "which is not a relative path"
     if ".." in parts:
         return "which leads out of its folder"
     kind = stat.S_IFMT(member.external_attr >> 16)
