@@ -18,13 +18,14 @@ from types import MappingProxyType
 from typing import Any
 
 from envbuild.container import build_context
-from envbuild.container.builders import EPOCH, Build, Builder
+from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render_part
 from envbuild.container.instructions import Copy
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.node import pip_config
+from envbuild.node.paths import EPOCH
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
 

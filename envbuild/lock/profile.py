@@ -44,7 +44,7 @@ def choose_profile(
     for name in loaded.stack.profiles:
         path = lock_path(loaded, name)
         if name != default and path.is_file() and _unrecorded(path) is None:
-            why = f"{default} needs {unrecorded}, whose hash is missing from the lock; `--trust-first-use` takes {default}"
+            why = f"{default} needs {unrecorded}, whose hash the lock lacks; `--trust-first-use` takes {default}"
             return ChosenProfile(name, why)
     return ChosenProfile(default)
 

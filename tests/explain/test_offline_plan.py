@@ -107,7 +107,7 @@ def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_
     for target, why in (
         (
             "aws-p3-16xlarge",
-            "exact needs torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl, whose hash is missing from the lock",
+            "exact needs torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl, whose hash the lock lacks",
         ),
         ("polaris", "the target polaris names it"),
     ):
