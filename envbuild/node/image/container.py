@@ -8,8 +8,10 @@ The record `<prefix>/images/<stack>.json` is written last: without it, nothing c
 
 import json
 import os
+import subprocess
 import sys
 import time
+import uuid
 
 from envbuild.node import facts as probe
 from envbuild.node import lease, paths, proc, protocol
@@ -271,6 +273,17 @@ def _launcher_check(record: "dict[str, Any]") -> "dict[str, Any]":
     return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
 
 
+def _endable(command: "list[str]") -> "tuple[list[str], list[str]]":
+    """The command with a name for its container, and what ends that; nothing where a runtime starts a mere process.
+
+    podman and docker forward no signal to a container that they are still starting.
+    """
+    if command[1:2] != ["run"] or os.path.basename(command[0]) not in ("podman", "docker"):
+        return command, []
+    name = "envbuild-%s" % uuid.uuid4().hex[:12]
+    return command[:2] + ["--name", name] + command[2:], [command[0], "rm", "--force", name]
+
+
 def _ask(
     command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]", timeout: "float" = TIMEOUT
 ) -> "dict[str, Any]":
@@ -280,9 +293,15 @@ def _ask(
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
-    done = proc.run(
-        _here(command) + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"), grace=_GRACE
-    )
+    command, end = _endable(_here(command))
+    try:
+        done = proc.run(
+            command + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"), grace=_GRACE
+        )
+    except BaseException:
+        if end:
+            subprocess.run(end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        raise
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)
