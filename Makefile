@@ -24,10 +24,11 @@ lint: .venv/.ready
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
-generated: .venv/.ready  ## schemas, shipped locks and containers/ agree with what makes them
+generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them
 	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
 	.venv/bin/python -m envbuild.catalog.schema docs/schemas
-	git diff --exit-code -- docs/schemas
+	.venv/bin/python docs/make_errors.py
+	git diff --exit-code -- docs/schemas docs/errors.md
 	.venv/bin/envbuild lock check torch-smoke --offline
 	.venv/bin/envbuild image dockerfile --check
 

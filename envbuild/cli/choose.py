@@ -43,7 +43,7 @@ _BUILD_OPTIONS = (
     click.option(
         "--trust-first-use",
         is_flag=True,
-        help="Take a file whose hash nobody has recorded as it is now, record its sha256, and hold to it.",
+        help="Take a file whose hash the lock lacks as it is now, record its sha256, and hold to it.",
     ),
     click.option(
         "--jobs",

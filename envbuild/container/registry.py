@@ -206,7 +206,7 @@ def _raise_for(answer: _Answer, reference: str) -> None:
         later = answer.headers.get("Retry-After", "")
         raise EnvbuildError(
             "registry-busy",
-            f"the registry of {reference} wants no more questions now",
+            f"the registry of {reference}: rate limited (429)",
             why="it answers 429" + (f", and to try again after {later[:40]}" if later else ""),
             hint="try again later, or log in",
             exit_code=ExitCode.TRY_AGAIN,

@@ -119,7 +119,7 @@ def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> s
             return name
     raise EnvbuildError(
         "container-no-runtime",
-        f"{node}: nothing there can run the image (engine container: no)",
+        f"{node}: no usable container runtime (engine container: no)",
         why="; ".join(against),
         hint="one of these has to work there: " + "; ".join(NEEDS[name] for name in wanted),
         exit_code=ExitCode.REFUSED,

@@ -146,7 +146,7 @@ def _degrees(given: AlcfParameters, model: ModelSize, gpus: int) -> _Degrees:
         require(
             tensor in (1, gpus),
             f"SP_TYPE=ds with MPSIZE={tensor}",
-            why="the scripts set MPSIZE back to 1 there without a word",
+            why="the scripts set MPSIZE back to 1 there without a message",
             hint=f"MPSIZE=1 for sequence parallel {gpus}, or leave it out for tensor parallel {gpus}",
         )
         computed.append(Default(name="SPSIZE", value=str(sequence), why="what SP_TYPE=ds makes of MPSIZE"))

@@ -124,7 +124,7 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
     require(
         model.layers % (stages * chunks) == 0,
         f"{stages} stages x {chunks} chunks do not divide the {model.layers} layers of {model.name}",
-        why="the script divides and rounds down without a word (finding app-layers-divide)",
+        why="the script divides and rounds down without a message (finding app-layers-divide)",
         hint="stages x chunks of " + ", ".join(str(n) for n in range(1, model.layers + 1) if model.layers % n == 0),
     )
     require(

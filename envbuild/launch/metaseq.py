@@ -90,7 +90,7 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
     require(
         given.submit != "local",
         f"submit=local with {place.nodes} nodes",
-        why="opt-baselines sets the number of nodes back to 1 there without a word (finding opt-local-nodes)",
+        why="opt-baselines sets the number of nodes back to 1 there without a message (finding opt-local-nodes)",
         hint="submit=salloc in a job, submit=sbatch from a login node",
     )
     if place.job:

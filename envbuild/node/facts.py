@@ -32,7 +32,7 @@ def _addresses(args: "dict[str, Any]") -> "dict[str, str]":
 
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Probe this node; `request` as in docs/architecture.md. Changes nothing. Raises NodeError for a bad request."""
+    """Probe this node; `request` as in docs/node-program.md. Changes nothing. Raises NodeError for a bad request."""
     args = request["args"]
     prefix = request["prefix"]
     folders = search_path()

@@ -270,7 +270,7 @@ def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait
 def _busy(prefix: "str", owner: "dict[str, Any]") -> "NodeError":
     return NodeError(
         "prefix-busy",
-        "another envbuild changes %s" % prefix,
+        "%s is locked by another envbuild" % prefix,
         why="held by %s" % describe(owner),
         hint="wait for it, or run again with a longer --wait",
         exit_code=Exit.TRY_AGAIN,

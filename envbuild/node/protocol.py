@@ -1,6 +1,6 @@
 """One JSON request on stdin, one JSON response line on stdout, everything else on stderr.
 
-The contract is in `docs/architecture.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package has
+The contract is in `docs/node-program.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package has
 the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations are quoted throughout the
 node program: Python 3.6 parses them and nothing evaluates them.
 """

@@ -207,7 +207,7 @@ class NodeSteps:
             kind="fetch",
             what=f"fetch {names} once{' on this machine' if here else ''}, check it against its own RECORD and record "
             "its sha256",
-            why="nobody has recorded its hash and its first use is trusted; the environment is named by what comes",
+            why="the lock lacks its hash and its first use is trusted; the environment is named by what comes",
             request=None if here else request,
         )
         return (step,)

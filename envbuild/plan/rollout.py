@@ -27,7 +27,7 @@ def parse_share(text: str, option: str, *, least: int) -> Share:
     if share is None or share.number < least or (share.percent and share.number > 100):
         raise EnvbuildError(
             "share-invalid",
-            f"`{option} {text}` is no number of nodes",
+            f"invalid value for {option}: {text}",
             why=f"it has to be a number from {least}, or a percentage from {least}% to 100%",
             hint=f"`{option} 4` or `{option} 25%`",
         )

@@ -29,7 +29,7 @@ def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: b
     if any(step.kind == "fetch" and step.request is not None for node in working for step in node.steps):
         raise EnvbuildError(
             "not-yet-supported",
-            "nodes of a job cannot fetch files whose hash nobody has recorded",
+            "nodes of a job cannot fetch files whose hash the lock lacks",
             hint="let this machine fetch them: take `delivery: node` out of the target",
             exit_code=ExitCode.REFUSED,
         )

@@ -382,7 +382,7 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> 
     if len(without) == len(judged):
         wanted = " or ".join(dict.fromkeys(j.variant.python for j in judged))
         there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons) or "none"
-        what = f"the interpreter of the stack is not to be had: it needs Python {wanted}"
+        what = f"the interpreter of the stack is not available: it needs Python {wanted}"
         first = wanted.split(" or ")[0]
         fits = next((p.path for p in facts.pythons if dotted_minor(p) in wanted.split(" or ")), None)
         if asked:

@@ -185,11 +185,11 @@ def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> De
 def _unrecorded(package: LockedPackage, file: ArtifactFile, trust: bool) -> Decision:
     compared = (file.file, "sha256 unrecorded")
     if not trust:
-        what = f"nobody has recorded the hash of {file.file}" + (f": {file.reason}" if file.reason else "")
+        what = f"the lock lacks the hash of {file.file}" + (f": {file.reason}" if file.reason else "")
         instead = "`--trust-first-use` takes it once as it is and records its hash; or a variant with recorded files"
         return decision("hash-unrecorded", "refuse", what, compared, LOCKED, instead)
     what = (
-        f"trusted on first use: nobody has recorded the hash of {file.file}, so it is taken as the index "
+        f"trusted on first use: the lock lacks the hash of {file.file}, so it is taken as the index "
         f"{package.index} gives it now, and has to be that very file from then on"
     )
     return decision("hash-unrecorded", "warn", what, compared, LOCKED)

@@ -64,7 +64,7 @@ def _house(world: World, storage: Storage) -> Path:
             [sys.executable, "-m", *words, "-r", str(requirements)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
     bundle(world, house)
     return house
 

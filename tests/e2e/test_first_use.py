@@ -63,7 +63,7 @@ def test_it_is_refused_unless_asked_for_and_the_refusal_names_the_flag(world: Wo
     assert nothing_in_use(world) and record(world) == []
     plan = world.run("plan", "--stack", "./tiny.yaml")
     assert plan.rc == 5
-    assert "nobody has recorded the hash of" in plan.out and TRUST in plan.out
+    assert "the lock lacks the hash of" in plan.out and TRUST in plan.out
 
 
 def test_it_is_taken_once_recorded_and_said_everywhere(world: World, beta: Path) -> None:

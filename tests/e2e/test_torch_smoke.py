@@ -24,7 +24,7 @@ def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
     if first.rc and first.json.get("nodes", [{}])[0].get("error", {}).get("code") in (
         "network-unreachable", "unreachable-index",
     ):  # fmt: skip
-        pytest.skip(f"torch is not to be had here: {first.err[-400:]}")
+        pytest.skip(f"torch is not available here: {first.err[-400:]}")
     assert first.rc == 0, first.err
     checks = {check["name"]: check["status"] for check in first.node["checks"]}
     assert set(checks.values()) <= {"passed", "skipped"}, checks

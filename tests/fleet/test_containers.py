@@ -74,7 +74,7 @@ def _target(world: World, nodes: list[Node], more: dict[str, Any] | None = None,
         words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
         done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
     section = {
         "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}", "glibc": "2.36",
         "wheelhouse": [str(house)], **container,

@@ -114,7 +114,7 @@ def download(folder: Path, *requirements: str) -> list[Path]:
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
     done = subprocess.run([*words, *requirements], capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
-        pytest.skip(f"{' '.join(requirements)} is not to be had here: {done.stderr.strip()[-300:]}")
+        pytest.skip(f"{' '.join(requirements)} is not available here: {done.stderr.strip()[-300:]}")
     return sorted(folder.glob("*.whl"))
 
 

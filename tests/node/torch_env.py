@@ -101,8 +101,8 @@ def _environment() -> tuple[Path | None, str]:
 
 
 def torch_environment() -> Path:
-    """Folder of a venv with torch 2.13.0+cpu on Python 3.11; skips the test when it is not to be had."""
+    """Folder of a venv with torch 2.13.0+cpu on Python 3.11; skips the test when it is not available."""
     environment, problem = _environment()
     if environment is None:
-        pytest.skip(f"torch {TORCH} for Python {PYTHON} is not to be had here: {problem}")
+        pytest.skip(f"torch {TORCH} for Python {PYTHON} is not available here: {problem}")
     return environment

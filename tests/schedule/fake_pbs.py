@@ -1,7 +1,7 @@
 """A small PBS for tests: `qsub`, `qstat`, `qdel`, `pbsnodes` and `mpiexec` that keep jobs in files and run them here.
 
 What they print has the shape of PBS Professional's programs; `qstat -F json` breaks as openpbs issues 2541 (quotes of
-variables) and 1255 (backslashes) say, when `broken` is there. It stands in for a real PBS, which is not to be had here.
+variables) and 1255 (backslashes) say, when `broken` is there. It stands in for a real PBS, which is not available here.
 Its nodes are this machine under other host names (a UTS namespace each), where the tests may make such.
 """
 

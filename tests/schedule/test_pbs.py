@@ -1,4 +1,4 @@
-"""The PBS adapter against a small fake of its programs; a real PBS is not to be had where these tests run."""
+"""The PBS adapter against a small fake of its programs; a real PBS is not available where these tests run."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_node_that_was_taken_out_after_the_job_is_noted_and_its_answer_counts(
     world.fake.say("offline-x3002")
     done = world.job()
     assert done.rc == 0, done.err
-    assert any("x3002 takes no more jobs after job" in text for text in done.json["warnings"])
+    assert any("x3002 is drained after job" in text for text in done.json["warnings"])
 
 
 def test_the_printed_file_builds_the_same_without_envbuild(world: PbsWorld) -> None:

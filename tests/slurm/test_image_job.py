@@ -93,7 +93,7 @@ def section(world: World, **container: Any) -> dict[str, Any]:
         words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
         done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"uv's wheel is not to be had here: {done.stderr[-200:]}")
+            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
     return {
         "runtime": "apptainer", "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}",
         "glibc": "2.36", "wheelhouse": [str(house)], **container,

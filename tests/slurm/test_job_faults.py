@@ -129,7 +129,7 @@ def test_a_node_that_an_epilog_drains_after_the_job_is_noted_and_its_answer_coun
     done = world.job()
     assert done.rc == 0, done.err
     assert by_node(done)["gpu2"]["status"] == "ok"
-    (note,) = [text for text in done.json["warnings"] if "gpu2 takes no more jobs" in text]
+    (note,) = [text for text in done.json["warnings"] if "gpu2 is drained after job" in text]
     assert "health check: NVLink" in note
 
 

@@ -22,7 +22,7 @@ SMOKE = [{"name": "sound", "deadline": 300}, {"name": "machine", "deadline": 300
 
 
 def torch_stack(world: World, name: str = "tiny", *, light: bool = False, **profile: Any) -> None:
-    """`work/<name>.yaml`, locked; the test is skipped where torch is not to be had."""
+    """`work/<name>.yaml`, locked; the test is skipped where torch is not available."""
     version, packages = (LIGHT, [NUMPY]) if light else (TORCH, [])
     if light:
         folder = Path(__file__).with_name("light_torch")
@@ -35,5 +35,5 @@ def torch_stack(world: World, name: str = "tiny", *, light: bool = False, **prof
     stack = world.stack(name, packages=packages, **given)
     done = world.run("lock", "create", f"./{stack.name}", timeout=280)
     if any(f"error[{code}]" in done.err for code in NOT_HERE):
-        pytest.skip(f"torch {version} is not to be had here: {done.err[-400:]}")
+        pytest.skip(f"torch {version} is not available here: {done.err[-400:]}")
     assert done.rc == 0, done.err

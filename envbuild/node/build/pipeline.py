@@ -363,7 +363,7 @@ def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "Non
 def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "str") -> "NodeError":
     return NodeError(
         "extensions-missing",
-        "%s is without what was asked for" % (where % source["name"]),
+        "%s lacks what was asked for" % (where % source["name"]),
         why=why,
         hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
         exit_code=Exit.BUILD_FAILED,

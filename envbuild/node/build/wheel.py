@@ -269,7 +269,7 @@ class _Build:
     def _missing(self, why: "str", names: "list[str] | None" = None) -> "NodeError":
         return NodeError(
             "extensions-missing",
-            "source %s would be a wheel without what was asked for" % self.name,
+            "source %s: the wheel lacks what was asked for" % self.name,
             why=why,
             hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
             exit_code=Exit.BUILD_FAILED,

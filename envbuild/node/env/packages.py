@@ -47,7 +47,7 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
             reasons = [each.get("reason") or "" for each in package["files"]]
             raise NodeError(
                 "hash-unrecorded",
-                "nobody has recorded a hash of %s %s" % (package["name"], package["version"]),
+                "the lock lacks a hash of %s %s" % (package["name"], package["version"]),
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
                 hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256",
                 exit_code=Exit.INTEGRITY,

@@ -110,7 +110,7 @@ class _Places:
                 last = error
         raise last or NodeError(
             "package-not-found",
-            "%s is not to be had" % name,
+            "%s is not available" % name,
             why="no folder that was given has it, and no index that is known here",
             hint="put it into a folder and give that to `envbuild image build --wheelhouse`",
             exit_code=Exit.BUILD_FAILED,

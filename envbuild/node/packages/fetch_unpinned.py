@@ -126,7 +126,7 @@ class _Source:
                 return found
         raise NodeError(
             "package-not-found",
-            "%s is not to be had" % wanted["file"],
+            "%s is not available" % wanted["file"],
             why="the index `%s` has no file of that name, and no find-links folder has it" % wanted["index"],
             hint="put the file into a find-links folder of pip, or create the lock again",
             exit_code=Exit.BUILD_FAILED,

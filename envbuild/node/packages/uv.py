@@ -180,7 +180,7 @@ def failure(done: "proc.Finished", doing: "str", where: "str") -> "NodeError":
     if "No solution found" in text or "not found in the package registry" in text:
         return _error(
             "package-not-found",
-            "a locked package is not to be had (%s)" % doing,
+            "a locked package is not available (%s)" % doing,
             why,
             Exit.BUILD_FAILED,
             "check that the configured index or mirror has it; offline, that it was delivered",

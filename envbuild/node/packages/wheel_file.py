@@ -158,7 +158,7 @@ def _digest(archive: "zipfile.ZipFile", name: "str", algorithm: "str") -> "str":
 def _damaged(wanted: "dict[str, Any]", why: "str") -> "NodeError":
     return NodeError(
         "artifact-damaged",
-        "%s is no whole wheel" % wanted["file"],
+        "invalid wheel %s" % wanted["file"],
         why=why,
         hint="fetch it again",
         exit_code=Exit.INTEGRITY,

@@ -27,7 +27,7 @@ _ITEMS = ("sound", "machine", "training", "extensions")
 
 
 def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
-    """Entry point of the verb; args and result are in docs/architecture.md. Raises NodeError for a bad request."""
+    """Entry point of the verb; args and result are in docs/node-program.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
 

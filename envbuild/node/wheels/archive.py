@@ -145,7 +145,7 @@ def _extract(path: "str", stream: "Any", work: "str") -> "set[str]":
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 if said is not None:
-                    raise _damaged(path, "it goes on after its list of keys")
+                    raise _damaged(path, "trailing data after the key list")
                 if member.name == _KEYS and member.isreg() and member.size <= _RECORD_LIMIT:
                     content = archive.extractfile(member)
                     said = json.loads(content.read().decode("ascii") if content else "")

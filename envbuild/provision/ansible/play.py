@@ -183,7 +183,7 @@ def _silent(node: str, rc: int) -> EnvbuildError:
     """A node that neither answered nor failed was never reached by the play."""
     return EnvbuildError(
         "node-silent",
-        f"{node}: Ansible ended (exit {rc}) without a word about this node",
+        f"{node}: Ansible ended (exit {rc}) without a task result for this node",
         hint="the events of the play are in the run directory",
         exit_code=ExitCode.UNREACHABLE,
     )

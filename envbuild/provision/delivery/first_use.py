@@ -56,7 +56,7 @@ def settle(work: Work, plan: Plan) -> None:
             hint="without `delivery: node` in the target this machine fetches it",
             exit_code=ExitCode.REFUSED,
         )
-    with work.phase("first-use", "fetching files whose hash nobody has recorded"):
+    with work.phase("first-use", "fetching files whose hash the lock lacks"):
         seen = _fetch_here(work, [node for node in steps if node not in there]) + _fetch_on_nodes(work, there)
         packages = _packages(work, steps)
         _fail(work, differing(seen))

@@ -65,7 +65,7 @@ def run_to_end(
             work.progress.stage(f"job {number} goes on; `{site.scheduler.cancels} {number}` ends it")
         raise
     for node, reason in site.scheduler.bad_nodes(state.nodes).items():
-        work.notes.append(f"{node} takes no more jobs after job {number}: {reason}")
+        work.notes.append(f"{node} is drained after job {number}: {reason}")
     return number, state
 
 

@@ -124,7 +124,7 @@ def test_nodes_whose_bases_differ_are_named_with_what_differs() -> None:
 
 def test_nodes_of_a_job_do_not_fetch_what_nobody_has_hashed() -> None:
     share(plan(node_plan("n1", "fetch", *ALL)))
-    with pytest.raises(EnvbuildError, match="nobody has recorded"):
+    with pytest.raises(EnvbuildError, match="the lock lacks"):
         share(plan(node_plan("n1", "fetch", *ALL, request={"verb": "fetch"})))
 
 
