@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, Phase, SchedulerUnavailableError
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Limits, wait_for
+from envbuild.schedule.wait import Limits, RealClock, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,16 @@ def shell(cluster: Cluster, code: str, **more: Any) -> Job:
         "steps": (JobStep(argv=("bash", "-c", code)),),
     }  # fmt: skip
     return Job(**{**given, **more})
+
+
+class Hurried(RealClock):
+    """Ten times as fast, so that no minute between two questions has to be waited for."""
+
+    def now(self) -> float:
+        return super().now() * 10
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds / 10)
 
 
 def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 30) -> JobState:
@@ -146,7 +156,7 @@ def test_a_job_that_somebody_else_cancels_in_the_queue_is_noticed(cluster: Clust
     number = slurm.submit(job)
     states: list[JobState] = []
     threading.Timer(1.0, lambda: cluster.run("scancel", number)).start()
-    state = wait_for(slurm, job, number, on_change=states.append)
+    state = wait_for(slurm, job, number, on_change=states.append, clock=Hurried())
     assert state.failure is Failure.CANCELLED
     assert states[0].phase is Phase.PENDING
 
@@ -217,7 +227,7 @@ def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: C
     finally:
         threading.Timer(2.0, cluster.start_controller).start()
     status = Path(job.output, f"status-{number}")
-    state = wait_for(slurm, job, number, peek=status.exists)
+    state = wait_for(slurm, job, number, peek=status.exists, clock=Hurried())
     assert (state.phase, state.exit) == (Phase.DONE, 5), slurm.logs(job, number)
 
 
@@ -239,7 +249,7 @@ def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm:
     job = shell(cluster, "echo up", queue="cloud", gpus_per_node=2, gres=partition.gres())
     number = slurm.submit(job)
     states: list[JobState] = []
-    state = wait_for(slurm, job, number, limits=Limits(start=55.0), on_change=states.append)
+    state = wait_for(slurm, job, number, limits=Limits(start=550.0), on_change=states.append, clock=Hurried())
     assert state.good, (states, cluster.states())
     assert Phase.CONFIGURING in {each.phase for each in states}
     assert state.nodes == ("cloud1",)

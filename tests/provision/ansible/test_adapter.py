@@ -85,6 +85,18 @@ def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> Non
     assert result.nodes == {"localhost": ended[1]}
 
 
+def test_a_step_starts_no_module_of_ansible_on_its_node(tmp_path: Path) -> None:
+    program, request = tmp_path / "program.sh", tmp_path / "install.json"
+    program.write_text("""read -r asked; printf '{"ok": true, "changed": true, "asked": %s}' "$asked"\n""")
+    request.write_text('{"a": 1}\n')
+    events: list[TaskEvent] = []
+    # A shell in the place of Python, which no module could be run with.
+    host = NodeHost("localhost", "/bin/sh", str(program), {"install": request})
+    _run(tmp_path, Inventory((host,), Connection()), events)
+    assert _ends(events) == [("localhost", "install", "changed")]
+    assert json.loads(events[-1].stdout)["asked"] == {"a": 1}
+
+
 def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path) -> None:
     events: list[TaskEvent] = []
     result = _run(tmp_path, _inventory(tmp_path, {"install": {"exit": 5}, "activate": {}}), events)
