@@ -90,7 +90,8 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
         payload=files.payload,
         artifacts=files.artifacts,
         store=files.store,
-        run=run.id,
+        # Who sends a pack takes it away.
+        run="" if "unpack" in verbs else run.id,
         tmp=files.tmp or (posixpath.join(files.prefix, "tmp") if files.prefix else None),
         first_tmp=files.tmp,
     )
