@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 Numbers = tuple[int, ...]
@@ -9,6 +10,7 @@ Numbers = tuple[int, ...]
 _LEADING = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
+@functools.lru_cache(maxsize=4096)
 def numbers(text: str | None) -> Numbers:
     """The leading dotted number: `470.82.01 (GA)` is (470, 82, 1); empty when there is none."""
     found = _LEADING.match(text.strip()) if text else None
