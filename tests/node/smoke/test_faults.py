@@ -130,7 +130,7 @@ def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_war
     warns = "import warnings\nwarnings.warn({!r} + ': No module named (Triggered internally)')\nos._exit(1)\n"
     for message, shown in (("Failed to initialize NumPy", False), ("Failed to initialize CUDA", True)):
         text = BEGIN + warns.format(message)
-        (check,) = checks_of(environment, tmp_path, {"name": "training"}, {"smoke_torch_training": text})
+        (check,) = checks_of(environment, tmp_path, {"name": "training"}, {"training": text})
         assert check.status == "failed"
         assert ("warnings.warn" in check.says) == shown, check.says
 
