@@ -51,8 +51,6 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             result = _unpack(request, environment, held)
             if args.get("remove"):
                 os.unlink(args["file"])
-                # Whoever delivers names its run beside the files; nobody asks for that where packs lie.
-                paths.remove_tree(os.path.join(os.path.dirname(args["file"]), "runs"))
             return True, result
     except BaseException as error:
         backup.give_up(environment, held)
