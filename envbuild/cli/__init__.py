@@ -1,1 +1,4 @@
-"""The command line: one file per verb group; parses, calls, prints; decides nothing."""
+"""The command line, one file a group of verbs.
+
+In: arguments. Out: text or JSON, and the exit code. Parses, calls, prints; never decides.
+"""

@@ -1,1 +1,4 @@
-"""Images: the same plan and the same node program as on nodes, rendered as a Dockerfile and its context."""
+"""Images: a recipe and its Dockerfile, pure; builders, registries and checks at the edges.
+
+In: a variant and a target. Out: an image, or the files that make one. Never imports `provision`.
+"""

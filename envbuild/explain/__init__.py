@@ -1,1 +1,4 @@
-"""What is wrong with a stack's document, what was decided, and how what is built differs; and checks of all that."""
+"""What a stack is about: findings with their checks, decisions, and its document with notes beside it.
+
+In: a stack and, where given, facts. Out: text and data. Never changes a lock or a node.
+"""

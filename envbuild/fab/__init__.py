@@ -1,1 +1,4 @@
-"""The folder that `fab -r` searches; it holds nothing but the tasks, because fab puts it on Python's path."""
+"""Tasks for hand use with fab; a folder of its own, because fab puts it on Python's path.
+
+In: a target. Out: what its nodes answered. Never decides: it calls what the verbs call.
+"""

@@ -1,1 +1,4 @@
-"""Pure: a stack, parameters and a place -> the commands that start a run. Nothing is run here."""
+"""The commands that start a stack's own run, as data and as shell text; one recipe a stack. Pure.
+
+In: parameters and a place. Out: command lines. Never runs anything.
+"""

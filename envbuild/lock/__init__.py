@@ -1,1 +1,4 @@
-"""Locks: create, read, write, check, diff, export."""
+"""Locks: created, read, written, checked and compared; `readers/` looks at what they are made from.
+
+In: a stack's profile. Out: names, versions and hashes. Never imports `plan` or `provision`.
+"""

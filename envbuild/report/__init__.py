@@ -1,1 +1,4 @@
-"""Evidence -> HTML, Markdown, JSON."""
+"""Evidence as people and programs read it: terminal, HTML, Markdown, JSON, and its schema.
+
+In: one Evidence. Out: text. Never asks a node and never changes a verdict.
+"""

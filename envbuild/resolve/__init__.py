@@ -1,1 +1,4 @@
-"""Pure: facts x lock variants x compatibility data -> Resolution."""
+"""What fits: facts x variants x compatibility data -> Resolution, with a reason for every decision. Pure.
+
+In: what nodes said and what a lock offers. Out: one variant a node, or why none. Never reads, writes or asks.
+"""
