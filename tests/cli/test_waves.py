@@ -30,8 +30,8 @@ def test_the_nodes_of_a_job_are_changed_at_once(
 
 
 @pytest.mark.parametrize("words", [["--batch", "0"], ["--max-fail", "half"]])
-def test_what_is_no_number_of_nodes_is_refused_before_a_node_is_asked(
+def test_an_invalid_number_of_nodes_is_refused_before_a_node_is_asked(
     words: list[str], cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["provision", "--target", "local", *words]) == 2
-    assert f"error[share-invalid]: `{words[0]} {words[1]}`" in capsys.readouterr().err
+    assert f"error[share-invalid]: invalid value for {words[0]}: {words[1]}\n" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_nothing_may_follow_the_list_of_keys(tmp_path: Path, two: tuple[Path, li
     ask(two[0], "pack", file=str(pack))
     with tarfile.open(pack, "a") as archive:
         archive.addfile(tarfile.TarInfo("x"))
-    assert "goes on" in refused(tmp_path / "to", pack).why
+    assert "trailing data" in refused(tmp_path / "to", pack).why
 
 
 def test_a_pack_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
