@@ -39,7 +39,7 @@ from envbuild.resolve.variant_checks import (
 )
 from envbuild.resolve.wheel_providers import borrow
 
-# What is asked of a node before the compatibility rules (`rules.RULES`), and what is said of the choice.
+# What is asked of a node before the compatibility rules (`rules/order.py`), and what is said of the choice.
 NODE_RULES = (
     "engine-fits",
     "python-not-there",

@@ -62,7 +62,7 @@ class Builder:
     def fetch(self) -> "None":
         """Take in what was handed, fetch and check trees before any package is installed.
 
-        Raises what `sources.fetch` and `Handed.take_in` raise.
+        Raises what `git_source.fetch` and `Handed.take_in` raise.
         """
         self.handed.take_in(self.store_path)
         store = None  # type: Store | None
@@ -80,7 +80,7 @@ class Builder:
     def prepare(self) -> "None":
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
-        Raises what `patching.apply`, `obtain` and `build_wheel.build_wheel` raise.
+        Raises what `patch_sources.apply`, `obtain` and `wheel.build_wheel` raise.
         """
         for source in self.pins:
             if source.get("install", "wheel") != "wheel":

@@ -1,4 +1,4 @@
-"""The verb `install`: builds an environment in place, up to but without its stamp."""
+"""Builds an environment in place, up to but without its stamp. The verb is `packs/provide.py`; `activate.py` stamps."""
 
 import os
 import shutil

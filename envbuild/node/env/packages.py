@@ -222,7 +222,7 @@ def archived(
     """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
 
     A RECORD may be wrong (torch's wheels were renamed after theirs was written), an archive with the lock's sha256
-    cannot: it is unpacked once more, past uv's cache. `doubtful`: mismatches of `record.check`. Raises as `install`.
+    cannot: it is unpacked once more, past uv's cache. `doubtful`: mismatches of `installed.check`. Raises as `install`.
     """
     known = {}
     for package in packages:

@@ -78,7 +78,7 @@ def _under_lease(
 def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
     """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
 
-    Raises NodeError: those of `container_load.load`, `image-does-not-run` (exit 1).
+    Raises NodeError: those of `load.load`, `image-does-not-run` (exit 1).
     """
     kept = False
     try:
@@ -139,7 +139,7 @@ def _take(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[
 def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     """Test inside, as one of the nodes that share the prefix; nothing that they share changes.
 
-    Raises NodeError `image-file-damaged` (exit 5), those of `container_load.load`, `image-does-not-run` (exit 1).
+    Raises NodeError `image-file-damaged` (exit 5), those of `load.load`, `image-does-not-run` (exit 1).
     """
     args["prefix"] = prefix
     if args["runtime"] in ("podman", "docker"):

@@ -30,7 +30,7 @@ _OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.REA
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
 
-    With `args.ensure` later jobs get it from there (`packs.publish`). A pack of the same environment and root that is
+    With `args.ensure` later jobs get it from there (`publish`). A pack of the same environment and root that is
     there and whole is taken again. With `args.durable` false the pack is not synced to the disk: it is read once and
     removed. With `args.interpreter` false the interpreter stays out of it: all that take the environment over have it.
     Raises NodeError `environment-not-stamped`, `pack-leads-out`, `pack-format-unknown`,
