@@ -17,7 +17,7 @@ StartNodes = Callable[..., list[Node]]
 _OTHER_BUILD = """
 import glob, json, sys
 sys.path.insert(0, glob.glob("{prefix}/tools/*/envbuild-node.pyz")[0])
-from envbuild.node.env import merkle
+from envbuild.node import merkle
 folder = "{prefix}/current/{stack}/.envbuild/"
 files = json.load(open(folder + "files.json"))
 path = next(name for name in files if name.endswith("alpha/__init__.py"))
