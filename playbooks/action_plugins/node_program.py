@@ -19,8 +19,10 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call it; `rc`, `stdout`, `stderr`, `changed` and `failed`."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        # The account's shell, whichever it is, becomes the node program: nothing stands between it and its session.
-        command = f"exec env {self._compute_environment_string()} {shlex.join(self._task.args['argv'])}"
+        # Whichever shell the account has. `exit` keeps sh there, which says that the program was killed: ssh gives 255
+        # for that, and Ansible would take it for a lost connection and call the program again.
+        program = f"env {self._compute_environment_string()} {shlex.join(self._task.args['argv'])}; exit $?"
+        command = f"exec /bin/sh -c {shlex.quote(program)}"
         request = Path(self._task.args["request"]).read_bytes()
         done = self._low_level_execute_command(command, sudoable=False, in_data=request, executable=False)
         said = {stream: done[stream].rstrip("\r\n") for stream in ("stdout", "stderr")}

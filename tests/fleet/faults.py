@@ -113,9 +113,9 @@ def clear(node: Node) -> None:
 
 
 def working(node: Node, pattern: str = "envbuild-node") -> list[str]:
-    """Processes on a node, ours or started by ours, by their command line."""
+    """Processes on a node, ours or started by ours, by their command line; not the shell that waits for one."""
     lines = node.run(["ps", "-eo", "pid=,args="]).stdout.splitlines()
-    return [line for line in lines if re.search(pattern, line) and "ps -eo" not in line]
+    return [line for line in lines if re.search(pattern, line) and not re.search("ps -eo|/bin/sh -c", line)]
 
 
 def steps_of(world: FleetWorld) -> dict[str, list[str]]:

@@ -102,7 +102,7 @@ def test_each_fault_ends_its_own_node_and_the_same_command_does_the_rest(fleet: 
     # The tree is first -> killed, first -> flipped, killed -> cut.
     cut.run(["ip", "route", "add", "unreachable", killed.address])
     flip = f"f=$(ls {PREFIX}/store/packs/*.tar) && printf '\\377' | dd of=$f bs=1 seek=70000 conv=notrunc status=none"
-    watch = "until pkill -9 -f '[p]yz unpack'; do sleep 0.02; done"
+    watch = "until pkill -9 -f '^/[^ ]*python[^ ]* .*[p]yz unpack'; do sleep 0.02; done"
     with subprocess.Popen(over_ssh(killed, watch), stdin=subprocess.DEVNULL) as killer:
         hook = {"HOOK": json.dumps(over_ssh(flipped, flip))}
         done = world.fleet("provision", code=["-c", FLIPS], env=hook, timeout=400)
