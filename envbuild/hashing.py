@@ -11,14 +11,14 @@ from envbuild.errors import EnvbuildError, ExitCode
 def sha256_of(path: Path) -> str:
     """sha256 (hex) of a file.
 
-    Raises EnvbuildError `toolchain-unreadable` (exit 70).
+    Raises EnvbuildError `file-unreadable` (exit 70).
     """
     try:
         with path.open("rb") as source:
             return hashlib.file_digest(source, "sha256").hexdigest()
     except OSError as error:
         raise EnvbuildError(
-            "toolchain-unreadable",
+            "file-unreadable",
             f"cannot read {path}",
             why=str(error.strerror or error),
             exit_code=ExitCode.INTERNAL,

@@ -19,7 +19,7 @@ _STEPS = {
     "deliver": "delivering files",
     "carry": "sending the image",
     "container": "testing inside the image",
-    "fetch": "fetching what nobody has hashed",
+    "fetch": "fetching files without a recorded hash",
     "install": "building the environment",
     "unpack": "taking over the environment",
     "smoke": "smoke test",

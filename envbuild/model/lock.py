@@ -115,8 +115,8 @@ class LockedSource(StrictModel):
     """A git source, pinned by commit and tree, with how it is installed.
 
     `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
-    tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None
-    where nobody has looked. `needs`: packages that its tree says its build needs and its stack does not list
+    tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None:
+    its tree was not looked at. `needs`: packages that its tree says its build needs and its stack does not list
     (None: there are none). `unpacked`: what its tree takes, those of submodules included.
     """
 

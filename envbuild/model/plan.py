@@ -18,8 +18,8 @@ class Step(StrictModel):
 
     `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
     `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `beside_bytes` what lies there too
-    while the step runs, `seconds` a rough estimate; `unsized` names what is not counted in them, because nobody has
-    recorded its size, and `rough` says that bytes on the disk are not all recorded ones.
+    while the step runs, `seconds` a rough estimate; `unsized` names what is not counted in them, as its size is not
+    recorded, and `rough` says that bytes on the disk are not all recorded ones.
     """
 
     kind: StepKind

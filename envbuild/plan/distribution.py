@@ -66,7 +66,7 @@ def spread(
 
 
 def _would_build(node: NodePlan) -> bool:
-    """The node would install everything itself; not one that has to fetch what nobody has hashed."""
+    """The node would install everything itself; not one that has to fetch a file whose hash the lock lacks."""
     return install_args(node) is not None and all(step.kind != "fetch" for step in node.steps)
 
 

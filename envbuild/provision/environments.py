@@ -83,7 +83,7 @@ def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
 
 
 def first_use(work: Work, plan: Plan) -> Plan:
-    """Fetch and record what nobody has hashed; then the plan with names that follow from those hashes."""
+    """Fetch files whose hash the lock lacks and record them; then the plan with names that follow from those hashes."""
     from envbuild.provision.delivery.first_use import settle
 
     settle(work, plan)

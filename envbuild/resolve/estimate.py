@@ -31,7 +31,7 @@ LIBRARY_FILES = 50
 FILES_PER_PACKAGE = 100
 WHEEL_BYTES_PER_FILE = 16_000
 MOST_FILES_PER_PACKAGE = 12_500
-# This stands for a git source whose tree nobody has measured.
+# For a git source whose tree was not measured.
 SOURCE = "source "
 TREE = Unpacked(bytes=60_000_000, inodes=2_000)
 # Rough rates of one node: bytes fetched, bytes written, a package's own cost.

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
+from functools import cache
 from pathlib import Path
-from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
 
 from envbuild.lock.readers.git import fetched
 from envbuild.model.lock import LockedSource, LockedSubmodule, Unpacked
+from envbuild.node import pip_config
+from envbuild.node.packages import index_client
+from envbuild.node.protocol import NodeError
 
 # The listing is the end of a wheel: that of most lies in the first length, that of torch (12,248 files) in the second.
 _TAILS = (1 << 16, 1 << 22, 1 << 26)
@@ -25,22 +28,25 @@ def of_wheel(url: str) -> Unpacked | None:
         if parts.scheme == "file":
             return _listed(Path(unquote(parts.path)))
         return _remote(url) if parts.scheme in ("http", "https") else None
-    except (URLError, OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+    except (NodeError, OSError, ValueError, zipfile.BadZipFile, NotImplementedError):  # the last: of zipfile
         return None
 
 
 def _remote(url: str) -> Unpacked | None:
     for length in _TAILS:
-        request = Request(url, headers={"Range": f"bytes=-{length}"})  # noqa: S310 - the scheme was checked
-        with urlopen(request, timeout=10) as answer:  # noqa: S310
-            tail = answer.read(length + 1)
-        if len(tail) > length:
-            return None  # the whole file, from its beginning: this server gives no parts
+        tail = index_client.tail(url, length, _certificates(), timeout=10)
+        if tail is None:
+            return None
         try:
             return _listed(io.BytesIO(tail))
         except zipfile.BadZipFile:
             continue
     return None
+
+
+@cache
+def _certificates() -> str:
+    return pip_config.read(os.environ).cert
 
 
 def _listed(wheel: Path | io.BytesIO) -> Unpacked:

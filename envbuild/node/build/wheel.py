@@ -4,12 +4,11 @@ Two routes: our driver runs setup.py (which delivers flags for certain, whatever
 else goes through PEP 517. Torch and all build tools are packages of the environment; nothing is isolated or fetched.
 """
 
-import hashlib
 import os
 import tempfile
 import time
 
-from envbuild.node import git_source, paths, proc, program_files
+from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable, job_client
@@ -151,7 +150,7 @@ class _Build:
         sites = [os.path.join(environment, site) for site in installed.site_packages(environment)]
         result = {
             "wheel": wheel,
-            "sha256": _sha256(wheel),
+            "sha256": hashing.digest_of(wheel),
             "route": self.route,
             "seconds": round(seconds, 2),
             "jobs": jobs,
@@ -172,7 +171,9 @@ class _Build:
             other, _, _ = self._once(folder, True)
             found = normalize_wheel.different(wheel, other)
             equal = (
-                not found and os.path.basename(wheel) == os.path.basename(other) and _sha256(wheel) == _sha256(other)
+                not found
+                and os.path.basename(wheel) == os.path.basename(other)
+                and hashing.digest_of(wheel) == hashing.digest_of(other)
             )
         return {"equal": equal, "different": found}
 
@@ -323,11 +324,3 @@ class _Held:
 
     def __exit__(self, *_: "object") -> "None":
         self.line.close()
-
-
-def _sha256(path: "str") -> "str":
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for part in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(part)
-    return digest.hexdigest()

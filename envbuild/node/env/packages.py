@@ -5,11 +5,10 @@ import os
 import tempfile
 import urllib.request
 
-from envbuild.node import pip_config, variables
+from envbuild.node import hashing, pip_config, variables
 from envbuild.node.build import diagnose
 from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
-from envbuild.node.wheels import entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def archived(
             for path in names:
                 file = os.path.join(folder, path.partition("/site-packages/")[2])
                 if os.path.isfile(file):
-                    known[path] = entry.sha256(file)
+                    known[path] = hashing.digest_of(file)
     return known
 
 

@@ -6,6 +6,7 @@ or `build`, each node `try` and `meet`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
-# s that it has to end once it is told to: a client of podman or docker that is killed leaves its container behind.
-# Seconds that a runtime has to end its container; on a loaded node that takes a while.
+# s that a runtime has to end its container: a client of podman or docker that is killed leaves it behind.
 _GRACE = 30.0
 
 
@@ -284,6 +284,13 @@ def _endable(command: "list[str]") -> "tuple[list[str], list[str]]":
     return command[:2] + ["--name", name] + command[2:], [command[0], "rm", "--force", name]
 
 
+def _end(command: "list[str]") -> "None":
+    """Run what ends a container; not with `proc`, which starts nothing any more once this program is told to stop."""
+    nothing = subprocess.DEVNULL
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_GRACE)
+
+
 def _ask(
     command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]", timeout: "float" = TIMEOUT
 ) -> "dict[str, Any]":
@@ -300,7 +307,7 @@ def _ask(
         )
     except BaseException:
         if end:
-            subprocess.run(end, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            _end(end)
         raise
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):

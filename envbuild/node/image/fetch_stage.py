@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 
-from envbuild.node import git_source, paths, pip_config, proc
+from envbuild.node import git_source, hashing, paths, pip_config, proc
 from envbuild.node.packages import index_client, installed, wheel_file
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
@@ -81,7 +81,7 @@ class _Places:
         target = os.path.join(folder, name)
         kept = os.path.join(self._cache, digest) if self._cache else None
         for known in [kept] + [os.path.join(each, name) for each in self.links]:
-            if known and os.path.isfile(known) and _digest(known) == digest:
+            if known and os.path.isfile(known) and hashing.digest_of(known) == digest:
                 shutil.copyfile(known, target)
                 _refuse_unsafe(target)
                 return os.path.getsize(target)
@@ -183,14 +183,6 @@ def _indexes(args: "dict[str, Any]") -> "dict[str, Any]":
         found.update(told)
     found.update(args.get("indexes") or {})
     return found
-
-
-def _digest(path: "str") -> "str":
-    total = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            total.update(block)
-    return total.hexdigest()
 
 
 def _refuse_unsafe(path: "str") -> "None":

@@ -1,10 +1,9 @@
 """What this node says of containers: runtimes and whether they work, CDI, InfiniBand, limits, the image in use."""
 
-import hashlib
 import os
 from functools import partial
 
-from envbuild.node import paths, proc
+from envbuild.node import hashing, paths, proc
 from envbuild.node.read_text import names, read, search_path, which
 
 TYPE_CHECKING = False
@@ -140,11 +139,7 @@ def image_id(program: "str", image: "str") -> "str | None":
 
 def digest_of(path: "str") -> "str | None":
     """sha256 (hex) of a file, None where it cannot be read."""
-    total = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
-            for block in iter(partial(stream.read, 1 << 20), b""):
-                total.update(block)
+        return hashing.digest_of(path)
     except OSError:
         return None
-    return total.hexdigest()

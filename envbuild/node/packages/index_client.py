@@ -125,19 +125,34 @@ def blocks(url: "str", cert: "str" = "") -> "Iterator[bytes]":
         raise _unreachable(url, "%d bytes are missing at the end" % left)
 
 
-def _open(url: "str", cert: "str") -> "Any":
+def tail(url: "str", length: "int", cert: "str" = "", timeout: "float" = TIMEOUT) -> "bytes | None":
+    """The last `length` bytes behind an address; None where its server gives no parts. Raises NodeError as `find` does.
+
+    `timeout`: seconds without a byte.
+    """
+    stream = _open(url, cert, {"Range": "bytes=-%d" % length}, timeout)
+    with stream:
+        try:
+            data = stream.read(length + 1)  # type: bytes
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(url, error) from error
+    return data if len(data) <= length else None
+
+
+def _open(url: "str", cert: "str", more: "dict[str, str] | None" = None, timeout: "float" = TIMEOUT) -> "Any":
     plain = pip_config.without_credentials(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         raise _refused("its address is not one of http or https")
-    request = urllib.request.Request(plain, headers={"User-Agent": "envbuild", "Accept": _ACCEPT})  # noqa: S310
+    headers = dict({"User-Agent": "envbuild", "Accept": _ACCEPT}, **(more or {}))
+    request = urllib.request.Request(plain, headers=headers)  # noqa: S310 - the scheme was checked
     login = _login(url)
     if login:
         # Not sent on when the answer is a redirect to another host.
         request.add_unredirected_header("Authorization", login)
     try:
         return urllib.request.build_opener(_NoDowngrade(), urllib.request.HTTPSHandler(context=_context(cert))).open(
-            request, timeout=TIMEOUT
+            request, timeout=timeout
         )
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):

@@ -6,9 +6,8 @@ import tempfile
 import time
 import uuid
 
-from envbuild.node import identity, lease, paths, protocol, redact
+from envbuild.node import hashing, identity, lease, paths, protocol, redact
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.entry import Entry
 
@@ -182,7 +181,7 @@ def _build(
         except NodeError as error:
             store.note("%s is used and not kept: %s (%s)" % (wheels[0], error, error.why))
         else:
-            if stored.sha256 == wheel_entry.sha256(wheel):
+            if stored.sha256 == hashing.digest_of(wheel):
                 stored.wheel = wheel
                 return stored
             # Another builder was first with other bytes: every node then installs the same ones.
@@ -191,5 +190,5 @@ def _build(
                 shutil.rmtree(out)
                 return first
     data = {"key": build_key(inputs), "inputs": inputs, "facts": facts, "builder": builder, "built_at": time.time()}
-    data.update(sha256=wheel_entry.sha256(wheel), size=os.path.getsize(wheel))
+    data.update(sha256=hashing.digest_of(wheel), size=os.path.getsize(wheel))
     return Entry(wheel, data, False)

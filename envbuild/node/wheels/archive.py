@@ -6,7 +6,6 @@ Taking a pack in means trusting who made it, as naming a store does; its sha256,
 be given, says that it is that pack.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -14,7 +13,7 @@ import re
 import tarfile
 import tempfile
 
-from envbuild.node import paths
+from envbuild.node import hashing, paths
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.wheels import entry as wheel_entry
 
@@ -51,7 +50,7 @@ def pack(store: "Store", keys: "list[str] | None", to: "str") -> "dict[str, Any]
         raise paths.no_room(error, os.path.dirname(to)) or NodeError(
             "pack-not-writable", "cannot write %s" % to, why=str(error), exit_code=Exit.REFUSED
         ) from error
-    return {"file": to, "sha256": wheel_entry.sha256(to), "bytes": os.path.getsize(to), "packed": packed}
+    return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "packed": packed}
 
 
 def _write(store: "Store", keys: "list[str]", must: "bool", work: "str", out: "Any") -> "list[str]":
@@ -102,7 +101,7 @@ def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[st
     work = tempfile.mkdtemp(prefix="unpack.", dir=store.place("tmp"))
     try:
         with pack_:
-            if sha256 is not None and _digest(pack_) != sha256.lower():
+            if sha256 is not None and hashing.digest_of_stream(pack_) != sha256.lower():
                 raise _damaged(path, "its sha256 is not %.12s" % sha256)
             pack_.seek(0)
             keys = _extract(path, pack_, work)
@@ -119,13 +118,6 @@ def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[st
     finally:
         paths.remove_tree(work)
     return {"taken": taken, "there": there}
-
-
-def _digest(stream: "Any") -> "str":
-    total = hashlib.sha256()
-    for block in iter(lambda: stream.read(_BLOCK), b""):
-        total.update(block)
-    return total.hexdigest()
 
 
 def _damaged(path: "str", why: "str") -> "NodeError":

@@ -179,12 +179,3 @@ def malformed(data: "Any", name: "str") -> "str":
     if data["key"] != given or not name.startswith(given):
         return "it is of key %.12s, its inputs give %.12s" % (data["key"], given)
     return "" if is_wheel_name(data["wheel"]) else "not the name of a wheel: %r" % data["wheel"][:100]
-
-
-def sha256(path: "str") -> "str":
-    """Hexadecimal digest of a file."""
-    total = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(_BLOCK), b""):
-            total.update(block)
-    return total.hexdigest()
