@@ -9,7 +9,8 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import with_sizes
 from envbuild.lock.readers.unpacked import of_source
-from envbuild.model.lock import Lock, LockedPackage, LockedSource, Unpacked, Variant
+from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.unpacked import Unpacked
 
 Say = Callable[[str], None]
 

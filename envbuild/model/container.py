@@ -64,14 +64,16 @@ Device = Annotated[Text, AfterValidator(_device)]
 class ContainerSettings(StrictModel):
     """How images reach the nodes of a target and run there.
 
-    `image`: pulled by the nodes, and nothing is built. `registry`: what is built is pushed to this repository and
-    pulled by digest; without one a file is sent over SSH. `build`: where images may be built. `base`, `runtime_image`,
-    `fetch_image`, `python`, `glibc`, `wheelhouse`, `gitconfig` and `builder` are those of `image build`. `ipc: host` or
-    `shm_size` (`16g`), the first where neither is said. `gpus: auto`: where the node has some. `devices` are added to
-    those of InfiniBand, `mounts` are `/from:/to:ro`, `options` go to the runtime as they are.
+    `engine`: what makes the environment inside the image. `image`: pulled by the nodes, and nothing is built.
+    `registry`: what is built is pushed to this repository and pulled by digest; without one a file is sent over SSH.
+    `build`: where images may be built. `base`, `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`,
+    `gitconfig` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where neither is
+    said. `gpus: auto`: where the node has some. `devices` are added to those of InfiniBand, `mounts` are
+    `/from:/to:ro`, `options` go to the runtime as they are.
     """
 
     runtime: Literal["auto"] | RuntimeName = "auto"
+    engine: Literal["venv", "conda"] = "venv"
     image: Annotated[Text, AfterValidator(_pinned)] | None = None
     registry: Word | None = None
     insecure: bool = False

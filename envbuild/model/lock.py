@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -26,29 +25,16 @@ from envbuild.model.common import (
     Text,
     TreeHash,
 )
+from envbuild.model.conda import LockedConda
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
+from envbuild.model.unpacked import Unpacked
 
 LOCK_VERSION = 1
-BLOCK = 4096
 
 
 def canonical_json(data: Any) -> bytes:
     """Sorted keys, no spaces, UTF-8: the form that every digest is taken over."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-class Unpacked(StrictModel):
-    """What contents take on a disk: bytes in blocks of 4 KiB, one for each folder included, and files with folders."""
-
-    bytes: Annotated[int, Field(ge=0)]
-    inodes: Annotated[int, Field(ge=0)]
-
-    @classmethod
-    def of(cls, sizes: Mapping[str, int]) -> Unpacked:
-        """What files take, by relative path to size in bytes."""
-        folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
-        blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
-        return cls(bytes=blocks * BLOCK, inodes=len(sizes) + len(folders))
 
 
 class ArtifactFile(StrictModel):
@@ -163,11 +149,18 @@ class Variant(StrictModel):
     `provided` is what the base provides (name to version); empty in a shipped lock whose base is not known yet, and
     filled by `with_provided` from facts before anything is built. `arch_list` is what CUDA code of the sources is
     compiled for (TORCH_CUDA_ARCH_LIST), None where none is compiled, and in a lock: `with_arch_list` binds it.
+    `conda`: what the engine conda installs before `packages`, the interpreter included.
     """
+
+    @model_validator(mode="after")
+    def _conda_is_of_its_engine(self) -> Variant:
+        if (self.conda is not None) != (self.engine == "conda"):
+            raise ValueError("`conda` belongs to engine: conda, and only there")
+        return self
 
     id: Name
     digest: Sha256
-    engine: Literal["venv"] = "venv"
+    engine: Literal["venv", "conda"] = "venv"
     platform: Literal["linux_x86_64", "linux_aarch64"] = "linux_x86_64"
     python: PythonVersion
     torch: Text | None = None
@@ -177,6 +170,7 @@ class Variant(StrictModel):
     provided: dict[str, str] = {}
     arch_list: tuple[CudaArch, ...] | None = None
     interpreter: LockedInterpreter = LockedInterpreter()
+    conda: LockedConda | None = None
     packages: tuple[LockedPackage, ...] = ()
     sources: tuple[LockedSource, ...] = ()
     imports: tuple[ModuleName, ...] = ()
@@ -205,6 +199,11 @@ class Variant(StrictModel):
             if not source["patch_pins"]:
                 del source["patch_pins"]
         data.get("image", {}).pop("reason", None)
+        if "conda" in data:
+            data["conda"].pop("solved_for", None)
+            for archive in data["conda"]["packages"]:
+                for key in ("size", "unpacked", "requires"):
+                    archive.pop(key, None)
         return data
 
     def compute_digest(self, stack: str, profile: str) -> str:

@@ -23,6 +23,7 @@ from envbuild.model.common import (
     TreeHash,
     WebUrl,
 )
+from envbuild.model.conda import CondaSpec
 from envbuild.model.finding import Finding, RequirementText, Severity
 from envbuild.model.reference import Reference
 
@@ -227,6 +228,7 @@ class Profile(StrictModel):
     interpreters: Annotated[tuple[InterpreterKind, ...], Field(min_length=1)] = ("present",)
     bases: Annotated[tuple[Base, ...], Field(min_length=1)] = (Base(kind="none"),)
     torch: TorchSpec | None = None
+    conda: CondaSpec | None = None
     as_of: date | None = None
     packages: tuple[RequirementText, ...] = ()
     constraints: tuple[RequirementText, ...] = ()

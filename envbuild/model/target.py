@@ -221,6 +221,13 @@ class Target(StrictModel):
     smoke_nodes: Annotated[int, Field(ge=0, le=20000)] | None = None
 
     @property
+    def installer(self) -> Literal["venv", "conda"]:
+        """The engine of the lock's variants that fit: what makes an environment, on a node or inside an image."""
+        if self.engine != "container":
+            return self.engine
+        return self.container.engine if self.container is not None else "venv"
+
+    @property
     def node_floors(self) -> dict[str, float]:
         """The floors that one node is measured against; `multi_node_...` takes several nodes at once."""
         return {name: least for name, least in self.floors.items() if not name.startswith("multi_node_")}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envbuild.model.lock import ArtifactFile, LockedPackage, Unpacked, Variant
+from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
+from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, fitting_file
 
 # What is there besides packages: the virtual environment itself, what uv notes of a package and its programs in `bin`,

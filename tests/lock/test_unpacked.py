@@ -20,8 +20,8 @@ from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.readers.unpacked import of_source, of_wheel
 from envbuild.lock.sizes import with_all_sizes
 from envbuild.lock.sources import lock_source
-from envbuild.model.lock import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
+from envbuild.model.unpacked import BLOCK, Unpacked
 from envbuild.node import paths
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel

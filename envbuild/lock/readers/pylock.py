@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.readers.unpacked import of_wheel
-from envbuild.model.lock import Unpacked
+from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, rank
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).

@@ -10,7 +10,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from envbuild.lock.readers.git import fetched
-from envbuild.model.lock import LockedSource, LockedSubmodule, Unpacked
+from envbuild.model.lock import LockedSource, LockedSubmodule
+from envbuild.model.unpacked import Unpacked
 from envbuild.node import pip_config
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError

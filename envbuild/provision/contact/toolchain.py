@@ -16,7 +16,8 @@ from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock, Unpacked, Variant
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.unpacked import Unpacked
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
 from envbuild.resolve.estimate import PYTHON_BYTES
