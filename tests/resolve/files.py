@@ -1,4 +1,8 @@
-"""A golden decision as the files of a user: a stack, its lock, a target and the facts of a node."""
+"""A golden decision as the files of a user: a stack, its lock, a target and the facts of a node.
+
+A row's `request` says what the rules about torch are asked; what it cannot say stands in `profile`, `target` and
+`variant`, parts of those very files.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,13 @@ FLOOR = "gemm_cuda_bf16_tflops"
 
 def write_files(row: Mapping[str, Any], folder: Path) -> tuple[Path, Path, Path]:
     """Stack (with its lock beside it), target and facts of a row of the golden files."""
-    asked = row["request"]
+    asked = row.get("request", {})
     stack, target, facts = folder / "my.yaml", folder / "target.yaml", folder / "facts.json"
-    profile = _profile(asked)
+    profile = {**_profile(asked), **row.get("profile", {})}
     stack.write_text(yaml.safe_dump({"name": "my", "summary": "s", "profiles": {"exact": profile}}))
-    target.write_text(yaml.safe_dump(_target(asked)))
+    target.write_text(yaml.safe_dump({**_target(asked), **row.get("target", {})}))
     facts.write_text(_facts(row).model_dump_json())
-    write_lock(folder / "my.lock.toml", _lock(asked, profile, stack))
+    write_lock(folder / "my.lock.toml", _lock(asked, profile, row.get("variant", {}), stack))
     return stack, target, facts
 
 
@@ -65,15 +69,15 @@ def _target(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(row: Mapping[str, Any]) -> Any:
-    asked, changes = row["request"], dict(row.get("facts", {}))
+    asked, changes = row.get("request", {}), dict(row.get("facts", {}))
     changes["arch"] = asked.get("machine", "x86_64")
     facts = node_facts(row["node"], **changes)
     version = f"{_python(asked)}.1"
     python = {"path": "/usr/bin/python", "version": version, "openssl": asked.get("packages", {}).get("openssl")}
-    return facts.model_validate({**json.loads(facts.model_dump_json()), "pythons": [python]})
+    return facts.model_validate({**json.loads(facts.model_dump_json()), "pythons": [python], **changes.get("more", {})})
 
 
-def _lock(asked: Mapping[str, Any], profile: Mapping[str, Any], stack: Path) -> Lock:
+def _lock(asked: Mapping[str, Any], profile: Mapping[str, Any], more: Mapping[str, Any], stack: Path) -> Lock:
     variant: dict[str, Any] = {
         "id": "only",
         "python": _python(asked),
@@ -87,7 +91,7 @@ def _lock(asked: Mapping[str, Any], profile: Mapping[str, Any], stack: Path) -> 
         variant |= {"torch": asked["torch"], "flavour": asked.get("flavour")}
     if "bases" in profile:
         variant["base"] = profile["bases"][0]
-    lock = make_lock(variant, stack="my")
+    lock = make_lock({**variant, **more}, stack="my")
     loaded = load_stack(str(stack)).stack
     return lock.model_copy(update={"manifest_digest": manifest_digest(loaded, "exact")})
 

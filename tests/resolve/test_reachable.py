@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Command
 
+from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
+from envbuild.cli.provision_cmd import plan
+from envbuild.lock.readers.scan import uses
+from envbuild.resolve import engine
 from envbuild.resolve.rules.order import rule_ids
 from tests.resolve.builders import compat
 from tests.resolve.files import write_files
 from tests.resolve.test_golden import CASES
 
-# The first golden case of each rule in each of its verdicts.
+# The first case of each rule in each of its verdicts.
 REACHED: dict[tuple[str, str], dict[str, Any]] = {}
-for _row in CASES:
+for _row in (*load_yaml(Path(__file__).parent / "first_asked.yaml"), *CASES):
     REACHED.setdefault((_row["rule"], _row["verdict"]), _row)
+# Modules that do everything which the scan of a source's tree finds outside of setup.py.
+MODULES = {
+    "m.py": "import distutils, imp, numpy as np, pkg_resources.packaging, torch._six\nnp.bool, np.int, np.float_\n",
+    "m_pb2.py": "FileDescriptor()\n",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +38,44 @@ def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envbuild.resolve.compat_read.load_compat", lambda _directory: compat())
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+def given() -> Iterator[tuple[str, str]]:
+    """(rule, verdict) of every call of `decision` in the resolver, and of the rows of packages.yaml."""
+    for path in Path(engine.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "decision":
+                rule, verdict = node.args[:2]
+                verdicts = [n.value for n in ast.walk(verdict) if isinstance(n, ast.Constant)]
+                # The one function that is told the rule says of room; a row of packages.yaml is an attribute.
+                rules = [rule.value] if isinstance(rule, ast.Constant) else ["disk-space", "disk-inodes"]
+                if not isinstance(rule, ast.Attribute):
+                    assert verdicts, f"{path.name}:{node.lineno} gives a verdict that this test does not find"
+                    yield from ((name, one) for name in rules for one in verdicts)
+    yield from _rows_given()
+
+
+def _rows_given() -> Iterator[tuple[str, str]]:
+    patched = {trait for traits in compat().patched_traits.values() for trait in traits}
+    in_modules = uses(MODULES)
+    for row in compat().package_rules:
+        yield from ((row.id, "allow"), (row.id, row.verdict))
+        if row.variable or row.trait in patched:
+            yield row.id, "patch"
+        if row.trait in in_modules:
+            yield row.id, "warn"
+
+
+def told(command: Command, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     """The decisions that the command shows."""
-    assert explain.main(args=[*arguments, "--json"], standalone_mode=False) == 0
-    return list(json.loads(capsys.readouterr().out)["decisions"])
+    assert command.main(args=[*arguments, "--json"], standalone_mode=False) == 0
+    shown = json.loads(capsys.readouterr().out)
+    return list(shown["decisions"] if command is explain else shown["plan"]["nodes"][0]["resolution"]["decisions"])
 
 
-def test_every_rule_has_a_case() -> None:
-    assert {rule for rule, _verdict in REACHED} == set(rule_ids(compat()))
+def test_d13_every_rule_has_a_case_of_each_verdict_that_it_can_give() -> None:
+    # A refusal by data that are not verified is a warning (`decision`); those of this rule are all of that kind.
+    assert set(given()) - set(REACHED) == {("driver-knows-gpu", "refuse")}
+    assert set(REACHED) - set(given()) <= {(rule, "warn") for rule, verdict in given() if verdict == "refuse"}
+    assert {rule for rule, _verdict in REACHED} == {*engine.NODE_RULES, *rule_ids(compat())}
 
 
 @pytest.mark.parametrize("case", REACHED, ids="=".join)
@@ -42,7 +84,11 @@ def test_d13_the_command_line_shows_a_rule_in_each_of_its_verdicts(
 ) -> None:
     rule, verdict = case
     stack, target, facts = write_files(REACHED[case], tmp_path)
-    shown = told(capsys, str(stack), "--target", str(target), "--facts", str(facts))
+    where = ("--target", str(target), "--facts", str(facts))
+    if "plan" in REACHED[case]:
+        shown = told(plan, capsys, "--stack", str(stack), *where, *REACHED[case]["plan"])
+    else:
+        shown = told(explain, capsys, str(stack), *where)
     assert {row["verdict"] for row in shown if row["rule"] == rule} == {verdict}, [
         (row["rule"], row["verdict"], row["what"]) for row in shown
     ]

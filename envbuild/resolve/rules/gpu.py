@@ -39,9 +39,8 @@ def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Reques
     if code is not None:
         return decision("gpu-arch", "allow", f"{label} holds code for {dotted(code)}", compared, build.note)
     if needs_ptx(build, capability):
-        verdict = "allow" if build.ptx_note.firm else "warn"
         what = f"{label} runs on {dotted(capability)} through PTX only, compiled by the driver at first use"
-        return decision("gpu-arch", verdict, what, compared, build.ptx_note)  # type: ignore[arg-type]
+        return decision("gpu-arch", "allow" if build.ptx_note.firm else "warn", what, compared, build.ptx_note)
     what = f"{label} has no kernel image for {dotted(capability)}"
     cannot = _cannot_compile(build, capability, compat)
     note = build.note if build.note.firm or not cannot else compat.cuda.arch_note
