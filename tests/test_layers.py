@@ -15,7 +15,7 @@ LAYERS = (
     ("errors", "redact", "resources", "text", "node"),
     ("hashing", "node_program", "model"),
     ("hostlist", "catalog"),
-    ("config", "transport"),
+    ("config", "transport", "conda"),
     ("resolve", "schedule"),
     ("lock", "report"),
     ("explain", "export", "plan"),

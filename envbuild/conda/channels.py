@@ -1,0 +1,188 @@
+"""Where a channel lies: what the stack says, else the user's conda and rattler configuration, else anaconda.org.
+
+The strongest file first, as conda has it: `$CONDARC`, those in the home, those of the system. Addresses here may hold
+credentials; `addresses` gives them without, for other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from envbuild.catalog.yaml_load import read_yaml
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.conda import CondaChannel, CondaSpec
+from envbuild.node.pip_config import without_credentials
+
+ALIAS = "https://conda.anaconda.org"
+# What Anaconda's terms of service cover: the channels that the name `defaults` stands for, and their copies.
+ANACONDA_HOST = "repo.anaconda.com"
+ANACONDA_NAMES = frozenset({"defaults", "main", "anaconda", "r", "msys2"})
+_DEFAULTS = (f"https://{ANACONDA_HOST}/pkgs/main", f"https://{ANACONDA_HOST}/pkgs/r")
+_TOKEN = re.compile(r"/t/[^/]+(?=/)")
+_MAPS = ("custom_channels", "custom_multichannels", "mirrored_channels")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A channel and where it lies: `parts` are channels that count as one, each with its mirrors, the first best."""
+
+    name: str
+    parts: tuple[tuple[str, ...], ...]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All addresses, without a slash at the end."""
+        return tuple(dict.fromkeys(url for mirrors in self.parts for url in mirrors))
+
+
+@dataclass(frozen=True)
+class CondaConfig:
+    """What the user's files say of channels; `mirrors`: beginning of an address to those that stand in for it."""
+
+    alias: str = ALIAS
+    custom: Mapping[str, str] = field(default_factory=dict)
+    multi: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    mirrored: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    defaults: Sequence[str] = _DEFAULTS
+    mirrors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def condarc_files(environ: Mapping[str, str]) -> list[Path]:
+    """The `.condarc` files that are there, the strongest first."""
+    home = Path(environ.get("HOME") or Path.home())
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    named = [Path(environ[name]).expanduser() for name in ("CONDARC", "MAMBARC") if environ.get(name)]
+    own = [home / ".condarc", home / ".mambarc", home / ".conda/condarc", home / ".conda/.condarc"]
+    system = [Path("/etc/conda/condarc"), Path("/etc/conda/.condarc")]
+    return [path for path in (*named, *own, config / "conda/condarc", config / "conda/.condarc", *system)
+            if path.is_file()]  # fmt: skip
+
+
+def rattler_files(environ: Mapping[str, str]) -> list[Path]:
+    """rattler's configuration files that are there, the strongest first."""
+    home = Path(environ.get("HOME") or Path.home())
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    places = (config / "rattler/config.toml", Path("/etc/rattler/config.toml"))
+    return [path for path in places if path.is_file()]
+
+
+def read_config(environ: Mapping[str, str]) -> CondaConfig:
+    """What these files say. Raises EnvbuildError `manifest-*` and `conda-config-invalid` (exit 2)."""
+    files = [(path, read_yaml(path).data or {}) for path in condarc_files(environ)]
+    for path, data in files:
+        _check(path, data)
+    values = [data for _, data in files]
+    maps = {key: _strongest(data.get(key) or {} for data in values) for key in _MAPS}
+    single = {key: next((data[key] for data in values if data.get(key)), None) for key in _SINGLE}
+    mirrors = _strongest(_toml(path).get("mirrors") or {} for path in rattler_files(environ))
+    return CondaConfig(
+        alias=str(environ.get("CONDA_CHANNEL_ALIAS") or single["channel_alias"] or ALIAS).rstrip("/"),
+        custom=maps["custom_channels"],
+        multi=maps["custom_multichannels"],
+        mirrored=maps["mirrored_channels"],
+        defaults=single["default_channels"] or _DEFAULTS,
+        mirrors={key.rstrip("/"): value for key, value in mirrors.items()},
+    )
+
+
+_SINGLE = ("channel_alias", "default_channels")
+
+
+def _strongest(maps: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for each in maps:
+        merged = {**each, **merged}
+    return merged
+
+
+def _check(path: Path, data: object) -> None:
+    wrong = not isinstance(data, dict) or next(
+        (key for key in _MAPS if not isinstance(data.get(key) or {}, dict)), None
+    )
+    if wrong:
+        raise EnvbuildError(
+            "conda-config-invalid",
+            f"{path} is not a configuration of conda",
+            why=f"`{wrong}` is not a mapping" if isinstance(wrong, str) else "it is not a mapping",
+        )
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EnvbuildError("conda-config-invalid", f"{path} is not valid TOML", why=str(error)) from error
+
+
+def places(spec: CondaSpec, config: CondaConfig | None = None) -> tuple[Place, ...]:
+    """Where the channels of a profile lie.
+
+    Raises EnvbuildError `conda-defaults-refused` (exit 7) and what `read_config` raises.
+    """
+    config = config or read_config(os.environ)
+    found = tuple(Place(each.name, tuple(_parts(each, config))) for each in spec.channels)
+    if not spec.allow_defaults:
+        for place in found:
+            _refuse_defaults(place)
+    return found
+
+
+def addresses(spec: CondaSpec, config: CondaConfig | None = None) -> dict[str, tuple[str, ...]]:
+    """Channel name to base addresses, without credentials: each machine has its own. Raises as `places` does."""
+    return {
+        place.name: tuple(_TOKEN.sub("", without_credentials(url)) for url in place.urls)
+        for place in places(spec, config)
+    }
+
+
+def _parts(channel: CondaChannel, config: CondaConfig) -> Iterator[tuple[str, ...]]:
+    if channel.url is not None:
+        yield _mirrors((channel.url,), config)
+    elif channel.name in config.mirrored:
+        yield _mirrors(config.mirrored[channel.name], config)
+    elif channel.name in config.multi or channel.name == "defaults":
+        for part in config.multi.get(channel.name, config.defaults):
+            yield _mirrors((part if "://" in part else _address(part, config),), config)
+    else:
+        yield _mirrors((_address(channel.name, config),), config)
+
+
+def _address(name: str, config: CondaConfig) -> str:
+    base = config.custom.get(name, config.alias)
+    return f"{base if '://' in base else f'{config.alias}/{base}'}".rstrip("/") + f"/{name}"
+
+
+def _mirrors(urls: Sequence[str], config: CondaConfig) -> tuple[str, ...]:
+    """The addresses with what stands in for them put in their place."""
+    found: list[str] = []
+    for url in (each.rstrip("/") for each in urls):
+        key = next((key for key in config.mirrors if url == key or url.startswith(f"{key}/")), None)
+        found += [url] if key is None else [each.rstrip("/") + url[len(key) :] for each in config.mirrors[key]]
+    return tuple(dict.fromkeys(found))
+
+
+def _refuse_defaults(place: Place) -> None:
+    theirs = [url for url in place.urls if _of_anaconda(url)]
+    if not theirs and place.name not in ANACONDA_NAMES:
+        return
+    raise EnvbuildError(
+        "conda-defaults-refused",
+        f"the channel {place.name} is Anaconda's own",
+        why=f"{', '.join(map(without_credentials, theirs or place.urls))}: Anaconda's terms ask organisations of more "
+        "than 200 people for a paid licence",
+        hint="use conda-forge; or, if you may, `allow_defaults: true` in the `conda:` section",
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def _of_anaconda(url: str) -> bool:
+    parts = urlsplit(url)
+    first = parts.path.strip("/").partition("/")[0]
+    return parts.hostname == ANACONDA_HOST or (parts.hostname == urlsplit(ALIAS).hostname and first in ANACONDA_NAMES)

@@ -1,0 +1,291 @@
+"""Asks py-rattler's solver which archives a profile needs; the answer depends on its inputs and on nothing of here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time
+from typing import TYPE_CHECKING, Final
+
+from envbuild.conda.channels import Place, rattler_files
+from envbuild.conda.records import VIRTUAL, from_the_future, package_of
+from envbuild.conda.virtual import met, name_of
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.conda import CondaPackage
+from envbuild.redact import redact_text
+
+if TYPE_CHECKING:
+    from rattler import Channel, Gateway, MatchSpec, RepoDataRecord
+    from rattler.repo_data.multi_source import MultiSource
+
+MOST_LINES = 10
+# Channels that a channel names for itself are not followed: the stack says which there are.
+ALONE: Final = "disabled"
+NEWEST = "9999"
+_SAYS = "Cannot solve the request because of: "
+_REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
+_MISSING = re.compile(r"could not find subdir|HTTP status client error \((404|410)")
+_NETWORK = re.compile(
+    r"error sending request|HTTP status server error|client error \((408|429|Connect)|tcp connect|dns error|timed out"
+    r"|connection (reset|closed)|error reading a body",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One solution to find: match specs, channels by priority, virtual packages, and what a previous lock has."""
+
+    specs: tuple[str, ...]
+    places: tuple[Place, ...]
+    virtual: Mapping[str, str]
+    subdir: str = "linux-64"
+    as_of: str | None = None
+    keep: tuple[CondaPackage, ...] = field(default=())
+
+
+def solve(wish: Wish, say: Callable[[str], None] = lambda _: None) -> tuple[CondaPackage, ...]:
+    """The archives in order of installation. `say` gets a sentence for each choice that is arbitrary or undated.
+
+    Raises EnvbuildError `conda-spec-invalid`, `conda-config-invalid` (exit 2); `conda-unsatisfiable`,
+    `channel-missing`, `channel-refused`, `channel-not-a-channel` (exit 7); `channel-unreachable` (exit 75); and
+    `package_of`'s.
+    """
+    for text in wish.specs:
+        match_spec(text)
+    return asyncio.run(_Solver(wish, _gateway(), say).run())
+
+
+def match_spec(text: str) -> MatchSpec:
+    """A match spec as conda reads it. Raises EnvbuildError `conda-spec-invalid` (exit 2)."""
+    from rattler import MatchSpec
+    from rattler.exceptions import InvalidMatchSpecError
+
+    try:
+        return MatchSpec(text)
+    except InvalidMatchSpecError as error:
+        raise EnvbuildError("conda-spec-invalid", f"{text!r} is no match spec of conda", why=str(error)) from error
+
+
+def _gateway() -> Gateway:
+    """The way to channels, with the certificates, proxies and credentials of the user's rattler configuration."""
+    from rattler import Config, Gateway
+    from rattler.exceptions import ConfigError
+
+    files = rattler_files(os.environ)
+    try:
+        config = Config.load_from_locations([(path, True) for path in reversed(files)])
+    except ConfigError as error:
+        named = ", ".join(map(str, files))
+        raise EnvbuildError("conda-config-invalid", f"rattler cannot read {named}", why=str(error)) from error
+    return Gateway.from_config(config)
+
+
+class _Solver:
+    """One wish and the channels that answered."""
+
+    def __init__(self, wish: Wish, gateway: Gateway, say: Callable[[str], None]) -> None:
+        from rattler import Subdir
+
+        self.wish, self.gateway, self.say = wish, gateway, say
+        self.platforms = [Subdir(wish.subdir), Subdir("noarch")]
+        self.sources: list[MultiSource] = []
+        self.names: dict[str, str] = {}
+
+    async def run(self) -> tuple[CondaPackage, ...]:
+        from rattler import PackageRecord
+        from rattler.exceptions import SolverError
+
+        self.sources = [await self._source(place) for place in self.wish.places]
+        locked = await self._kept()
+        try:
+            found = await self._solve(self.wish, locked)
+        except SolverError as error:
+            raise await self._unsatisfiable(str(error)) from error
+        found = await self._settled(found)
+        for text in filter(None, map(from_the_future, found)):
+            self.say(text)
+        by_name = {record.name.normalized: record for record in sorted(found, key=lambda each: each.name.normalized)}
+        order = PackageRecord.sort_topologically(list(by_name.values()))
+        records = [by_name[record.name.normalized] for record in order]
+        return tuple(package_of(record, self.names[record.channel], self.wish.subdir) for record in records)
+
+    async def _source(self, place: Place) -> MultiSource:
+        """A channel whose parts all answer, each through the first of its mirrors that does."""
+        from rattler.repo_data.multi_source import MultiSource
+
+        return MultiSource(place.name, [await self._answering(place.name, mirrors) for mirrors in place.parts])
+
+    async def _answering(self, name: str, mirrors: Sequence[str]) -> Channel:
+        from rattler import Channel
+        from rattler.exceptions import GatewayError
+
+        failed: EnvbuildError | None = None
+        for url in mirrors:
+            channel = Channel(url)
+            try:
+                await self.gateway.names([channel], self.platforms, channel_relations=ALONE)
+            except GatewayError as error:
+                failed = failed or _channel_error(name, url, str(error))
+            else:
+                self.names[channel.base_url] = name
+                return channel
+        raise failed or EnvbuildError("channel-missing", f"the channel {name} has no address")
+
+    async def _solve(self, wish: Wish, locked: Sequence[RepoDataRecord] = ()) -> list[RepoDataRecord]:
+        from rattler import BuildString, GenericVirtualPackage, PackageName, Version, solve
+        from rattler.exceptions import GatewayError
+
+        parts = [(name, *value.partition("=")) for name, value in wish.virtual.items()]
+        there = [
+            GenericVirtualPackage(PackageName(name), Version(version), BuildString(build or "0"))
+            for name, version, _, build in parts
+        ]
+        end = datetime.combine(date.fromisoformat(wish.as_of), time.max, UTC) if wish.as_of else None
+        try:
+            return await solve(
+                sources=self.sources,
+                specs=[match_spec(text) for text in wish.specs],
+                gateway=self.gateway,
+                platforms=self.platforms,
+                locked_packages=locked,
+                virtual_packages=there,
+                exclude_newer=end,
+                channel_relations=ALONE,
+            )
+        except GatewayError as error:
+            raise _channel_error(", ".join(self.names.values()), "", str(error)) from error
+
+    async def _kept(self) -> list[RepoDataRecord]:
+        """The records of the previous lock that the channels still have."""
+        kept = {(each.channel, each.subdir, each.file) for each in self.wish.keep}
+        there = await self._all(each.name for each in self.wish.keep)
+        return [each for each in there if (self.names[each.channel], each.subdir, each.file_name) in kept]
+
+    async def _all(self, names: Iterable[str]) -> list[RepoDataRecord]:
+        """Every record of these names."""
+        from rattler import MatchSpec
+
+        specs = [MatchSpec(name) for name in sorted(set(names))]
+        if not specs:
+            return []
+        answers = await self.gateway.query(
+            self.sources, self.platforms, specs, recursive=False, channel_relations=ALONE
+        )
+        return [record for records in answers for record in records]
+
+    async def _settled(self, found: list[RepoDataRecord]) -> list[RepoDataRecord]:
+        """The same with the first build string of those between which nothing but the order of an index decides."""
+        everything = await self._all(record.name.normalized for record in found)
+        settled = list(found)
+        for place, record in enumerate(found):
+            twins = [each for each in everything if _is_twin(each, record)]
+            best = min((record, *twins), key=lambda each: (str(each.build), each.file_name))
+            others = [each for number, each in enumerate(settled) if number != place]
+            if twins and self._accepts(best, others):
+                settled[place] = best
+                builds = ", ".join(sorted({str(each.build) for each in (record, *twins)}))
+                name = f"{record.name.normalized} {record.version}"
+                self.say(f"{name} has equal builds {builds}: {best.build} was taken, the first by name")
+        return settled
+
+    def _accepts(self, record: RepoDataRecord, others: Sequence[RepoDataRecord]) -> bool:
+        """Whether the wish and the other packages take this build too, and it is not newer than allowed."""
+        name = record.name.normalized
+        texts = [*self.wish.specs, *(text for each in others for text in each.depends)]
+        limits = [text for each in others for text in each.constrains]
+        specs = [spec for spec in map(match_spec, (*texts, *limits)) if str(spec.name.normalized) == name]
+        return all(spec.matches(record) for spec in specs)
+
+    async def _unsatisfiable(self, why: str) -> EnvbuildError:
+        lines = why.replace(_SAYS, "", 1).strip().splitlines()
+        shown = lines[:MOST_LINES] + ([f"... {len(lines) - MOST_LINES} more lines"] if len(lines) > MOST_LINES else [])
+        nearest = await self._nearest()
+        return EnvbuildError(
+            "conda-unsatisfiable",
+            "no set of conda packages fits the specs",
+            why="\n".join(shown),
+            hint=nearest or "no single spec is to blame; loosen several, or name more channels",
+            exit_code=ExitCode.REFUSED,
+        )
+
+    async def _nearest(self) -> str:
+        """The first change of one thing with which there is a solution, in words; empty where none helps."""
+        from rattler.exceptions import SolverError
+
+        for words, name, wish in _relaxed(self.wish):
+            try:
+                found = await self._solve(wish)
+            except SolverError:
+                continue
+            if name.startswith(VIRTUAL):
+                wanted = {text for record in found for text in record.depends if name_of(text) == name}
+                return f"{words} ({', '.join(sorted(text for text in wanted if not met(text, self.wish.virtual)))})"
+            version = next((str(record.version) for record in found if record.name.normalized == name), None)
+            return words + (f" (to {name} {version})" if version else "")
+        return ""
+
+
+def _relaxed(wish: Wish) -> Iterator[tuple[str, str, Wish]]:
+    """What can be changed alone: a spec's version, what the node has, a whole spec. In words, its name, the wish."""
+    names = {text: str(match_spec(text).name.normalized) for text in wish.specs}
+    for text, name in names.items():
+        if text != name:
+            specs = tuple(name if each == text else each for each in wish.specs)
+            yield f"there is a solution where `{text}` is loosened", name, replace(wish, specs=specs)
+    for name in ("__glibc", "__cuda", "__linux"):
+        words = f"there is a solution for nodes with another {name} than {wish.virtual.get(name, 'none')}"
+        yield words, name, replace(wish, virtual={**wish.virtual, name: NEWEST})
+    for text, name in names.items() if len(names) > 1 else ():
+        specs = tuple(each for each in wish.specs if each != text)
+        yield f"there is a solution without `{text}`", name, replace(wish, specs=specs)
+
+
+def _is_twin(one: RepoDataRecord, other: RepoDataRecord) -> bool:
+    """Whether nothing but the build string and the file tell two records of one channel apart."""
+    same = ("channel", "subdir", "build_number", "depends", "constrains", "timestamp", "track_features")
+    return (
+        one.name.normalized == other.name.normalized
+        and str(one.version) == str(other.version)
+        and one.file_name != other.file_name
+        and all(getattr(one, key) == getattr(other, key) for key in same)
+    )
+
+
+def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
+    """What a channel answered, as a coded error."""
+    what, why = f"the channel {name}", redact_text(f"{url}: {said}" if url else said)
+    if _MISSING.search(said):
+        return EnvbuildError(
+            "channel-missing",
+            f"{what} is not there",
+            why=why,
+            hint="check its name, and `channel_alias` and `custom_channels` in .condarc; it needs a folder `noarch`",
+            exit_code=ExitCode.REFUSED,
+        )
+    if _REFUSED.search(said):
+        return EnvbuildError(
+            "channel-refused",
+            f"{what} does not let us in",
+            why=why,
+            hint="its credentials belong into ~/.netrc, or into the file that RATTLER_AUTH_FILE names",
+            exit_code=ExitCode.REFUSED,
+        )
+    if _NETWORK.search(said):
+        return EnvbuildError(
+            "channel-unreachable",
+            f"{what} could not be asked",
+            why=why,
+            hint="check the address, the proxy and the certificates, then try again",
+            exit_code=ExitCode.TRY_AGAIN,
+        )
+    return EnvbuildError(
+        "channel-not-a-channel",
+        f"{what} answers with something else than repodata",
+        why=why,
+        hint="a login page of a proxy looks like this, too; open the address in a browser",
+        exit_code=ExitCode.REFUSED,
+    )

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from envbuild.conda.channels import Place
+from envbuild.conda.solve import Wish, solve
+from envbuild.errors import EnvbuildError, ExitCode
+from tests.conda.channel import LINUX, PYTHONS, channel, record
+
+Answer = tuple[int, bytes]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No configuration and no cache but those of the test."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return tmp_path / "home"
+
+
+def wish(*places: Place, specs: tuple[str, ...], **fields: object) -> Wish:
+    return Wish(**{"specs": specs, "places": places, "virtual": LINUX} | fields)  # type: ignore[arg-type]
+
+
+def refused(asked: Wish) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        solve(asked)
+    return caught.value
+
+
+def test_what_is_needed_is_found_in_both_formats_and_in_the_order_of_installation(tmp_path: Path) -> None:
+    there = channel(
+        tmp_path / "forge",
+        *PYTHONS,
+        record("app", "1.0", "py_0", "lib >=2", "python", subdir="noarch", ext=".tar.bz2"),
+        record("lib", "2.1", "h1", "python >=3.9,<3.10.0a0", "__glibc >=2.17,<3.0.a0"),
+    )
+    found = solve(wish(there, specs=("app", "python 3.9.*")))
+    assert [(each.name, each.version, each.build, each.subdir, each.file) for each in found] == [
+        ("python", "3.9.18", "0", "linux-64", "python-3.9.18-0.conda"),
+        ("lib", "2.1", "h1", "linux-64", "lib-2.1-h1.conda"),
+        ("app", "1.0", "py_0", "noarch", "app-1.0-py_0.tar.bz2"),
+    ]
+    assert {each.channel for each in found} == {"forge"}
+    assert found[1].requires == ("__glibc >=2.17,<3.0.a0",)
+    assert (found[0].sha256, found[0].size) == (PYTHONS[0]["sha256"], 1000)
+
+
+def test_another_glibc_gets_another_solution_whatever_this_machine_has(tmp_path: Path) -> None:
+    there = channel(
+        tmp_path / "forge", record("lib", "1.0", "0", "__glibc >=2.17"), record("lib", "2.0", "0", "__glibc >=2.28")
+    )
+    versions = [solve(wish(there, specs=("lib",), virtual={"__glibc": glibc}))[0].version for glibc in ("2.17", "2.31")]
+    assert versions == ["1.0", "2.0"]
+
+
+def test_versions_of_a_previous_lock_are_kept_where_they_still_fit(tmp_path: Path) -> None:
+    there = channel(tmp_path / "forge", record("lib", "1.0"))
+    before = solve(wish(there, specs=("lib",)))
+    there = channel(tmp_path / "forge", record("lib", "1.0"), record("lib", "1.1"))
+    assert solve(wish(there, specs=("lib",), keep=before)) == before
+    assert [each.version for each in solve(wish(there, specs=("lib",)))] == ["1.1"]
+    assert [each.version for each in solve(wish(there, specs=("lib >1.0",), keep=before))] == ["1.1"]
+
+
+def test_nothing_newer_than_as_of_is_taken_and_a_clock_that_was_wrong_is_said(tmp_path: Path) -> None:
+    future = record("lib", "3.0", timestamp=4_000_000_000_000)
+    there = channel(tmp_path / "forge", record("lib", "1.0"), future, record("lib", "2.0", timestamp=None))
+    said: list[str] = []
+    assert [each.version for each in solve(wish(there, specs=("lib",), as_of="2021-01-01"), said.append)] == ["1.0"]
+    assert said == []
+    assert [each.version for each in solve(wish(there, specs=("lib",)), said.append)] == ["3.0"]
+    assert said == ["lib-3.0-0.conda says it was made on 2096-10-02, after today: `as_of` cannot be held against it"]
+
+
+def test_of_equal_builds_the_first_by_name_is_taken_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+    builds = (record("lib", "1.0", "hb"), record("lib", "1.0", "ha"))
+    said: list[str] = []
+    for order in (builds, builds[::-1]):
+        found = solve(wish(channel(tmp_path / "forge", *order), specs=("lib",)), said.append)
+        assert [each.build for each in found] == ["ha"]
+    assert said[0] == "lib 1.0 has equal builds ha, hb: ha was taken, the first by name"
+    there = channel(tmp_path / "forge", *builds, record("app", "1", "0", "lib 1.0 hb"))
+    assert {each.name: each.build for each in solve(wish(there, specs=("app",)))}["lib"] == "hb"
+
+
+def test_channels_count_in_their_order_and_a_spec_can_name_one(tmp_path: Path) -> None:
+    first = channel(tmp_path / "mine", record("lib", "1.0"))
+    second = channel(tmp_path / "forge", record("lib", "2.0"))
+    assert [(p.channel, p.version) for p in solve(wish(first, second, specs=("lib",)))] == [("mine", "1.0")]
+    assert [(p.channel, p.version) for p in solve(wish(first, second, specs=("forge::lib",)))] == [("forge", "2.0")]
+
+
+def test_an_impossible_set_is_refused_in_the_solver_s_words_with_the_nearest_way_out(tmp_path: Path) -> None:
+    there = channel(tmp_path / "forge", *PYTHONS, record("lib", "1.0", "0", "python >=3.9,<3.10.0a0"))
+    error = refused(wish(there, specs=("lib", "python 3.8.*")))
+    assert (error.code, error.exit_code) == ("conda-unsatisfiable", ExitCode.REFUSED)
+    assert "lib 1.0 would require" in error.why
+    assert error.hint == "there is a solution where `python 3.8.*` is loosened (to python 3.9.18)"
+    gone = refused(wish(there, specs=("lib", "nothere")))
+    assert "No candidates were found for nothere" in gone.why
+    assert gone.hint == "there is a solution without `nothere`"
+
+
+def test_what_only_newer_nodes_can_have_is_said_with_what_they_need(tmp_path: Path) -> None:
+    there = channel(tmp_path / "forge", record("lib", "1.0", "0", "__glibc >=2.34"))
+    error = refused(wish(there, specs=("lib",), virtual={"__glibc": "2.28"}))
+    assert error.hint.endswith("nodes with another __glibc than 2.28 (__glibc >=2.34)")
+
+
+def test_a_long_explanation_has_ten_lines_and_says_how_many_are_left_out(tmp_path: Path) -> None:
+    names = [f"lib{number}" for number in range(20)]
+    there = channel(tmp_path / "forge", *PYTHONS, *(record(name, "1", "0", "python >=3.10") for name in names))
+    lines = refused(wish(there, specs=(*names, "python 3.8.*"))).why.splitlines()
+    assert len(lines) <= 11
+
+
+@pytest.mark.parametrize(
+    ("broken", "code"),
+    [
+        (record("lib", "2.0", file="lib-1.0-0.conda"), "conda-record-invalid"),
+        (record("lib", "1.0", subdir="win-64"), "conda-record-invalid"),
+        (record("lib", "1.0", sha256=None), "hash-unrecorded"),
+        (record("lib", "1.0", build="0", file="lib-1.0-0;rm.conda"), "conda-record-invalid"),
+    ],
+)
+def test_a_record_that_does_not_fit_its_file_is_refused(tmp_path: Path, broken: dict[str, object], code: str) -> None:
+    error = refused(wish(channel(tmp_path / "forge", broken), specs=("lib",)))
+    assert (error.code, error.exit_code) == (code, ExitCode.INTEGRITY)
+
+
+@pytest.mark.parametrize("file", ["../../../etc/lib-1.0-0.conda", "evil-1.0-0.conda", "/lib-1.0-0.conda"])
+def test_a_record_under_the_name_of_another_package_or_a_path_is_never_found(tmp_path: Path, file: str) -> None:
+    there = channel(tmp_path / "forge", record("lib", "1.0", file=file))
+    assert refused(wish(there, specs=("lib",))).code in ("conda-unsatisfiable", "channel-not-a-channel")
+
+
+def test_a_file_name_that_only_the_record_claims_is_not_believed(tmp_path: Path) -> None:
+    there = channel(tmp_path / "forge", record("lib", "1.0") | {"url": "https://elsewhere.example.org/x"})
+    assert solve(wish(there, specs=("lib",)))[0].file == "lib-1.0-0.conda"
+
+
+def test_a_spec_that_is_none_is_refused_before_a_channel_is_asked() -> None:
+    assert refused(wish(specs=("lib ==",))).code == "conda-spec-invalid"
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """A server that gives one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer[0])
+            self.send_header("Content-Length", str(len(answer[1])))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(answer[1])
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/channel"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "exit_code"),
+    [
+        ((404, b""), "channel-missing", 7),
+        ((403, b"no"), "channel-refused", 7),
+        ((401, b"no"), "channel-refused", 7),
+        ((200, b"<html>log in</html>"), "channel-not-a-channel", 7),
+        ((200, bytes(range(256))), "channel-not-a-channel", 7),
+    ],
+)
+def test_a_channel_that_is_none_is_refused_by_what_it_answers(answer: Answer, code: str, exit_code: int) -> None:
+    with answering(answer) as url:
+        error = refused(wish(Place("forge", ((url,),)), specs=("lib",)))
+    assert (error.code, int(error.exit_code)) == (code, exit_code)
+    assert "forge" in error.what
+
+
+def test_a_channel_out_of_reach_can_be_asked_again_and_a_mirror_stands_in(tmp_path: Path) -> None:
+    gone = "http://127.0.0.1:9/channel"
+    error = refused(wish(Place("forge", ((gone,),)), specs=("lib",)))
+    assert (error.code, error.exit_code) == ("channel-unreachable", ExitCode.TRY_AGAIN)
+    mirror = channel(tmp_path / "forge", record("lib", "1.0")).urls[0]
+    found = solve(wish(Place("forge", ((gone, mirror),)), specs=("lib",)))
+    assert [(each.channel, each.version) for each in found] == [("forge", "1.0")]
+
+
+def test_a_folder_that_is_no_channel_is_missing(tmp_path: Path) -> None:
+    assert refused(wish(Place("forge", ((tmp_path.as_uri(),),)), specs=("lib",))).code == "channel-missing"
+
+
+@pytest.mark.parametrize("text", ['{"packages": [', "<html>", '{"packages": {"lib-1.0-0.tar.bz2": {"depends": "x"}}}'])
+def test_repodata_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    there = channel(tmp_path / "forge")
+    (tmp_path / "forge/linux-64/repodata.json").write_text(text)
+    assert refused(wish(there, specs=("lib",))).code == "channel-not-a-channel"
+
+
+def test_the_address_in_an_error_holds_no_password() -> None:
+    error = refused(wish(Place("forge", (("http://me:hunter2hunter2@127.0.0.1:9/c",),)), specs=("lib",)))
+    assert "hunter2" not in error.why
+
+
+def test_parts_of_a_multichannel_count_as_one_channel(tmp_path: Path) -> None:
+    parts = (channel(tmp_path / "a", record("lib", "1.0")), channel(tmp_path / "b", record("lib", "2.0")))
+    place = Place("forge", tuple(part.parts[0] for part in parts))
+    assert [(each.channel, each.version) for each in solve(wish(place, specs=("lib",)))] == [("forge", "2.0")]
+
+
+def test_rattler_is_loaded_only_to_solve(run_python: Callable[[str], str]) -> None:
+    code = (
+        "import sys, envbuild.conda.solve, envbuild.conda.channels, envbuild.cli.entry; print('rattler' in sys.modules)"
+    )
+    assert run_python(code) == "False"
+
+
+@pytest.fixture
+def run_python() -> Callable[[str], str]:
+    import subprocess
+    import sys
+
+    return lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
