@@ -40,6 +40,8 @@ def lock() -> None:
 @_find_links
 @click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
+@click.option("--facts", multiple=True, metavar="FILE|NAME", help="Solve conda for nodes with these recorded facts.")
+@click.option("--conda-unrecorded", is_flag=True, help="Ask no conda channel: its packages stay unrecorded.")
 @click.option("--images", is_flag=True, help="Ask registries for the digests of the images it is built on.")
 @click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
 @common_options
@@ -53,6 +55,8 @@ def create(
     find_links: tuple[str, ...],
     indexes: tuple[str, ...],
     allow_build: tuple[str, ...],
+    facts: tuple[str, ...],
+    conda_unrecorded: bool,
     images: bool,
     output: Path | None,
 ) -> int:
@@ -62,6 +66,7 @@ def create(
     """
     from envbuild import resources
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.lock.conda_part import CondaAsked
     from envbuild.lock.create import create_lock, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
@@ -89,6 +94,7 @@ def create(
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
         first_uses=read_first_uses(),
+        conda=CondaAsked(_virtual(facts), conda_unrecorded),
         say=ui.warn,
     )
     refuse_locked(made, compat)
@@ -311,6 +317,14 @@ def _previous(ui: Ui, path: Path) -> Lock | None:
         return None
 
 
+def _virtual(refs: tuple[str, ...]) -> tuple[dict[str, str], ...]:
+    """The virtual packages of nodes by recorded facts."""
+    from envbuild.catalog.node_facts import load_facts
+    from envbuild.conda.virtual import of_facts
+
+    return tuple(of_facts(node) for ref in refs for node in load_facts(ref).values())
+
+
 def _named_urls(values: tuple[str, ...]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     wrong = [name for name, separator, url in pairs if not (name and separator and url)]
@@ -350,12 +364,14 @@ def _row(variant: Variant) -> dict[str, Any]:
     from envbuild.model.first_use import is_trusted
 
     files = [item for package in variant.packages for item in package.files]
+    archives = variant.conda.packages if variant.conda else ()
     return {
         "id": variant.id,
         "digest": variant.digest,
         "packages": len(variant.packages),
+        "conda_packages": len(archives),
         "sources": len(variant.sources),
-        "bytes": sum(item.size or 0 for item in files),
+        "bytes": sum(item.size or 0 for item in files) + sum(item.size or 0 for item in archives),
         "unrecorded": [item.file for item in files if item.sha256 == "unrecorded"],
         "first_use": [f"{item.file}: {item.witness}" for item in files if is_trusted(item)],
     }
@@ -367,7 +383,8 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
     for row in rows:
         size = f"{row['bytes'] / 1e6:,.1f} MB"
         words = "package " if row["packages"] == 1 else "packages"
-        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}")
+        conda = f"  {row['conda_packages']} of conda" if row["conda_packages"] else ""
+        lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}{conda}")
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
         lines += [f"    only recorded by yourself: {text}" for text in row["first_use"]]
     return "\n".join([*lines, *([changes] if changes else [])])

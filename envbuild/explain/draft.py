@@ -5,12 +5,13 @@ from __future__ import annotations
 from envbuild.catalog.loader import manifest_digest
 from envbuild.lock.create import standalone_interpreters
 from envbuild.lock.variants import Plan, variant_plans
+from envbuild.model.conda import LockedConda
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Profile, Stack
 
 # What they compare comes from the packages of a lock, which an outline does not have.
-_NEED_A_LOCK = ("disk-space", "disk-inodes", "cuda-without-gpu", "no-fitting-file")
+_NEED_A_LOCK = ("conda-unrecorded", "disk-space", "disk-inodes", "cuda-without-gpu", "no-fitting-file")
 
 
 def outline(stack: Stack, name: str) -> Lock:
@@ -48,11 +49,13 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
     draft = Variant(
         id=plan.id,
         digest="0" * 64,
+        engine=plan.engine,
         python=plan.python,
         torch=profile.torch.version if profile.torch and plan.flavour else None,
         flavour=plan.flavour,
         base=plan.base,
         interpreter=plan.interpreter,
+        conda=LockedConda(unrecorded="no lock is made yet") if plan.engine == "conda" else None,
         sources=sources,
         imports=profile.imports,
         environment=profile.environment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,12 +10,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.conda_part import provides, spec_name, specs
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
 Kind = Literal["problem", "note", "unchecked"]
 _NO_SHA = "0" * 64
+_NUMBER = re.compile(r"(?<=-conda)-[0-9]+\Z")
 # What a locked source takes from the stack as it is; `tree` and `submodules` are resolved.
 _SOURCE_FIELDS = ("git", "commit", "ref", "install", "path", "build", "patches", "generated")
 
@@ -81,14 +84,17 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
         findings.append(differs("as_of", f"{day} in the stack, {lock.as_of or 'none'} in the lock"))
     # Which builds are pinned does not matter here, only which variants there must be.
     pinned = LockedInterpreter(kind="standalone", name="any", sha256=_NO_SHA)
-    plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned))}
+    plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned), ({},))}
     locked = {variant.id: variant for variant in lock.variants}
+    # For how many kinds of nodes conda was solved is the lock's own matter.
+    plans |= {name: plans[first] for name in locked if (first := _NUMBER.sub("", name)) in plans}
     findings += [differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys()]
     findings += [differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys()]
     for name in sorted(plans.keys() & locked.keys()):
         plan, variant = plans[name], locked[name]
         torch = profile.torch.version if profile.torch and plan.flavour else None
         wanted = {
+            "engine": plan.engine,
             "python": plan.python,
             "flavour": plan.flavour,
             "torch": torch,
@@ -113,13 +119,14 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             findings.append(differs("bases", f"{name}: the base has the image {image and image.name} in the stack"))
         elif image and variant.image and image.digest not in ("unrecorded", variant.image.digest):
             findings.append(differs("bases", f"{name}: {image.name} is locked with another digest"))
-        findings += _packages(variant, profile) + _sources(variant, profile)
+        findings += _packages(variant, profile) + _conda(variant, profile) + _sources(variant, profile)
     return findings
 
 
 def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
     has = {package.name: package.version for package in variant.packages} | variant.provided
-    left_to_base = {canonicalize_name(Requirement(text).name) for text in variant.base.provides}
+    elsewhere = {str(canonicalize_name(Requirement(text).name)) for text in variant.base.provides}
+    elsewhere |= variant.conda.provides.keys() if variant.conda else set()
     findings = []
     for text in (*profile.packages, *profile.constraints):
         requirement = Requirement(text)
@@ -128,12 +135,43 @@ def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
             continue
         field = "packages" if text in profile.packages else "constraints"
         if name not in has:
-            if field == "packages" and name not in left_to_base:
+            if field == "packages" and name not in elsewhere:
                 findings.append(differs(field, f"{variant.id}: {text} is not locked"))
         elif not requirement.specifier.contains(has[name], prereleases=True):
             findings.append(differs(field, f"{variant.id}: {text} in the stack, {name} {has[name]} in the lock"))
-    if variant.torch and has.get("torch", "").partition("+")[0] != variant.torch:
+    if variant.torch and "torch" not in elsewhere and has.get("torch", "").partition("+")[0] != variant.torch:
         findings.append(differs("torch", f"{variant.id}: torch {variant.torch} is not locked"))
+    return findings
+
+
+def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
+    """What conda was asked for is there, by its name; versions were the solver's matter, and the digest holds them."""
+    locked, spec = variant.conda, profile.conda
+    if locked is None or spec is None:
+        return []
+    pairs = {"provides": (provides(spec), locked.provides), "link_scripts": (spec.link_scripts, locked.link_scripts)}
+    findings = [
+        differs(f"conda.{field}", f"{variant.id}: {there} in the stack, {here} in the lock")
+        for field, (there, here) in pairs.items()
+        if there != here
+    ]
+    if locked.unrecorded is not None:
+        return findings
+    has, known = {each.name: each for each in locked.packages}, {each.name for each in spec.channels}
+    wanted = specs(profile, spec, variant.python)
+    findings += [
+        differs("conda.packages", f"{variant.id}: `{text}` is not locked")
+        for text in wanted
+        if spec_name(text) not in has
+    ]
+    findings += [
+        differs("conda.channels", f"{variant.id}: {each.file} is of {each.channel}, which the stack does not name")
+        for each in has.values()
+        if each.channel not in known
+    ]
+    python = has.get("python")
+    if python is not None and not python.version.startswith(f"{variant.python}."):
+        findings.append(differs("python", f"{variant.id}: {python.file} in the lock"))
     return findings
 
 

@@ -94,6 +94,11 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         if image.digest == "unrecorded"
     ]
     notes += [
+        LockFinding("conda-unrecorded", "note", variant.id, f"it has no conda packages yet: {variant.conda.unrecorded}")
+        for variant in lock.variants
+        if variant.conda is not None and variant.conda.unrecorded is not None
+    ]
+    notes += [
         LockFinding("hash-first-use", "note", variant.id, f"{file.file} is of the {file.witness}; no other record")
         for variant in lock.variants
         for file in trusted_files(variant)

@@ -15,6 +15,14 @@ from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
+from envbuild.lock.conda_part import (
+    AS_THE_PROFILE_SAYS,
+    CondaAsked,
+    left_to_conda,
+    lock_conda,
+    refuse_both,
+    solver_version,
+)
 from envbuild.lock.files import field_digests
 from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.newcomers import newcomers
@@ -81,15 +89,16 @@ def create_lock(
     supply: Supply | None = None,
     standalone: Mapping[str, LockedInterpreter] | None = None,
     first_uses: Mapping[str, FirstUse] | None = None,
+    conda: CondaAsked = AS_THE_PROFILE_SAYS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
     `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `allow_build`:
-    packages whose setup code may run here. `say` gets a sentence for what builds want and the lock has not, for each
-    newcomer, and for each tree that could not be looked at. Raises
-    EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what
-    resolution, sources, bases and records raise.
+    packages whose setup code may run here. `conda`: for which nodes conda solves, and whether it is asked. `say` gets a
+    sentence for what builds want and the lock has not, for each newcomer, for each tree that could not be looked at and
+    for what conda had to choose. Raises EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one
+    of them was another file, and what resolution, sources, bases, records and conda raise.
     """
     profile = _profile(stack, profile_name)
     supply = supply or default_supply(find_links, indexes, allow_build)
@@ -103,15 +112,16 @@ def create_lock(
     until = day.isoformat() if day else None
     uses = dict(first_uses or {})
     said: dict[str, None] = {}
-    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses, needs, said)
-    plans = variant_plans(profile, standalone_interpreters() if standalone is None else standalone)
+    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses, needs, said, conda)
+    pinned = standalone_interpreters() if standalone is None else standalone
+    plans = variant_plans(profile, pinned, conda.virtual)
     lock = Lock(
         stack=stack.name,
         profile=profile_name,
         manifest_digest=manifest_digest(stack, profile_name),
         manifest_fields=field_digests(profile),
         as_of=maker.as_of,
-        created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version()},
+        created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version(), **solver_version(profile)},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )
     for text in said:
@@ -138,7 +148,9 @@ def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]
     """
     profile = _profile(stack, lock.profile)
     needs, locked = read_needs(profile.sources), {variant.id: variant for variant in lock.variants}
-    maker = _Maker(stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, {})
+    maker = _Maker(
+        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, {}, AS_THE_PROFILE_SAYS
+    )
     there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters())}
     both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
     sources = {each.name: each for variant in lock.variants for each in variant.sources}
@@ -177,10 +189,13 @@ class _Maker:
     first_uses: dict[str, FirstUse]
     needs: tuple[Needs, ...]
     said: dict[str, None]
+    conda: CondaAsked
 
     def variant(self, plan: Plan, old: Variant | None) -> Variant:
         """One locked variant."""
         previous = {package.name: package for package in old.packages} if old else {}
+        keep = old if not self.upgrade and self.as_of is None else None
+        conda = lock_conda(self.profile, plan, self.as_of, keep, self.conda, self.say)
         choice = self._torch(plan, previous)
         request = self._request(plan, choice, previous)
         known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
@@ -189,14 +204,17 @@ class _Maker:
             pins = on_top(request, known)
             request = replace(request, requirements=pins, constraints=(), excludes=(), no_deps=True)
         packages = self._packages(request, choice, previous)
+        refuse_both(conda, packages)
         check_against_records(packages, self.supply.records)
         check_against_uses(packages, self.first_uses)
         there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
-        provided = {str(canonicalize_name(Requirement(text).name)) for text in plan.base.provides}
+        there |= {item.name: item.version for item in (conda.packages if conda else ())}
+        provided = {_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
         self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python)))
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
+            engine=plan.engine,
             python=plan.python,
             torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
             flavour=plan.flavour,
@@ -204,6 +222,7 @@ class _Maker:
             image=locked_image(plan.base, old.image if old else None),
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
+            conda=conda,
             packages=packages,
             sources=self.sources,
             imports=self.profile.imports,
@@ -212,6 +231,10 @@ class _Maker:
             training=self.profile.training,
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
+
+    def say(self, text: str) -> None:
+        """A sentence once, whichever variants it is about."""
+        self.said[text] = None
 
     def added(self, plan: Plan, old: Variant) -> list[str]:
         """The packages of a locked variant without which the profile is resolved at the same versions."""
@@ -222,14 +245,16 @@ class _Maker:
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
     def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
-        if self.profile.torch is None or plan.flavour is None:
+        if self.profile.torch is None or plan.flavour is None or "torch" in left_to_conda(plan, self.profile):
             return None
         version = self.profile.torch.version
         return choose_torch(version, plan.flavour, plan.python, PLATFORM, self.supply, previous.get("torch"))
 
     def _request(self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]) -> Request:
-        wanted = tuple(text for text in self.profile.packages if not (choice and _names_torch(text)))
-        excludes = tuple(str(canonicalize_name(Requirement(text).name)) for text in plan.base.provides)
+        theirs = left_to_conda(plan, self.profile)
+        left = theirs | ({"torch"} if choice else set())
+        wanted = tuple(text for text in self.profile.packages if _name(text) not in left)
+        excludes = tuple(_name(text) for text in plan.base.provides) + tuple(sorted(theirs))
         # A base that is known is asked through its interpreter; it answers for its packages itself.
         if self.base and self.base.python == plan.python:
             excludes = ()
@@ -266,5 +291,5 @@ class _Maker:
         return tuple(fill_package(item, self.first_uses) for item in kept)
 
 
-def _names_torch(text: str) -> bool:
-    return str(canonicalize_name(Requirement(text).name)) == "torch"
+def _name(text: str) -> str:
+    return str(canonicalize_name(Requirement(text).name))

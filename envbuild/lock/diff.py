@@ -9,6 +9,7 @@ from typing import Any
 from envbuild.model.lock import Lock, LockedPackage, LockedPatch, LockedSource, Variant
 
 _FIELDS = ("engine", "platform", "python", "torch", "flavour")
+_CONDA = {"provides", "link_scripts", "unrecorded"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def _variant(a: Variant, b: Variant) -> list[Change]:
     return [
         *_maps(name, "field", _fields(a), _fields(b)),
         *_maps(name, "package", _packages(a.packages, b.packages), _packages(b.packages, a.packages)),
+        *_maps(name, "conda package", _archives(a, b), _archives(b, a)),
         *_maps(name, "base package", a.provided, b.provided),
         *_sources(name, a.sources, b.sources),
         *_maps(name, "variable", _variables(a), _variables(b)),
@@ -100,6 +102,7 @@ def _fields(variant: Variant) -> dict[str, str]:
         "imports": " ".join(variant.imports),
         "smoke": " ".join(_flat(item.to_json_dict()) for item in variant.smoke),
         "training": _flat(variant.training.to_json_dict()) if variant.training else "",
+        "conda": _flat(variant.conda.model_dump(include=_CONDA, exclude_none=True)) if variant.conda else "",
     }
 
 
@@ -135,6 +138,17 @@ def _packages(own: tuple[LockedPackage, ...], other: tuple[LockedPackage, ...]) 
         same_version = twin is not None and twin.version == package.version
         files = " ".join(f"{item.file} sha256 {item.sha256[:12]}" for item in package.files)
         out[package.name] = f"{package.version} ({package.index}: {files})" if same_version else package.version
+    return out
+
+
+def _archives(own: Variant, other: Variant) -> dict[str, str]:
+    """The same for conda; of one version, the build and where it is from are said."""
+    others = {each.name: each for each in (other.conda.packages if other.conda else ())}
+    out = {}
+    for each in own.conda.packages if own.conda else ():
+        twin = others.get(each.name)
+        place = f"{each.build} ({each.channel}/{each.subdir}: {each.file} sha256 {each.sha256[:12]})"
+        out[each.name] = f"{each.version} {place}" if twin and twin.version == each.version else each.version
     return out
 
 

@@ -26,6 +26,8 @@ HEADER = (
 )
 # Lists that become [[variant]], [[variant.package]] and [[variant.source]].
 _TABLES = {"variants": "variant", "packages": "package", "sources": "source"}
+# A table of its own, which may hold such lists: [variant.conda].
+_NESTED = "conda"
 _NAMED = ("created_with", "manifest_fields", "environment", "provided")
 
 
@@ -88,8 +90,11 @@ def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in data.items():
         tables = key in long and isinstance(value, list)
-        rows = [_with_model_names(row) if isinstance(row, dict) else row for row in value] if tables else value
-        out[long.get(key, key)] = rows
+        if tables:
+            value = [_with_model_names(row) if isinstance(row, dict) else row for row in value]
+        elif key == _NESTED and isinstance(value, dict):
+            value = _with_model_names(value)
+        out[long.get(key, key)] = value
     return out
 
 
@@ -135,7 +140,7 @@ def render_lock(lock: Lock) -> str:
 
 def _fill(table: Any, data: dict[str, Any]) -> None:
     # Sub-tables come last: a plain key after one would belong to it.
-    last = (*_NAMED, *_TABLES)
+    last = (*_NAMED, _NESTED, *_TABLES)
     ordered = [key for key in data if key not in last] + [key for key in last if key in data]
     for key in ordered:
         value = data[key]
@@ -144,6 +149,8 @@ def _fill(table: Any, data: dict[str, Any]) -> None:
             continue
         if key in _TABLES:
             table.add(_TABLES[key], _tables(value))
+        elif key == _NESTED:
+            table.add(key, _table(value))
         else:
             table.add(key, _named(value) if key in _NAMED else _value(value))
 
@@ -153,10 +160,16 @@ def _tables(items: list[dict[str, Any]]) -> AoT:
 
     tables = tomlkit.aot()
     for item in items:
-        table = tomlkit.table()
-        _fill(table, item)
-        tables.append(table)
+        tables.append(_table(item))
     return tables
+
+
+def _table(data: dict[str, Any]) -> Table:
+    import tomlkit
+
+    table = tomlkit.table()
+    _fill(table, data)
+    return table
 
 
 def _named(data: dict[str, Any]) -> Table:

@@ -1,13 +1,15 @@
-"""Which variants a profile has: one for each Python, flavour, base and interpreter kind."""
+"""Which variants a profile has: one for each Python, flavour, base and interpreter kind, and those of conda."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.conda.virtual import Virtual, solutions
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import LockedImage, LockedInterpreter
 from envbuild.model.stack import Base, Profile
@@ -17,20 +19,55 @@ PLATFORM = "linux_x86_64"
 
 @dataclass(frozen=True)
 class Plan:
-    """One variant to lock: which Python, flavour (None without torch), base and interpreter."""
+    """One variant to lock: which Python, flavour (None without torch), base and interpreter.
+
+    `virtual`: the virtual packages that conda solves for; None for the engine venv.
+    """
 
     id: str
     python: str
     flavour: str | None
     base: Base
     interpreter: LockedInterpreter
+    virtual: Virtual | None = None
+
+    @property
+    def engine(self) -> Literal["venv", "conda"]:
+        """What makes the environment."""
+        return "venv" if self.virtual is None else "conda"
 
 
-def variant_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter] | None = None) -> Iterator[Plan]:
-    """Every variant of a profile, in the order of the stack file.
+def variant_plans(
+    profile: Profile,
+    standalone: Mapping[str, LockedInterpreter] | None = None,
+    virtual: Sequence[Virtual] = (),
+) -> Iterator[Plan]:
+    """Every variant of a profile, in the order of the stack file, those of conda last.
 
-    `standalone`: minor version to pinned interpreter. Raises EnvbuildError `interpreter-unknown` (exit 2).
+    `standalone`: minor version to pinned interpreter. `virtual`: what nodes have, instead of what the profile says.
+    Raises EnvbuildError `interpreter-unknown` (exit 2).
     """
+    if profile.conda is None or not profile.conda.only:
+        yield from _venv_plans(profile, standalone or {})
+    yield from _conda_plans(profile, virtual)
+
+
+def _conda_plans(profile: Profile, virtual: Sequence[Virtual]) -> Iterator[Plan]:
+    """The interpreter comes with the packages, so there is no base and no kind of interpreter to choose."""
+    if profile.conda is None:
+        return
+    for python in profile.python:
+        for flavour in profile.torch.flavours if profile.torch else (None,):
+            for number, each in enumerate(solutions(profile.conda, flavour, virtual), 1):
+                name = f"{_label(python, flavour)}-conda" + (f"-{number}" if number > 1 else "")
+                yield Plan(name, python, flavour, Base(kind="none"), LockedInterpreter(), each)
+
+
+def _label(python: str, flavour: str | None) -> str:
+    return f"cp{python.replace('.', '')}-{PLATFORM}" + (f"-{flavour}" if flavour else "")
+
+
+def _venv_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter]) -> Iterator[Plan]:
     kinds = [base.kind for base in profile.bases]
     for number, base in enumerate(profile.bases):
         repeated = kinds[:number].count(base.kind)
@@ -39,11 +76,11 @@ def variant_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter] 
         for python in profile.python:
             for flavour in flavours:
                 for kind in profile.interpreters:
-                    name = f"cp{python.replace('.', '')}-{PLATFORM}" + (f"-{flavour}" if flavour else "") + label
+                    name = _label(python, flavour) + label
                     interpreter = LockedInterpreter()
                     if kind == "standalone":
                         name += "-standalone"
-                        interpreter = _standalone(python, standalone or {})
+                        interpreter = _standalone(python, standalone)
                     yield Plan(name, python, flavour, base, interpreter)
 
 

@@ -49,10 +49,7 @@ class CondaSpec(StrictModel):
 
 
 class CondaPackage(StrictModel):
-    """One archive of a channel. `size` in bytes; `requires`: the match specs of virtual packages that it depends on.
-
-    `link_script`: whether the archive holds a post-link script (None: nobody looked).
-    """
+    """One archive of a channel. `size` in bytes; `requires`: the match specs of virtual packages that it depends on."""
 
     name: CondaName
     version: CondaVersion

@@ -1,0 +1,123 @@
+"""The conda part of a variant: what conda is asked for, what it answered, and what is left to pip."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from envbuild.conda import channels
+from envbuild.conda.solve import Wish, solve
+from envbuild.conda.virtual import Virtual
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.conda import CondaPackage, CondaSpec, LockedConda
+
+if TYPE_CHECKING:
+    from envbuild.lock.variants import Plan
+    from envbuild.model.lock import LockedPackage, Variant
+    from envbuild.model.stack import Profile
+
+# The platform that locks are made for (`lock/variants.py`), as channels call it.
+SUBDIR = "linux-64"
+NOT_ASKED = "the channels were not asked"
+_SPEC_NAME = re.compile(r"(?:.*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)")
+
+
+@dataclass(frozen=True)
+class CondaAsked:
+    """How conda is asked: virtual packages of nodes instead of the profile's; `offline`: channels are left alone."""
+
+    virtual: tuple[Virtual, ...] = ()
+    offline: bool = False
+
+
+AS_THE_PROFILE_SAYS = CondaAsked()
+
+
+def lock_conda(
+    profile: Profile, plan: Plan, as_of: str | None, old: Variant | None, asked: CondaAsked, say: Callable[[str], None]
+) -> LockedConda | None:
+    """What conda installs for a variant; None for one of the engine venv. `old`: its versions are kept.
+
+    Raises EnvbuildError: what `channels.places` and `solve` raise.
+    """
+    spec = profile.conda
+    if spec is None or plan.virtual is None:
+        return None
+    said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
+    said["provides"] = dict(sorted(provides(spec).items()))
+    places = channels.places(spec)
+    if asked.offline:
+        return LockedConda(unrecorded=NOT_ASKED, **said)
+    kept = old.conda.packages if old and old.conda else ()
+    wish = Wish(specs(profile, spec, plan.python), places, plan.virtual, SUBDIR, as_of, kept)
+    before = {each.sha256: each for each in kept}
+    return LockedConda(packages=tuple(_measured(each, before) for each in solve(wish, say)), **said)
+
+
+def solver_version(profile: Profile) -> dict[str, str]:
+    """The solver of a profile with a conda section, by name."""
+    return {"py-rattler": version("py-rattler")} if profile.conda is not None else {}
+
+
+def left_to_conda(plan: Plan, profile: Profile) -> frozenset[str]:
+    """The distributions that pip's resolver leaves out of a variant."""
+    return frozenset(provides(profile.conda)) if plan.virtual is not None else frozenset()
+
+
+def provides(spec: CondaSpec | None) -> dict[str, str]:
+    """Distribution, by its normal name, to the conda package that stands in for it."""
+    return {str(canonicalize_name(name)): conda for name, conda in spec.provides.items()} if spec else {}
+
+
+def specs(profile: Profile, spec: CondaSpec, python: str) -> tuple[str, ...]:
+    """The match specs: Python, those of the section, and the versions that the profile asks of what conda provides."""
+    theirs = provides(spec)
+    wanted = [Requirement(text) for text in (*profile.packages, *profile.constraints)]
+    if profile.torch is not None and "torch" in theirs:
+        wanted.append(Requirement(f"torch=={profile.torch.version}"))
+    named = [
+        f"{theirs[name]} {','.join(sorted(map(_conda_version, each.specifier)))}".strip()
+        for each in wanted
+        if (name := str(canonicalize_name(each.name))) in theirs
+        and (each.marker is None or each.marker.evaluate({"python_version": python}))
+    ]
+    said = {spec_name(text) for text in (*spec.packages, *named)}
+    bare = [name for name in theirs.values() if name not in said]
+    return tuple(dict.fromkeys((f"python {python}.*", *spec.packages, *named, *bare)))
+
+
+def _conda_version(specifier: object) -> str:
+    """`==1.2.*` as conda has it: `1.2.*`; a local version is no part of conda's."""
+    text = str(specifier).replace("===", "==").partition("+")[0]
+    return text[2:] if text.startswith("==") and text.endswith(".*") else text
+
+
+def spec_name(text: str) -> str:
+    """The package of a match spec."""
+    found = _SPEC_NAME.match(text)
+    return found.group(1).lower() if found else text
+
+
+def _measured(package: CondaPackage, before: Mapping[str, CondaPackage]) -> CondaPackage:
+    old = before.get(package.sha256)
+    return package.model_copy(update={"unpacked": old.unpacked}) if old else package
+
+
+def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) -> None:
+    """Raises EnvbuildError `conda-and-wheel` (exit 7) where conda and pip would install one distribution."""
+    theirs = {str(canonicalize_name(each.name)): each for each in (conda.packages if conda else ())}
+    both = [(theirs[package.name], package) for package in packages if package.name in theirs]
+    for archive, package in both:
+        raise EnvbuildError(
+            "conda-and-wheel",
+            f"{package.name} would be installed twice: {archive.file} by conda, {package.files[0].file} as a wheel",
+            why=f"conda's is version {archive.version}, the wheel's {package.version}; one would overwrite the other",
+            hint=f"`provides: {{{package.name}: {archive.name}}}` in the `conda:` section leaves it to conda",
+            exit_code=ExitCode.REFUSED,
+        )
