@@ -128,6 +128,7 @@ def settings_of(
     repair: bool = False,
     jobs: int | None = None,
     check_rebuild: bool = False,
+    cpu_trial: bool = False,
     command: tuple[str, ...] = (),
 ) -> Settings:
     """How a run behaves, from the configuration."""
@@ -142,6 +143,7 @@ def settings_of(
         repair=repair,
         jobs=jobs,
         check_rebuild=check_rebuild,
+        cpu_trial=cpu_trial,
         batches=_batches(config),
         command=command,
         cancel=interrupts.seen,

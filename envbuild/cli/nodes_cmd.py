@@ -137,16 +137,20 @@ def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: 
 
 @click.command("smoke")
 @place_options
+@click.option("--cpu-trial", is_flag=True, help="Where no GPU is, try the stack's training script on the CPU.")
 @common_options
-def smoke(ui: Ui, /, **flags: Any) -> int:
-    """Run the smoke benchmarks in the environment in use; exit 1 when one fails, 6 below a floor."""
+def smoke(ui: Ui, /, *, cpu_trial: bool, **flags: Any) -> int:
+    """Run the smoke benchmarks in the environment in use; exit 1 when one fails, 6 below a floor.
+
+    The CPU trial stands in for CUDA, NCCL and compiled kernels: what it passes may still fail on a GPU.
+    """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
     from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
     prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=True)
-    settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
+    settings = settings_of(config, cpu_trial=cpu_trial, command=("envbuild", *sys.argv[1:]))
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:

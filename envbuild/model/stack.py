@@ -26,6 +26,7 @@ from envbuild.model.common import (
 from envbuild.model.conda import CondaSpec
 from envbuild.model.finding import Finding, RequirementText, Severity
 from envbuild.model.reference import Reference
+from envbuild.model.step import Step
 
 __all__ = [
     "Base",
@@ -190,11 +191,18 @@ class Source(StrictModel):
 
 
 class SmokeItem(StrictModel):
-    """One smoke benchmark with its deadline (seconds) and floors (metric name to least value)."""
+    """One smoke benchmark: deadline (seconds), floors (metric name to least value), and of `step` what it runs."""
 
-    name: Literal["sound", "machine", "training", "extensions"]
+    name: Literal["sound", "machine", "training", "extensions", "step"]
     deadline: Annotated[float, Field(gt=0, le=86400)] = 600.0
     floors: dict[Name, float] = {}
+    step: Step | None = None
+
+    @model_validator(mode="after")
+    def _step_has_its_script(self) -> SmokeItem:
+        if (self.step is not None) != (self.name == "step"):
+            raise ValueError("`step` belongs to the item step, and only there")
+        return self
 
 
 _TORCH = re.compile(r"[Tt]orch(?![A-Za-z0-9._-])")
@@ -245,9 +253,13 @@ class Profile(StrictModel):
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
             raise ValueError("two sources have the same name")
+        trees = {source.name for source in self.sources if source.install != "wheel"}
+        lost = [item.step.source for item in self.smoke if item.step and item.step.source not in trees]
+        if lost:
+            raise ValueError(f"the script of the smoke item `step` is in {lost[0]!r}, which is no source with a tree")
         needs_torch = any(item.name != "sound" for item in self.smoke_items)
         if needs_torch and not self._has_torch and not any(base.provides for base in self.bases):
-            raise ValueError("the smoke items `machine`, `training` and `extensions` need torch")
+            raise ValueError("the smoke items `machine`, `training`, `extensions` and `step` need torch")
         return self
 
     @property

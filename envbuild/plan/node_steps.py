@@ -23,7 +23,7 @@ from envbuild.resolve.inside_image import in_image
 from envbuild.resolve.variant_checks import unrecorded_files
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
-SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "extensions": 30.0, "training": 60.0}
+SMOKE_SECONDS = {"sound": 15.0, "machine": 30.0, "extensions": 30.0, "training": 60.0, "step": 30.0}
 HASH_BYTES_PER_SECOND = 400e6
 TOOLCHAIN_SECONDS = 3.0
 

@@ -36,7 +36,7 @@ def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[E
     from envbuild.provision.fleet.multi_node_smoke import smoke_args
 
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
-        return smoke_args(variant, stamp, prepared.target)
+        return {**smoke_args(variant, stamp, prepared.target), "cpu_trial": settings.cpu_trial}
 
     return _inspect(prepared, settings, progress, Question("smoke", args, SMOKE_DEADLINE))
 

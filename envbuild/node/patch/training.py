@@ -185,9 +185,38 @@ def _find_helpers(source: "Source") -> "list[Change]":
     return out
 
 
+_ADOPT = """
+if args.deepspeed:
+    deepspeed.init_distributed(dist_backend=args.distributed_backend)"""
+
+
+def _find_deepspeed_start(source: "Source") -> "list[Change]":
+    """Behind the if/else of `_initialize_distributed` that starts torch's process group: DeepSpeed takes it over."""
+    out = []
+    for function in source.tree().body:
+        if not isinstance(function, ast.FunctionDef) or function.name != "_initialize_distributed":
+            continue
+        called = {dotted(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+        if "deepspeed.init_distributed" in called:
+            continue
+        starts = [node for node in function.body if isinstance(node, ast.If) and node.orelse and _starts_group(node)]
+        if len(starts) != 1:
+            raise UnfitError("does not start the process group in one if/else", source.span(function)[0])
+        start, end = source.span(starts[0])
+        indent = source.text[source.line_start(start) : start]
+        out.append(Change(end, end, "\n".join(indent + line if line else line for line in _ADOPT.split("\n"))))
+    return out
+
+
+def _starts_group(node: "ast.AST") -> "bool":
+    calls = {dotted(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    return {"torch.distributed.is_initialized", "torch.distributed.init_process_group"} <= calls
+
+
 EDITS = {
     "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions"), 1),
     "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call"), 1),
+    "megatron-deepspeed-start": (_find_deepspeed_start, _nothing_left(_find_deepspeed_start, "a start without it"), 1),
     "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor"), 1),
     "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI"), 1),
     "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import"), 1),

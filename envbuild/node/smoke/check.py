@@ -13,11 +13,12 @@ __all__ = ["Clock", "Part", "Spec", "plain", "plural"]
 class Spec:
     """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
 
-    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool) -> None:
-        """`variant` is the lock variant as JSON."""
+    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool, trial: bool = False) -> None:
+        """`variant` is the lock variant as JSON; `trial`: without GPUs the item `step` is tried on the CPU."""
         self.environment = environment
         self.variant = variant
         self.cuda = cuda
+        self.trial = trial and not cuda
         self.variables = dict(variant.get("environment") or {})
         self.base = str((variant.get("base") or {}).get("kind", "none"))
 

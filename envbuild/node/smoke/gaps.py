@@ -8,13 +8,16 @@ from envbuild.node.smoke.check import Spec
 def gaps(spec: Spec, items: List[Dict[str, Any]], checks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """Check JSON (`skipped`, level `not-checked`) for each; `checks` are those that were made, `items` what was asked.
 
-    Known only where torch was imported: `smoke/sound` reports for which CUDA it is built.
+    What `smoke/sound` says of torch, for which CUDA it is built, is known only where it was imported.
     """
     sound = {}  # type: Dict[str, Any]
     sound.update(*(check["details"] for check in checks if check["name"] == "smoke/sound"))
     found = []
     if "torch" in sound and {str(item["name"]) for item in items} == {"sound"}:
         found.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
+    if "step" in {str(item["name"]) for item in items} and not spec.cuda and not spec.trial:
+        says = "no usable GPU here: the stack's own training script was not run (`smoke --cpu-trial` tries it)"
+        found.append(_gap("smoke/step", says))
     if sound.get("torch_cuda") and not spec.cuda:
         says = "no usable GPU here: nothing ran on CUDA, though torch is built for CUDA %s" % sound["torch_cuda"]
         found.append(_gap("smoke/cuda", says))

@@ -148,8 +148,11 @@ def child_environment(environment: str, variables: Dict[str, Any], scratch: str)
 class _Process:
     """One running program, its stderr drained so that it can neither block nor fill a disk."""
 
-    def __init__(self, argv: List[str], request: Dict[str, Any], variables: Dict[str, str], cwd: str) -> None:
+    def __init__(
+        self, argv: List[str], request: Dict[str, Any], variables: Dict[str, str], cwd: str, keep: int
+    ) -> None:
         self.outcome = Outcome()
+        self._keep = keep
         self._events = str(request["events"])
         self._tail = b""
         self._started = time.monotonic()
@@ -178,7 +181,7 @@ class _Process:
             block = os.read(fd, 65536)
             if not block:
                 return
-            self._tail = (self._tail + block)[-_TAIL:]
+            self._tail = (self._tail + block)[-self._keep :]
 
     def ended(self) -> bool:
         """True once the process is gone; records when."""
@@ -248,16 +251,22 @@ def program(scratch: Scratch, environment: str, name: str, first: str = "") -> L
 
 
 def run_processes(
-    scratch: Scratch, argv: List[str], child: Dict[str, str], requests: List[Dict[str, Any]], deadline: float
+    scratch: Scratch,
+    argv: List[str],
+    child: Dict[str, str],
+    requests: List[Dict[str, Any]],
+    deadline: float,
+    keep: int = _TAIL,
 ) -> List[Outcome]:
-    """The same for an argument list and the variables `child`."""
+    """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
     started = time.monotonic()
     processes = []  # type: List[_Process]
     try:
         for request in requests:
-            full = dict(request, deadline=max(deadline, 0.1), events=scratch.fresh("events"))
+            full = dict({"events": scratch.fresh("events")}, **request)
+            full["deadline"] = max(deadline, 0.1)
             with proc.starting():
-                processes.append(_Process(argv, full, child, scratch.path))
+                processes.append(_Process(argv, full, child, scratch.path, keep))
         _wait(processes, started + deadline + _GRACE)
     finally:
         for process in processes:

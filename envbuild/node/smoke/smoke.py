@@ -2,8 +2,9 @@
 
 `sound`: every import comes from the locked place at the locked version. `machine`: matrix products and an all-reduce
 against their expected results. `training`: a small GPT must learn. `extensions`: compiled extensions compute what
-plain torch computes. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only
-floors were missed. Nothing is written into the environment.
+plain torch computes. `step`: the stack's own training script takes a few steps. A failing check is a result, not an
+error: the answer has `ok` false and `exit` 1, or 6 when only floors were missed. Nothing is written into the
+environment.
 """
 
 import os
@@ -13,7 +14,7 @@ from envbuild.node import lease, paths
 from envbuild.node.env import backup
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, NodeError, log
-from envbuild.node.smoke import extensions
+from envbuild.node.smoke import extensions, step
 from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
 from envbuild.node.smoke.gaps import gaps
 from envbuild.node.smoke.runner import Scratch, run_programs
@@ -23,7 +24,7 @@ __all__ = ["Spec", "apply_floors", "judge_ranks", "run", "smoke_items", "summary
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
 _CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
-_ITEMS = ("sound", "machine", "training", "extensions")
+_ITEMS = ("sound", "machine", "training", "extensions", "step")
 
 
 def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
@@ -40,7 +41,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
                 hint="run `envbuild provision`",
                 exit_code=Exit.CHECK_FAILED,
             )
-        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
+        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -91,11 +92,11 @@ def smoke_items(
     with Scratch(tmp, programs) as scratch:
         for item in items:
             log("smoke: %s" % item["name"])
-            checks.extend(_item(spec, scratch, item))
+            checks.extend(_item(spec, scratch, item, checks))
     return checks + gaps(spec, items, checks)
 
 
-def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any], before: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     clock = Clock(float(item.get("deadline", 600.0)))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
     if item["name"] == "sound":
@@ -104,11 +105,21 @@ def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, 
         parts = [_training(spec, scratch, clock)]
     elif item["name"] == "extensions":
         parts = extensions.run(spec, scratch, clock)
+    elif item["name"] == "step":
+        if not spec.cuda and not spec.trial:
+            return []  # said by `gaps`
+        parts = [step.run(spec, scratch, clock, dict(item["step"]), _gpus(before))]
     else:
         gemm, gpus = _gemm(spec, scratch, clock)
         parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
     apply_floors(parts, floors)
     return [part.check() for part in parts]
+
+
+def _gpus(checks: List[Dict[str, Any]]) -> Optional[int]:
+    """How many GPUs an earlier check saw; None where none has looked."""
+    seen = [check["details"].get("gpus") for check in checks if check["name"] == "smoke/machine/gemm"]
+    return seen[-1] if seen and isinstance(seen[-1], int) else None
 
 
 def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:

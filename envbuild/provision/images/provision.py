@@ -27,7 +27,6 @@ from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 
 ASK_DEADLINE = 2 * 3600.0
@@ -244,11 +243,12 @@ def _asked(
     )
 
 
-def asks_of(prepared: Prepared, verb: str) -> dict[str, Any]:
+def asks_of(work: Work, verb: str) -> dict[str, Any]:
     """The arguments of a verb inside the image that the target asks for."""
+    prepared = work.prepared
     image = wanted(prepared)
     variant = image.variant.to_json_dict()
     if verb == "verify":
         return {"stack": prepared.stack.name, "deep": True, "variant": variant, "limit": 20}
     # The node knows whether its containers have GPUs.
-    return container_plan.smoke_args(prepared, image)
+    return {**container_plan.smoke_args(prepared, image), "cpu_trial": work.settings.cpu_trial}

@@ -29,4 +29,4 @@ class InImages:
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """Inside the image that each node runs; `verify` is always deep there, for starting it costs the most."""
-        return ask_images(work, question.verb, asks_of(work.prepared, question.verb))
+        return ask_images(work, question.verb, asks_of(work, question.verb))

@@ -69,6 +69,7 @@ def _requests(work: Work, site: JobSite, found: Current) -> dict[str, dict[str, 
     environment, variant, stamp = found
     prepared, target = work.prepared, work.prepared.target
     args = {"stack": prepared.stack.name, "environment": environment, **smoke_args(variant, stamp, target)}
+    args["cpu_trial"] = work.settings.cpu_trial
     requests = {"smoke": node_request("smoke", target.prefix, args, work.run.id)}
     if site.nodes > 1 and wants_to_meet(variant, target):
         joint = multi_node_smoke.meet_args(variant, target, environment, gpus_of_stamp(variant, stamp))

@@ -27,7 +27,8 @@ class Settings:
 
     `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
     interrupt also ends the job that the run waits for; `script`: the plan is only printed,
-    so no job may be submitted for it; `batches`: how many nodes at a time, and how many may fail.
+    so no job may be submitted for it; `batches`: how many nodes at a time, and how many may fail; `cpu_trial`: where no
+    GPU is, the smoke item `step` is tried on the CPU.
     """
 
     runs_root: Path
@@ -40,6 +41,7 @@ class Settings:
     cancel_job: bool = False
     batches: Batches = field(default_factory=Batches)
     script: bool = False
+    cpu_trial: bool = False
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 

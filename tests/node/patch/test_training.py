@@ -276,3 +276,85 @@ def test_d55_a_package_with_a_getattr_of_its_own_is_refused(tmp_path: Path) -> N
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatron-data-helpers")
     assert caught.value.code == "patch-precondition"
+
+
+INITIALIZE = "megatron/initialize.py"
+START = """\
+import deepspeed
+import torch
+
+from megatron import get_args
+
+
+def _initialize_distributed():
+    args = get_args()
+
+    if torch.distributed.is_initialized():
+        args.rank = torch.distributed.get_rank()
+    else:
+        torch.distributed.init_process_group(backend=args.distributed_backend)
+
+    # Then the groups of model parallelism.
+    if args.deepspeed and args.checkpoint:
+        deepspeed.configure()
+"""
+FAKE_DEEPSPEED = """\
+import torch
+
+started = []
+
+
+def init_distributed(dist_backend):
+    assert torch.distributed.is_initialized()
+    started.append(dist_backend)
+
+
+def configure():
+    assert started, "DeepSpeed backend not set"
+    print("configured on", started[0])
+"""
+FAKE_TORCH = """\
+class distributed:
+    there = False
+
+    @classmethod
+    def is_initialized(cls):
+        return cls.there
+
+    @classmethod
+    def init_process_group(cls, backend):
+        cls.there = True
+"""
+BEGIN = "from megatron.initialize import _initialize_distributed as begin\nbegin()\nprint('begun')"
+
+
+def test_deepspeed_takes_over_the_process_group_that_megatron_starts(tmp_path: Path) -> None:
+    write(tmp_path, INITIALIZE, START)
+    args = "args(deepspeed=%s, checkpoint=%s, distributed_backend='nccl')"
+    write(tmp_path, "deepspeed.py", FAKE_DEEPSPEED)
+    write(tmp_path, "torch.py", FAKE_TORCH)
+    package = (
+        "from types import SimpleNamespace as args\nimport os\n\n\ndef get_args():\n    with_it = 'DS' in os.environ\n"
+    )
+    write(tmp_path, "megatron/__init__.py", package + f"    return {args % ('with_it', 'with_it')}\n")
+    assert "DeepSpeed backend not set" in run(BEGIN, tmp_path, DS="1").stderr
+    assert apply(tmp_path, "megatron-deepspeed-start")["hits"] == 1
+    assert run(BEGIN, tmp_path, DS="1").stdout == "configured on nccl\nbegun\n"
+    assert run(BEGIN, tmp_path).stdout == "begun\n"
+    assert apply(tmp_path, "megatron-deepspeed-start")["already"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("    else:\n", "    if True:\n", "patch-precondition"),
+        ("def _initialize_distributed", "def initialize", "patch-no-hits"),
+        ("init_process_group", "init_device_mesh", "patch-precondition"),
+    ],
+)
+def test_another_start_of_the_process_group_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
+    file = write(tmp_path, INITIALIZE, START.replace(old, new, 1))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatron-deepspeed-start")
+    assert caught.value.code == code
+    assert file.read_text() == START.replace(old, new, 1)

@@ -1,0 +1,86 @@
+"""Smoke program `step`: one rank of the stack's own training script, with its arguments, as `__main__`.
+
+The ranks of MPI share one request, `ENVBUILD_SMOKE_REQUEST`, and append to one file of events; every other rank has a
+request of its own on stdin, with the variables that torchrun would set.
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from typing import Any
+
+from .common import Request, arm, begin
+
+
+def _request() -> Request:
+    shared = os.environ.get("ENVBUILD_SMOKE_REQUEST")
+    if shared is None:
+        return begin()
+    with open(shared, encoding="utf-8") as file:
+        return arm(dict(json.load(file)), 2)
+
+
+def where(error: BaseException, folder: str) -> str:
+    """`FILE:LINE` of the innermost frame in the folder (relative to it), else of the innermost one."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame[0].startswith(folder + os.sep)]
+    name, line = (own or frames or [("?", 0)])[-1]
+    return "%s:%s" % (os.path.relpath(name, folder) if own else name, line)
+
+
+def _code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return int(error.code or 0)
+    return 1
+
+
+def _run(request: Request, script: str) -> None:
+    args, channel = request.args, request.channel
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        code = _code(error)
+        if code:
+            channel.failure("the script ended with exit code %d (%s)" % (code, where(error, str(args["tree"]))))
+    except BaseException as error:  # noqa: BLE001 - whatever it raised is what is wrong with it
+        traceback.print_exc()
+        said = (" ".join(str(error).split())[:400], where(error, str(args["tree"])))
+        channel.failure("%s: %s (%s)" % ((type(error).__name__,) + said))
+        code = 1
+    if code:
+        _leave(code)
+    channel.done()
+    if args["trial"]:
+        _leave(0)  # gloo's threads may abort a process that ends while others do
+
+
+def _leave(code: int) -> Any:
+    """End now: a process group that lost a rank may wait for it for ever at exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Set variables, path and arguments as `python SCRIPT ...` in its work folder has them, then run the script."""
+    request = _request()
+    args = request.args
+    os.environ.update(args["variables"])
+    os.chdir(args["work"])
+    if args["trial"]:
+        from . import cpu_trial
+
+        request.channel.stage("preparing the CPU trial")
+        cpu_trial.install(int(args["ranks"]))
+    script = str(args["script"])
+    sys.argv = [script] + [str(word) for word in args["words"]]
+    sys.path[0] = os.path.dirname(script)  # in the place of the programs' own folder
+    request.channel.stage("running %s" % os.path.basename(script))
+    _run(request, script)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Smoke item `step`: the stack's own training script takes a few steps on synthetic data, and its loss must fall.
+
+It runs on all GPUs that are there, one rank each. A CPU trial runs two ranks behind `programs/cpu_trial.py` and says
+what it did not run. The item's `step` has the script, its words and how its log is read (`model/step.py`).
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+from typing import Any, Dict, List, Optional
+
+from envbuild.node.smoke import training_data, training_log
+from envbuild.node.smoke.check import Clock, Part, Spec, plural
+from envbuild.node.smoke.runner import (
+    Outcome,
+    Scratch,
+    child_environment,
+    how_it_ended,
+    program,
+    run_processes,
+    run_programs,
+)
+
+NAME = "smoke/step"
+TRIAL = "smoke/step-cpu-trial"
+NOT_RUN = "CPU trial: kernels, NCCL and copies not run"
+_TRIAL_RANKS = 2
+_KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
+_SHOWN = 4000  # characters of it in the evidence of a failure
+_NAME = re.compile(r"\{([a-z_]+)\}")
+# The environment belongs to no scheduler's task: what one has set would make the ranks look for others.
+_FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
+
+
+def run(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: Optional[int]) -> Part:
+    """The check; `gpus` is how many torch sees, None where nothing has asked it yet."""
+    part = Part(NAME if spec.cuda else TRIAL)
+    ranks = _ranks(spec, scratch, clock, step, gpus)
+    if ranks < 1:
+        part.failures.append("torch sees no GPU")
+        return part.stop()
+    work = scratch.fresh("step")
+    os.mkdir(work)
+    if step.get("data"):
+        training_data.write(str(step["data"]), work)
+    values = values_for(ranks, work)
+    for name, content in (step.get("files") or {}).items():
+        with open(os.path.join(work, name), "w", encoding="utf-8") as file:
+            json.dump(fill(content, values), file)
+    try:
+        outcomes = _start(spec, scratch, clock, step, values)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    _judge(part, outcomes, step, ranks, clock)
+    if not spec.cuda:
+        part.says = "%s; %s" % (NOT_RUN, part.says)
+        part.details["not_run"] = NOT_RUN
+    return part.stop()
+
+
+def values_for(ranks: int, work: str) -> Dict[str, Any]:
+    """What `{name}` stands for in words and files: two sequences a rank and two microbatches a step."""
+    tensor = 1 if ranks % 2 else 2
+    data = ranks // tensor
+    return {"ranks": ranks, "tensor": tensor, "data": data, "batch": 4 * data, "work": work}
+
+
+def fill(content: Any, values: Dict[str, Any]) -> Any:
+    """The content with every `{name}` replaced; a text that is one name becomes the value itself. Raises KeyError."""
+    if isinstance(content, dict):
+        return {key: fill(value, values) for key, value in content.items()}
+    if isinstance(content, list):
+        return [fill(value, values) for value in content]
+    if not isinstance(content, str):
+        return content
+    whole = _NAME.match(content)
+    if whole and whole.group(0) == content:
+        return values[whole.group(1)]
+    return _NAME.sub(lambda match: str(values[match.group(1)]), content)
+
+
+def _ranks(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: Optional[int]) -> int:
+    """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
+    if spec.cuda and gpus is None:
+        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
+        gpus = int(asked.facts().get("gpus") or 0)
+    ranks = int(gpus or 0) if spec.cuda else _TRIAL_RANKS
+    return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
+
+
+def _mpiexec(spec: Spec) -> Optional[str]:
+    folders = os.path.join(spec.environment, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
+    return shutil.which("mpiexec", path=folders)
+
+
+def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], values: Dict[str, Any]) -> List[Outcome]:
+    """Start all ranks and wait for them; one outcome for each process that was started here."""
+    tree = os.path.join(spec.environment, "src", str(step["source"]))
+    words = list(step.get("arguments") or []) + ([] if spec.cuda else list(step.get("on_cpu") or []))
+    request = {
+        "tree": tree,
+        "script": os.path.join(tree, str(step["script"])),
+        "words": [str(word) for word in fill(words, values)],
+        "work": values["work"],
+        "trial": not spec.cuda,
+        "ranks": values["ranks"],
+    }  # type: Dict[str, Any]
+    child = child_environment(spec.environment, spec.variables, scratch.path)
+    child = {key: value for key, value in child.items() if not key.startswith(_FOREIGN)}
+    child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
+    child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(values["ranks"])})
+    if not spec.cuda:
+        child["OMP_NUM_THREADS"] = "1"
+    argv = program(scratch, spec.environment, "step")
+    if step.get("launcher") == "mpi":
+        return _with_mpi(spec, scratch, clock, request, child, argv)
+    requests = [dict(request, variables=_place(rank, values["ranks"])) for rank in range(values["ranks"])]
+    return run_processes(scratch, argv, child, requests, clock.left(), _KEPT)
+
+
+def _place(rank: int, ranks: int) -> Dict[str, str]:
+    """What torchrun tells a rank on one node."""
+    own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
+    return {key: str(value) for key, value in own.items()}
+
+
+def _with_mpi(
+    spec: Spec, scratch: Scratch, clock: Clock, request: Dict[str, Any], child: Dict[str, str], argv: List[str]
+) -> List[Outcome]:
+    """All ranks under one mpiexec, which hands them no request: they read it from a file."""
+    left, events = clock.left(), scratch.fresh("events")
+    path = scratch.fresh("request")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(dict(request, variables={}, events=events, deadline=left), file)
+    child["ENVBUILD_SMOKE_REQUEST"] = path
+    mpiexec = _mpiexec(spec)
+    launcher = [mpiexec, "-n", str(request["ranks"])] if mpiexec else []
+    return run_processes(scratch, launcher + argv, child, [{"events": events}], left, _KEPT)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _judge(part: Part, outcomes: List[Outcome], step: Dict[str, Any], ranks: int, clock: Clock) -> None:
+    """Every rank must have ended well, all have said that they are done, and the loss must have fallen."""
+    several = len(outcomes) > 1
+    for rank, outcome in enumerate(outcomes):
+        who = "rank %d of %d" % (rank, ranks) if several else plural(ranks, "rank")
+        said = [str(event.get("what")) for event in outcome.of("failure")]
+        ended = how_it_ended(outcome, clock.deadline)
+        if ended and not said:
+            said = [ended + "; its last line: %s" % (_last(outcome.stderr) or "none")]
+        part.failures.extend("%s: %s" % (who, what) for what in said)
+        if said:
+            part.details["output"] = (part.details.get("output", "") + outcome.stderr[-_SHOWN:])[-2 * _SHOWN :]
+    done = sum(len(outcome.of("done")) for outcome in outcomes)
+    if not part.failures and done != ranks:
+        part.failures.append("%s were asked for and %d ended well" % (plural(ranks, "rank"), done))
+    texts = [outcome.stderr for outcome in outcomes]
+    steps, form = int(step["steps"]), str(step["log"])
+    found = training_log.losses(form, texts)
+    part.details.update({"ranks": ranks, "script": step["script"], "losses": [loss for _, loss in found]})
+    part.details["last_lines"] = [_last(text) for text in texts]
+    wrong = training_log.judge(found, steps)
+    if wrong and not part.failures:
+        part.failures.append(wrong)
+        part.details["output"] = texts[-1][-_SHOWN:]
+    elif not wrong:
+        told = (step["script"], found[0][1], found[-1][1], steps, plural(ranks, "rank"))
+        part.says = "%s: the loss fell from %.4g to %.4g in %d steps on %s" % told
+
+
+def _last(text: str) -> str:
+    """The last line of a rank's output that is not empty, before the stacks that it printed at its deadline."""
+    said = re.split(r"^Timeout \([0-9:.]+\)!$", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,61 @@
+"""Synthetic training data, written by the standard library alone: small, learnable, the same on every machine."""
+
+import json
+import os
+import struct
+from typing import List
+
+# A document counts up in steps of its own: what comes next is learnable, so that a loss can fall in few steps.
+_DOCUMENTS = 200
+_LENGTH = 400
+_MERGES = ("t h", "h e", "i n", "e r", "a n")
+_UINT16 = 8  # the number of the type in Megatron's index files
+
+
+def write(kind: str, folder: str) -> None:
+    """Write the data of one kind into a folder. Raises KeyError for an unknown kind."""
+    _KINDS[kind](folder)
+
+
+def _gpt2(folder: str) -> None:
+    """GPT-2's files for Megatron: `gpt2-vocab.json`, `gpt2-merges.txt`, `data_text_document.bin` and `.idx`."""
+    vocabulary = _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
+    numbers = {symbol: number for number, symbol in enumerate(vocabulary)}
+    with open(os.path.join(folder, "gpt2-vocab.json"), "w", encoding="utf-8") as file:
+        json.dump(numbers, file)
+    with open(os.path.join(folder, "gpt2-merges.txt"), "w", encoding="utf-8") as file:
+        file.write("\n".join(("#version: 0.2",) + _MERGES) + "\n")
+    documents = [_document(number) + [numbers["<|endoftext|>"]] for number in range(_DOCUMENTS)]
+    with open(os.path.join(folder, "data_text_document.bin"), "wb") as binary:
+        for tokens in documents:
+            binary.write(struct.pack("<%dH" % len(tokens), *tokens))
+    with open(os.path.join(folder, "data_text_document.idx"), "wb") as binary:
+        binary.write(_index([len(tokens) for tokens in documents]))
+
+
+def _symbols() -> List[str]:
+    """GPT-2's 256 symbols, one for each byte: printable characters are themselves, the others start at U+0100."""
+    plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
+    others = [byte for byte in range(256) if byte not in plain]
+    return [chr(byte) for byte in plain] + [chr(256 + number) for number in range(len(others))]
+
+
+def _document(number: int) -> List[int]:
+    return [(number * 7 + position * (1 + number % 3)) % 200 for position in range(_LENGTH)]
+
+
+def _index(lengths: List[int]) -> bytes:
+    """Megatron's `.idx`: head, type, counts, length and byte position of every document, and where documents begin."""
+    positions, at = [], 0
+    for length in lengths:
+        positions.append(at)
+        at += 2 * length
+    count = len(lengths)
+    parts = [b"MMIDIDX\x00\x00", struct.pack("<QBQQ", 1, _UINT16, count, count + 1)]
+    parts.append(struct.pack("<%di" % count, *lengths))
+    parts.append(struct.pack("<%dq" % count, *positions))
+    parts.append(struct.pack("<%dq" % (count + 1), *range(count + 1)))
+    return b"".join(parts)
+
+
+_KINDS = {"gpt2": _gpt2}

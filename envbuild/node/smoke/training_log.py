@@ -1,0 +1,121 @@
+"""What training scripts print, read line by line: pure functions, one format for each kind of script.
+
+`megatron`: the iteration lines of Megatron-LM, both Megatron-DeepSpeeds and MegatronAPP. `deepspeed`: the engine's
+lines with `samples/sec`. `metaseq`: rows of `train_inner`. `alpa`: rows of the artifact's table of results. What a
+launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed over.
+"""
+
+import json
+import math
+import re
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+# The loss of a step, by format; a row of Alpa has none.
+LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
+
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]+)/\s*([0-9]+)\s*\|(.*)")
+_STEPS = re.compile(r"(?:^|\s)steps: ([0-9]+)\s(.*samples/sec: .*)")
+_PAIR = re.compile(r"([A-Za-z][A-Za-z /()]*): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
+_ALPA = re.compile(r"\{'tflops': .*\}")
+# numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
+_ITEM = re.compile(r"'([a-z_]+)': (?:np\.float[0-9]+\()?(%s)\)?" % _NUMBER, re.IGNORECASE)
+
+
+class Record(NamedTuple):
+    """One line: the number of its step (0 where the format has none) and its figures under the names it gives them."""
+
+    step: int
+    values: Dict[str, float]
+
+
+def read_line(form: str, line: str) -> Optional[Record]:
+    """The record in a line of a format; None where the line is none. Raises KeyError for an unknown format."""
+    return _READERS[form](_COLOUR.sub("", line))
+
+
+def read(form: str, text: str) -> List[Record]:
+    """All records of a text, in its order."""
+    found = (read_line(form, line) for line in text.splitlines())
+    return [record for record in found if record is not None]
+
+
+def losses(form: str, texts: Iterable[str]) -> List[Tuple[int, float]]:
+    """(step, loss) in order of steps, from what all ranks printed; a step that was skipped has no loss and no place."""
+    found = {}  # type: Dict[int, float]
+    for text in texts:
+        for record in read(form, text):
+            if LOSS[form] in record.values:
+                found[record.step] = record.values[LOSS[form]]
+    return sorted(found.items())
+
+
+def judge(found: List[Tuple[int, float]], steps: int) -> Optional[str]:
+    """Why these losses do not show a training that works; None where they do.
+
+    All steps must have told a finite loss, and the median of the last three must be below the first.
+    """
+    for step, loss in found:
+        if not math.isfinite(loss):
+            return "the loss is %s at step %d" % (loss, step)
+    if len(found) < max(steps, 2):
+        return "the loss was reported for %d of %d steps" % (len(found), steps)
+    first, last = found[0][1], sorted(loss for _, loss in found[-3:])[len(found[-3:]) // 2]
+    if not last < first:
+        return "the loss did not fall: %.4g at first, %.4g at last" % (first, last)
+    return None
+
+
+def _megatron(line: str) -> Optional[Record]:
+    match = _ITERATION.search(line)
+    if match is None:
+        return None
+    values = {"iterations": float(match.group(2))}
+    for part in match.group(3).split("|"):
+        name, _, value = part.partition(":")
+        number = _number(value)
+        if number is not None:
+            values[" ".join(name.split())] = number
+    return Record(int(match.group(1)), values)
+
+
+def _deepspeed(line: str) -> Optional[Record]:
+    match = _STEPS.search(line)
+    if match is None:
+        return None
+    return Record(int(match.group(1)), {name.strip(): float(value) for name, value in _PAIR.findall(match.group(2))})
+
+
+def _metaseq(line: str) -> Optional[Record]:
+    parts = line.split(" | ", 3)
+    if len(parts) < 4 or parts[2].strip() != "train_inner":
+        return None
+    try:
+        row = json.loads(parts[3])
+    except ValueError:
+        return None
+    if not isinstance(row, dict):
+        return None
+    # Its figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
+    found = {str(name): _number(str(value)) for name, value in row.items()}
+    values = {name: value for name, value in found.items() if value is not None}
+    return Record(int(values["num_updates"]), values) if math.isfinite(values.get("num_updates", math.nan)) else None
+
+
+def _alpa(line: str) -> Optional[Record]:
+    match = _ALPA.search(line)
+    if match is None:
+        return None
+    return Record(0, {name: float(value) for name, value in _ITEM.findall(match.group(0))})
+
+
+def _number(text: str) -> Optional[float]:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+_READERS = {"megatron": _megatron, "deepspeed": _deepspeed, "metaseq": _metaseq, "alpa": _alpa}
+FORMATS = tuple(sorted(_READERS))

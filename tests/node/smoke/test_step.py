@@ -1,0 +1,201 @@
+"""The item `step`: every way in which a training script can go wrong is a failure that says which.
+
+The scripts are small stand-ins without torch; `test_cpu_trial.py` has some that compute.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.model.evidence import Check
+from envbuild.node.smoke import smoke
+from envbuild.node.smoke.step import NOT_RUN, fill, values_for
+
+HEAD = "import json, os, sys, time\nrank = int(os.environ.get('RANK', 0))\n"
+LINE = (
+    "def line(step, loss, of=4):\n"
+    "    print(' iteration %8d/%8d | consumed samples: 8 | lm loss: %.6E | grad norm: 1.0 |' % (step, of, loss),"
+    " flush=True)\n"
+)
+GOOD = "for step in range(1, 5):\n    if rank == 1: line(step, 6.0 - step / 10)\n"
+# No torch here: the stand-ins of a CPU trial are tried elsewhere.
+PROGRAMS = {"cpu_trial": "def install(gpus):\n    pass\n"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("env") / "bare"
+    venv.create(path, with_pip=False, symlinks=True)
+    return path
+
+
+def step_check(where: Path, tmp: Path, text: str, deadline: float = 20, **more: Any) -> Check:
+    tree = where / "src" / "megatron"
+    (tree / "tools").mkdir(parents=True, exist_ok=True)
+    (tree / "tools" / "train.py").write_text(HEAD + LINE + text)
+    before = sorted(where.rglob("*"))
+    step = {"source": "megatron", "script": "tools/train.py", "log": "megatron", "steps": 4, **more}
+    spec = smoke.Spec(str(where), {}, False, trial=True)
+    item = {"name": "step", "deadline": deadline, "step": step}
+    raw = smoke.smoke_items(spec, [item], str(tmp / "scratch"), PROGRAMS)
+    assert list((tmp / "scratch").iterdir()) == [], "the scratch folder is removed"
+    assert sorted(where.rglob("*")) == before, "nothing is written into the environment"
+    return Check.from_plain(raw[0])
+
+
+def test_a_script_whose_loss_falls_passes_and_says_what_was_not_run(environment: Path, tmp_path: Path) -> None:
+    check = step_check(environment, tmp_path, GOOD)
+    assert (check.name, check.status) == ("smoke/step-cpu-trial", "passed")
+    assert check.says == f"{NOT_RUN}; tools/train.py: the loss fell from 5.9 to 5.6 in 4 steps on 2 ranks"
+    assert check.details["losses"] == [5.9, 5.8, 5.7, 5.6]
+
+
+def test_ranks_words_files_data_and_variables_are_what_the_stack_says(environment: Path, tmp_path: Path) -> None:
+    text = GOOD + (
+        "told = json.load(open('ds.json'))\n"
+        "assert told == {'batch': 4, 'zero': {'stage': 1}, 'name': 'of 2'}, told\n"
+        "assert sys.argv[1:] == ['--tp', '2', '--data', os.getcwd() + '/data_text_document', '--cpu'], sys.argv\n"
+        "assert sys.argv[0] == __file__ and __name__ == '__main__' and sys.path[0] == os.path.dirname(__file__)\n"
+        "assert os.environ['MODE'] == 'small' and 'SLURM_PROCID' not in os.environ\n"
+        "assert os.environ['WORLD_SIZE'] == '2' and os.environ['LOCAL_RANK'] == str(rank)\n"
+        "assert os.path.getsize('data_text_document.bin') == 200 * 401 * 2\n"
+        "assert len(json.load(open('gpt2-vocab.json'))) == 262\n"
+    )
+    os.environ["SLURM_PROCID"] = "3"
+    try:
+        check = step_check(
+            environment, tmp_path, text, arguments=["--tp", "{tensor}", "--data", "{work}/data_text_document"],
+            on_cpu=["--cpu"], environment={"MODE": "small"}, data="gpt2",
+            files={"ds.json": {"batch": "{batch}", "zero": {"stage": 1}, "name": "of {ranks}"}},
+        )  # fmt: skip
+    finally:
+        del os.environ["SLURM_PROCID"]
+    assert check.status == "passed", check.details
+
+
+def test_a_crash_is_named_with_file_and_line_of_the_tree(environment: Path, tmp_path: Path) -> None:
+    text = "def broken(x):\n    return x.shape[:2]\nif rank == 0: broken(None)\n"
+    check = step_check(environment, tmp_path, text)
+    assert check.status == "failed"
+    wanted = "rank 0 of 2: AttributeError: 'NoneType' object has no attribute 'shape' (tools/train.py:6)"
+    assert check.says.startswith(wanted)
+    assert "Traceback" in check.details["output"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sys.exit(3)\n", "rank 0 of 2: the script ended with exit code 3 (tools/train.py:5)"),
+        ("sys.exit('no data')\n", "rank 0 of 2: the script ended with exit code 1"),
+        ("os._exit(0)\n", "rank 0 of 2: ended without saying that it was done during running train.py"),
+        ("os.kill(os.getpid(), 11)\n", "rank 0 of 2: crashed with SIGSEGV during running train.py"),
+        ("print('all is well')\n", "the loss was reported for 0 of 4 steps"),
+        ("line(1, 6.0)\nline(2, 5.0)\n", "the loss was reported for 2 of 4 steps"),
+        ("[line(n, float('nan')) for n in range(1, 5)]\n", "the loss is nan at step 1"),
+        ("[line(n, 6.0) for n in range(1, 5)]\n", "the loss did not fall: 6 at first, 6 at last"),
+    ],
+)
+def test_what_does_not_train_is_a_failure(environment: Path, tmp_path: Path, text: str, says: str) -> None:
+    check = step_check(environment, tmp_path, text)
+    assert check.status == "failed"
+    assert check.says.startswith(says)
+
+
+def test_a_crash_after_good_losses_is_a_failure(environment: Path, tmp_path: Path) -> None:
+    check = step_check(environment, tmp_path, GOOD + "if rank == 1: raise RuntimeError('at the end')\n")
+    assert check.status == "failed"
+    assert check.says.startswith("rank 1 of 2: RuntimeError: at the end (tools/train.py:7)")
+
+
+def test_a_hang_ends_at_its_deadline_with_the_last_line_of_every_rank(environment: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    text = "print('rank %d waits' % rank, flush=True)\ntime.sleep(600)\n"
+    check = step_check(environment, tmp_path, text, deadline=2)
+    assert time.monotonic() - started < 15
+    assert check.details["last_lines"] == ["rank 0 waits", "rank 1 waits"]
+    wanted = "rank 0 of 2: hung past its deadline of 2 s during running train.py; its last line: rank 0 waits"
+    assert check.says.startswith(wanted)
+    assert "train.py" in check.details["output"], "the stacks are there"
+
+
+def test_the_rank_that_waits_for_a_dead_one_is_stopped(environment: Path, tmp_path: Path) -> None:
+    check = step_check(environment, tmp_path, "if rank == 1: raise ValueError('lost')\ntime.sleep(600)\n", deadline=60)
+    assert "rank 1 of 2: ValueError: lost (tools/train.py:5)" in check.details["failures"]
+    assert any(each.startswith("rank 0 of 2: was stopped") for each in check.details["failures"])
+
+
+def test_much_output_before_the_losses_hides_none(environment: Path, tmp_path: Path) -> None:
+    text = "print('argument ' * 20000)\n" + GOOD + "print('checkpoint ' * 20000)\n"
+    assert step_check(environment, tmp_path, text).status == "passed"
+
+
+def test_ranks_of_mpi_start_under_mpiexec_and_share_one_output(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for mpiexec: it starts so many processes and gives them no input."""
+    mpiexec = environment / "bin" / "mpiexec"
+    mpiexec.write_text(
+        f"#!{sys.executable}\nimport subprocess, sys\n"
+        "assert sys.argv[1:3] == ['-n', '2'], sys.argv\n"
+        "ranks = [subprocess.Popen(sys.argv[3:], stdin=subprocess.DEVNULL) for _ in range(2)]\n"
+        "sys.exit(max(abs(rank.wait()) for rank in ranks))\n"
+    )
+    mpiexec.chmod(mpiexec.stat().st_mode | stat.S_IXUSR)
+    text = "[line(n, 6.0 - n) for n in range(1, 5)]\n"
+    check = step_check(environment, tmp_path, text, launcher="mpi")
+    assert check.status == "passed", check.details
+    assert check.details["ranks"] == 2
+    lost = step_check(environment, tmp_path, text + "os._exit(0)\n", launcher="mpi")
+    assert (
+        lost.says
+        == "2 ranks: ended without saying that it was done during running train.py; its last line: "
+        + (lost.details["last_lines"][0])
+    )
+    mpiexec.unlink()
+    monkeypatch.setenv("PATH", "/nowhere")
+    alone = step_check(environment, tmp_path, text, launcher="mpi")
+    assert alone.details["ranks"] == 1, "without mpiexec one rank, which needs none"
+
+
+def test_without_a_gpu_and_without_a_trial_it_is_said_loudly_and_nothing_runs(environment: Path) -> None:
+    spec = smoke.Spec(str(environment), {}, False)
+    item = {"name": "step", "step": {"source": "none", "script": "none.py", "log": "megatron", "steps": 2}}
+    (check,) = smoke.smoke_items(spec, [item], None)
+    assert (check["name"], check["status"], check["level"]) == ("smoke/step", "skipped", "not-checked")
+    assert check["says"].startswith("no usable GPU here: the stack's own training script was not run")
+
+
+def test_gpus_decide_the_ranks_also_where_nothing_has_counted_them(environment: Path, tmp_path: Path) -> None:
+    tree = environment / "src" / "counted"
+    tree.mkdir(parents=True)
+    (tree / "train.py").write_text(HEAD + LINE + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
+    count = "from .common import begin\nc = begin().channel\nc.facts({'gpus': 3})\nc.done()\n"
+    step = {"source": "counted", "script": "train.py", "log": "megatron", "steps": 4}
+    item = {"name": "step", "deadline": 20, "step": step}
+    spec = smoke.Spec(str(environment), {}, True)
+    (raw,) = smoke.smoke_items(spec, [item], str(tmp_path), {"gpus": count})
+    assert (raw["name"], raw["status"], raw["details"]["ranks"]) == ("smoke/step", "passed", 3)
+    (none,) = smoke.smoke_items(spec, [item], str(tmp_path), {"gpus": count.replace("3", "0")})
+    assert (none["status"], none["says"]) == ("failed", "torch sees no GPU")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tensor", "data", "batch"), [(1, 1, 1, 4), (2, 2, 1, 4), (3, 1, 3, 12), (8, 2, 4, 16)]
+)
+def test_batches_fit_every_number_of_ranks(ranks: int, tensor: int, data: int, batch: int) -> None:
+    values = values_for(ranks, "/w")
+    assert values == {"ranks": ranks, "tensor": tensor, "data": data, "batch": batch, "work": "/w"}
+
+
+def test_a_name_that_is_unknown_is_an_error() -> None:
+    assert fill({"a": ["{ranks}", "{work}/x", 1]}, {"ranks": 2, "work": "/w"}) == {"a": [2, "/w/x", 1]}
+    with pytest.raises(KeyError):
+        fill("{other}", {})

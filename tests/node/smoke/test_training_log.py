@@ -1,0 +1,127 @@
+"""Every kind of log line gives back the figures that were written into it, whatever a launcher puts in front."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.node.smoke import training_log
+from envbuild.node.smoke.training_log import judge, losses, read, read_line
+
+FINITE = st.floats(min_value=1e-6, max_value=1e8, allow_nan=False)
+STEP = st.integers(min_value=1, max_value=10**6)
+BEFORE = st.sampled_from(["", "0: ", "12: ", " 7: ", "[default0]:", "[3] ", "[rank1]: ", "\x1b[32m"])
+
+
+def megatron_line(step: int, of: int, fields: dict[str, float], skipped: int = 0) -> str:
+    """In the shape of the trees' own: padded numbers, bars between, one blank in front."""
+    parts = [f" iteration {step:8d}/{of:8d}", f" consumed samples: {step * 8:12d}"]
+    parts += [f" {name}: {value:.6E}" for name, value in fields.items()]
+    return " |".join([*parts, f" number of skipped iterations: {skipped:3d}", " number of nan iterations:   0", ""])
+
+
+@given(BEFORE, STEP, FINITE, FINITE, st.booleans())
+def test_an_iteration_line_of_megatron_is_read(before: str, step: int, loss: float, ms: float, skipped: bool) -> None:
+    fields = {"elapsed time per iteration (ms)": ms, "learning rate": 6e-5}
+    fields |= {} if skipped else {"lm loss": loss, "grad norm": 1.5}
+    record = read_line("megatron", before + megatron_line(step, step + 5, fields, int(skipped)))
+    assert record is not None
+    assert record.step == step and record.values["iterations"] == step + 5
+    assert record.values["elapsed time per iteration (ms)"] == pytest.approx(ms, rel=1e-5)
+    assert record.values.get("lm loss") == (None if skipped else pytest.approx(loss, rel=1e-5))
+
+
+def test_the_last_fields_of_alcf_and_of_microsoft_are_read() -> None:
+    parts = [" iteration        6/       6", "consumed samples:           48", "consumed tokens:         3072"]
+    parts += ["lm loss: 5.8E+00", "actual seqlen:    64", "samples per second: 12.969"]
+    parts += ["tokens per gpu per second (tgs): 829.991", "TFLOPs: 0.00", ""]
+    line = " | ".join(parts)
+    record = read_line("megatron", line)
+    assert record is not None
+    wanted = {"consumed tokens": 3072, "tokens per gpu per second (tgs)": 829.991, "TFLOPs": 0.0, "lm loss": 5.8}
+    assert {name: record.values[name] for name in wanted} == wanted
+
+
+@given(BEFORE, STEP, FINITE, FINITE, FINITE)
+def test_a_line_of_deepspeed_is_read(before: str, step: int, loss: float, seconds: float, rate: float) -> None:
+    line = f"{before} steps: {step} loss: {loss:0.4f} iter time (s): {seconds:0.3f} samples/sec: {rate:0.3f}"
+    record = read_line("deepspeed", line)
+    assert record is not None and record.step == step
+    assert record.values["loss"] == pytest.approx(loss, abs=1e-4)
+    assert record.values["iter time (s)"] == pytest.approx(seconds, abs=1e-3)
+    assert record.values["samples/sec"] == pytest.approx(rate, abs=1e-3)
+
+
+@given(BEFORE, STEP, FINITE, st.floats(min_value=1e6, max_value=1e9))
+def test_a_row_of_metaseq_is_read_though_its_figures_are_texts(before: str, step: int, loss: float, wps: float) -> None:
+    row = {"epoch": "1", "update": "0.25", "loss": f"{loss:g}", "wps": f"{wps:g}", "num_updates": str(step)}
+    line = f"{before}2026-11-22 17:00:00 | INFO | train_inner | {json.dumps(row)}"
+    record = read_line("metaseq", line)
+    assert record is not None and record.step == step
+    assert record.values["loss"] == pytest.approx(loss, rel=1e-5)
+    assert record.values["wps"] == pytest.approx(wps, rel=1e-5)
+
+
+@given(FINITE, st.booleans())
+def test_a_row_of_alpa_is_read_under_both_numpys(tflops: float, new: bool) -> None:
+    value = f"np.float64({tflops!r})" if new else repr(tflops)
+    row = f"e2e\tp3.16\t1\t0\tgpt\tmegatron\t{{'tflops': {value}, 'parameter_count': 1.3}}\t1700000000.5"
+    record = read_line("alpa", row)
+    assert record is not None
+    assert record.values == {"tflops": tflops, "parameter_count": 1.3}
+
+
+NOT_RECORDS = [
+    "",
+    " validation loss at iteration 6 | lm loss value: 5.870000E+00 | lm loss PPL: 3.54E+02 |",
+    "time (ms) | forward-compute: 12.30 | backward-compute: 20.10",
+    "2026-11-22 17:00:00 | INFO | train_inner | not json",
+    "2026-11-22 17:00:00 | INFO | train_inner | [1]",
+    '2026-11-22 17:00:00 | INFO | train_inner | {"loss": "1"}',
+    '2026-11-22 17:00:00 | INFO | valid | {"loss": "1", "num_updates": "1"}',
+    "# GPT",
+    "steps: none",
+]
+
+
+@pytest.mark.parametrize("form", training_log.FORMATS)
+@pytest.mark.parametrize("line", NOT_RECORDS)
+def test_what_is_no_record_is_none(form: str, line: str) -> None:
+    assert read_line(form, line) is None
+
+
+@pytest.mark.parametrize("form", training_log.FORMATS)
+@given(text=st.text(max_size=300))
+def test_no_text_breaks_a_reader(form: str, text: str) -> None:
+    for record in read(form, text):
+        assert record.step >= 0
+
+
+def test_losses_of_all_ranks_are_put_in_the_order_of_steps() -> None:
+    first = "\n".join(["noise", megatron_line(2, 3, {"lm loss": 4.0}), megatron_line(3, 3, {}, skipped=1)])
+    assert losses("megatron", [first, megatron_line(1, 3, {"lm loss": 5.0})]) == [(1, 5.0), (2, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "says"),
+    [
+        ([5.0, 4.0, 3.0], 3, None),
+        ([5.0, 4.0], 3, "the loss was reported for 2 of 3 steps"),
+        ([], 6, "the loss was reported for 0 of 6 steps"),
+        ([5.0, math.nan, 3.0], 3, "the loss is nan at step 2"),
+        ([5.0, 4.0, math.inf], 3, "the loss is inf at step 3"),
+        ([5.0, 5.0, 5.0], 3, "the loss did not fall: 5 at first, 5 at last"),
+        ([5.0, 4.0, 6.0, 6.0, 6.0], 5, "the loss did not fall: 5 at first, 6 at last"),
+    ],
+)
+def test_losses_are_judged(values: list[float], steps: int, says: str | None) -> None:
+    assert judge(list(enumerate(values, 1)), steps) == says
+
+
+def test_a_nan_loss_of_megatron_is_read_as_one() -> None:
+    found = losses("megatron", [megatron_line(1, 1, {"lm loss": math.nan})])
+    assert found[0][0] == 1 and math.isnan(found[0][1])
