@@ -29,7 +29,7 @@ def build_pyz(package: Path) -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, contents[name].encode(), compresslevel=9)
+            archive.writestr(entry, contents[name].encode(), compresslevel=6)
     return buffer.getvalue()
 
 

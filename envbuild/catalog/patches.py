@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -22,25 +23,33 @@ from envbuild.model.patch import Patch, Recipe
 _SED_TIMEOUT = 30.0
 
 
-@cache
 def load_patches() -> MappingProxyType[str, Patch]:
     """Every patch by name, sorted. Raises EnvbuildError `manifest-*` when a shipped file is damaged."""
-    found: dict[str, Patch] = {}
-    for path in sorted((resources.catalog() / "patches").glob("*.yaml")):
-        document = read_yaml(path)
-        try:
-            patch = Patch.from_plain(document.data)
-        except ValidationError as error:
-            raise manifest_error(error, Patch, document.data, [document]) from None
-        found[patch.name] = patch
-    return MappingProxyType(found)
+    return MappingProxyType({name: _read(path) for name, path in _files().items()})
+
+
+@cache
+def _files() -> dict[str, Path]:
+    """The file of every patch, which has its name."""
+    return {path.stem: path for path in sorted((resources.catalog() / "patches").glob("*.yaml"))}
+
+
+@cache
+def _read(path: Path) -> Patch:
+    document = read_yaml(path)
+    try:
+        return Patch.from_plain(document.data)
+    except ValidationError as error:
+        raise manifest_error(error, Patch, document.data, [document]) from None
 
 
 def load_patch(name: str) -> Patch:
     """One patch by its name or an alias. Raises EnvbuildError `patch-unknown`, exit 2, with the nearest name."""
+    if name in _files():
+        return _read(_files()[name])
     patches = load_patches()
     by_alias = {alias: patch for patch in patches.values() for alias in patch.aliases}
-    patch = patches.get(name) or by_alias.get(name)
+    patch = by_alias.get(name)
     if patch is None:
         raise EnvbuildError(
             "patch-unknown",

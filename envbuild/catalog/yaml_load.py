@@ -54,8 +54,10 @@ _CORE = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_A_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-# As YAML 1.2 defines printable, less the byte order mark.
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_NUMBERS_BEGIN = frozenset("+-.0123456789")
+_HALF = re.compile("[\ud800-\udfff]")
+# What YAML 1.2 does not call printable, and the byte order mark. The complement would take milliseconds to compile.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 # Longer integers do not survive a round trip through JSON in other programs.
 _LONGEST_INT = 18
 
@@ -107,7 +109,6 @@ def parse_yaml(content: bytes, name: str) -> YamlDocument:
     root = _composed(text, name)
     if root is None:
         return YamlDocument(name, None, None)
-    _check_expansion(root, name)
     return YamlDocument(name, _plain(root, name), root)
 
 
@@ -149,18 +150,21 @@ class _Composer(Composer, _Events, BaseResolver):
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         event = self.peek_event()
         self.nodes += 1
-        self.depth += 1
-        if isinstance(event, yaml.AliasEvent):
-            self.aliases += 1
-        if self.depth > MAX_DEPTH:
+        if self.depth == MAX_DEPTH:
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise _at("manifest-too-deep", self.file_name, event.start_mark, problem)
         if self.nodes > MAX_NODES:
             problem = f"more than {MAX_NODES} values"
             raise _at("manifest-too-large", self.file_name, event.start_mark, problem)
+        if type(event) is yaml.ScalarEvent and event.anchor is None:
+            # Most values; `super` would ask of each whether it is anything else.
+            return self.compose_scalar_node(None)  # type: ignore[arg-type]
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
         if self.aliases > MAX_ALIASES:
             problem = f"more than {MAX_ALIASES} aliases"
             raise _at("manifest-alias", self.file_name, event.start_mark, problem)
+        self.depth += 1
         node: Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -184,6 +188,8 @@ def _composed(text: str, name: str) -> Node | None:
         mark = composer.get_mark() if composer else None
         code = "manifest-encoding" if isinstance(error, (ValueError, OverflowError)) else "manifest-invalid"
         raise _at(code, name, mark, f"not valid YAML: {_one_line(error)}") from None
+    if node is not None and composer.aliases:  # without them every value was counted when it was read
+        _check_expansion(node, name)
     return node
 
 
@@ -261,26 +267,25 @@ def _mapping(node: MappingNode, name: str) -> dict[str, Any]:
     if node.tag != f"{_CORE}map":
         raise _bad_tag(node, name)
     out: dict[str, Any] = {}
-    first: dict[str, yaml.Mark] = {}
     for key_node, value_node in node.value:
         key = _scalar(key_node, name) if isinstance(key_node, ScalarNode) else None
         if not isinstance(key, str):
             raise _at("manifest-invalid", name, key_node.start_mark, "a key must be text", "put it in quotes")
         if key in out:
-            problem = f"duplicate key {key!r} (first on line {first[key].line + 1})"
+            first = next(other.start_mark.line for other, _ in node.value if _scalar(other, name) == key)
+            problem = f"duplicate key {key!r} (first on line {first + 1})"
             raise _at("manifest-duplicate-key", name, key_node.start_mark, problem, "keep one of the two")
-        first[key] = key_node.start_mark
         out[key] = _plain(value_node, name)
     return out
 
 
 def _scalar(node: Node, name: str) -> str | int | float | bool | None:
     value: str = node.value
-    if any("\ud800" <= c <= "\udfff" for c in value):
+    if not value.isascii() and _HALF.search(value):
         raise _at("manifest-encoding", name, node.start_mark, "half of a surrogate pair, not a character")
-    tag = node.tag.removeprefix(_CORE)
-    if tag == "":
+    if node.tag == "":
         return _plain_scalar(node, name)
+    tag = node.tag.removeprefix(_CORE)
     if tag == "str":
         return value
     if tag not in ("int", "float", "bool", "null") or not node.tag.startswith(_CORE):
@@ -299,6 +304,8 @@ def _plain_scalar(node: Node, name: str) -> str | int | float | bool | None:
         return None
     if value in ("true", "false"):
         return value == "true"
+    if value[0] not in _NUMBERS_BEGIN:
+        return value
     if _INT.fullmatch(value):
         if len(value) > _LONGEST_INT:
             raise _at("manifest-invalid", name, node.start_mark, "a number too large", "put it in quotes if it is text")

@@ -30,4 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    if argv is None:
+        # Else Python looks through everything once more when it ends: a fifth of the time that `plan` takes.
+        gc.freeze()
     return code

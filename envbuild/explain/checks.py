@@ -9,17 +9,18 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.specifiers import SpecifierSet
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.readers.git_read import GitReader
-from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack
-from envbuild.resolve.compat import Compat
 from envbuild.resolve.versions import numbers
+
+if TYPE_CHECKING:
+    from envbuild.lock.readers.git_read import GitReader
+    from envbuild.resolve.compat import Compat
 
 Outcome = Literal["holds", "broken", "not-run"]
 
@@ -188,6 +189,8 @@ _TEXT_CHECKS: dict[type, Callable[[Any, str], _Answer]] = {
 def _ask_index(check: f.IndexCheck, means: Means) -> _Answer:
     if not means.index:
         raise _NotRun("the index is asked with --run-checks only")
+    from envbuild.lock.readers.uvtool import run_uv
+
     with tempfile.TemporaryDirectory(prefix="envbuild-index-") as folder:
         wish = Path(folder) / "wish.in"
         wish.write_text(check.requirement + "\n", encoding="utf-8")

@@ -66,14 +66,16 @@ def _resolve(
     loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
 ) -> tuple[Resolution, ...]:
     from envbuild.catalog.loader import lock_path
-    from envbuild.explain.draft import outline, without_prices
-    from envbuild.lock.files import read_lock
-    from envbuild.lock.first_use import fill, read_first_uses
     from envbuild.resolve.engine import resolve_fleet
 
     path = lock_path(loaded, profile)
     if path.is_file():
+        from envbuild.lock.files import read_lock
+        from envbuild.lock.first_use import fill, read_first_uses
+
         lock = fill(read_lock(path), read_first_uses())
         return tuple(resolve_fleet(facts, lock, target, compat).values())
+    from envbuild.explain.draft import outline, without_prices
+
     found = resolve_fleet(facts, outline(loaded.stack, profile), target, compat)
     return tuple(without_prices(resolution) for resolution in found.values())

@@ -2,6 +2,7 @@
 
 `compat_read.load_compat` makes them of the catalog's files. Every value keeps its `Note`: where it comes from, how it
 was verified and whether that is firm enough to refuse on its own (`firm`); memory and unverified marks are not.
+Named tuples, because every start makes these classes, and a frozen dataclass takes ten times as long to make.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -17,8 +18,7 @@ from envbuild.resolve.rules.apex import ApexHistory
 from envbuild.resolve.versions import Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """Where a value comes from and how far it was verified, each in one short line; not `firm` means: only warn.
 
     `source` begins with the place of the whole note in the catalog: `compat/torch.yaml#releases: ...`.
@@ -33,8 +33,7 @@ class Note:
         return self if mark is None else Note(self.source, short(f"not verified: {mark}"), firm=False)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchBuild:
+class TorchBuild(NamedTuple):
     """One flavour of one release: GPU architectures with machine code, those with PTX, and its C++ ABI (0 or 1)."""
 
     flavour: str
@@ -47,8 +46,7 @@ class TorchBuild:
     disputed: Mapping[Numbers, str]
 
 
-@dataclass(frozen=True, slots=True)
-class TorchRelease:
+class TorchRelease(NamedTuple):
     """One release: Python tags by machine architecture, flavours, and where its wheels are."""
 
     version: str
@@ -62,8 +60,7 @@ class TorchRelease:
     note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s."""
 
     model: str
@@ -75,8 +72,7 @@ class Gpu:
     note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """One NVIDIA PyTorch image: its CUDA and the driver branch it asks for."""
 
     tag: str
@@ -87,8 +83,7 @@ class Image:
     driver_note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class PackageRule:
+class PackageRule(NamedTuple):
     """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps."""
 
     id: str
@@ -102,8 +97,7 @@ class PackageRule:
     note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class OwnList:
+class OwnList(NamedTuple):
     """Which CUDA versions a source takes for one another, by major, and the variable that turns its check off."""
 
     variable: str
@@ -111,8 +105,7 @@ class OwnList:
     note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Cuda:
+class Cuda(NamedTuple):
     """Toolkits, drivers and architectures. All versions are number tuples."""
 
     toolkit_drivers: Mapping[Numbers, Numbers]
@@ -136,8 +129,7 @@ class Cuda:
     check_note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Compilers:
+class Compilers(NamedTuple):
     """Host gcc bounds per CUDA toolkit and per torch."""
 
     max_gcc: Mapping[Numbers, int]
@@ -150,8 +142,7 @@ class Compilers:
     torch_note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What a framework or a shared GPU cannot do."""
 
     max_pipeline_zero_stage: int
@@ -164,8 +155,7 @@ class Limits:
     sparse_note: Note
 
 
-@dataclass(frozen=True, slots=True)
-class Compat:
+class Compat(NamedTuple):
     """All compat data. `torch` is in the order of release."""
 
     torch: Mapping[str, TorchRelease]

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import sysconfig
-import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -200,6 +199,8 @@ def _append(out: IO[bytes], tool: Tool, *, packed: bool) -> None:
 
 
 def _archive(out: IO[bytes] | gzip.GzipFile, tool: Tool) -> None:
+    import tarfile
+
     with (
         tarfile.TarFile(
             fileobj=cast(IO[bytes], out), mode="w", format=tarfile.USTAR_FORMAT, copybufsize=1 << 20

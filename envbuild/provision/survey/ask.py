@@ -17,6 +17,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE, contact, node_request
 from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.survey.errors import refusal
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
 if TYPE_CHECKING:
@@ -188,6 +189,25 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         survey.resolutions[node] = resolution
         if resolution.variant_id is not None:
             survey.variants[node] = chosen.of(resolution, facts[node])
+
+
+def note_refusals(prepared: Prepared, survey: Survey) -> None:
+    """Make an error of every refusal that has none yet, with the profile of the stack that would fit those nodes."""
+    found = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
+    if found:
+        instead = _profile_that_fits(prepared, {node: survey.facts[node] for node in found})
+        survey.errors.update({node: refusal(resolution, instead) for node, resolution in found.items()})
+
+
+def _profile_that_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str | None:
+    from envbuild.catalog.loader import load_stack
+    from envbuild.explain.decisions import other_profiles
+
+    if not prepared.reference:
+        return None
+    loaded = load_stack(prepared.reference)
+    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules())
+    return next((other.name for other in others if other.fits), None)
 
 
 @cache

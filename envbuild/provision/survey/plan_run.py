@@ -7,7 +7,6 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
@@ -16,11 +15,11 @@ from envbuild.provision.contact import toolchain
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.findings import Survey
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
-from envbuild.provision.survey.ask import decide, rules, survey_nodes
-from envbuild.provision.survey.errors import python_broken, refusal
+from envbuild.provision.survey.ask import decide, note_refusals, survey_nodes
+from envbuild.provision.survey.errors import python_broken
 from envbuild.redact import redact_data
 
 
@@ -130,25 +129,6 @@ def _find_tools(work: Work) -> None:
             )
         except EnvbuildError as error:
             work.survey.errors[node] = error
-
-
-def note_refusals(prepared: Prepared, survey: Survey) -> None:
-    """Make an error of every refusal that has none yet, with the profile of the stack that would fit those nodes."""
-    found = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
-    if found:
-        instead = _profile_that_fits(prepared, {node: survey.facts[node] for node in found})
-        survey.errors.update({node: refusal(resolution, instead) for node, resolution in found.items()})
-
-
-def _profile_that_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str | None:
-    from envbuild.catalog.loader import load_stack
-    from envbuild.explain.decisions import other_profiles
-
-    if not prepared.reference:
-        return None
-    loaded = load_stack(prepared.reference)
-    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules())
-    return next((other.name for other in others if other.fits), None)
 
 
 def _bring_python(work: Work) -> None:

@@ -17,9 +17,8 @@ from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh
 from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.survey.ask import decide
+from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow
-from envbuild.provision.survey.plan_run import note_refusals
 from envbuild.provision.survey.supported import unsupported
 
 RUN = "recorded-facts"
