@@ -168,15 +168,19 @@ def lock_command(loaded: LoadedStack, profile: str) -> str:
     return f"`envbuild lock create {loaded.ref}{more}`"
 
 
-def manifest_digest(stack: Stack, profile: str) -> str:
-    """sha256 (hex) over the canonical JSON of the stack's name and one profile: what a lock was made from.
+def manifest_text(stack: Stack, profile: str) -> bytes:
+    """Canonical JSON of the stack's name and one profile: what a lock was made from.
 
     What equals its default counts as not said, so that a lock outlives a new optional field.
     """
     contents: Profile = stack.profiles[profile]
     said = contents.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    document = {"name": stack.name, "profile": profile, "contents": said}
-    return hashlib.sha256(canonical_json(document)).hexdigest()
+    return canonical_json({"name": stack.name, "profile": profile, "contents": said})
+
+
+def manifest_digest(stack: Stack, profile: str) -> str:
+    """sha256 (hex) over `manifest_text`."""
+    return hashlib.sha256(manifest_text(stack, profile)).hexdigest()
 
 
 def _names(folder: str) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from envbuild.model.common import Level, StrictModel
+from pydantic import Field
+
+from envbuild.model.common import Level, RelPath, Sha256, StrictModel
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
@@ -86,6 +88,41 @@ class Equality(StrictModel):
     deviating: tuple[Deviation, ...] = ()
 
 
+class PackageFile(StrictModel):
+    """The file of a locked package that fits the nodes of a variant; an installer that is given hashes takes no other.
+
+    `sha256` as locked, `index` the *name* of the index that has it.
+    """
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    index: str
+
+
+class BuiltVariant(StrictModel):
+    """A variant that nodes of the run have, `id` as in the lock, with its package files. The whole one is attached."""
+
+    id: str
+    digest: Sha256
+    packages: tuple[PackageFile, ...] = ()
+
+
+class Attachment(StrictModel):
+    """A file that belongs to the evidence and lies beside it, `path` below the folder of `evidence.json`.
+
+    `sha256` is over its first `bytes` bytes: the journal is closed after the evidence. `of`: the digest of a variant,
+    or the Merkle root that a list of files gives.
+    """
+
+    kind: Literal["lock", "profile", "variant", "files", "plan", "journal"]
+    path: RelPath
+    sha256: Sha256
+    bytes: Annotated[int, Field(ge=0)]
+    of: Sha256 | None = None
+
+
 class Evidence(StrictModel):
     """One run: the document that `--json` prints and reports are rendered from."""
 
@@ -108,3 +145,5 @@ class Evidence(StrictModel):
     ansible_tasks: int = 0
     phases: dict[str, float] = {}
     equality: Equality | None = None
+    variants: tuple[BuiltVariant, ...] = ()
+    attachments: tuple[Attachment, ...] = ()

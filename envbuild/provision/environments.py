@@ -226,6 +226,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
     for node, found in current.items():
         if not isinstance(found, EnvbuildError):
             environment, variant, stamp = found
+            work.survey.variants[node] = variant
             args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
     answers: dict[str, ContactResult | EnvbuildError] = {}

@@ -1,5 +1,9 @@
 """The verb `files`: what an environment was stamped with, file by file, so that two nodes can be compared."""
 
+import base64
+import json
+import zlib
+
 from envbuild.node import paths
 from envbuild.node.env import stamp
 from envbuild.node.protocol import Exit, NodeError
@@ -8,12 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Enough to tell two files apart, and short: an environment has some ten thousand.
-DIGITS = 16
-
 
 def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
-    """Returns (False, `root` and `files` {path: kind, mode and the beginning of the sha256}) of `args.environment`.
+    """Returns (False, `root` and `files`: the list that gives it, as base64 of zlib of JSON) of `args.environment`.
+
+    The list is {path: [tag, sha256, size, executable]}; packed, for an environment has some ten thousand files.
 
     Raises NodeError `environment-unstamped` (1) where it has no stamp, or one without its list of files.
     """
@@ -27,5 +30,5 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             hint="`envbuild verify` says what is there",
             exit_code=Exit.CHECK_FAILED,
         )
-    files = {path: "%s%s%s" % (each[0], "x" if each[3] else "-", each[1][:DIGITS]) for path, each in stamped.items()}
-    return False, {"root": found["root"], "files": files}
+    text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
+    return False, {"root": found["root"], "files": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}

@@ -13,12 +13,18 @@ def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
-    from envbuild.provision.run.fleet_equality import equality_of, files_on
+    from envbuild.provision.run.attachments import attach, built, variants_of
+    from envbuild.provision.run.file_lists import FileLists
+    from envbuild.provision.run.fleet_equality import equality_of
     from envbuild.report.render import write_report
 
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
     nodes = [collect.coded(node, work.settings.command, several=several) for node in nodes]
+    # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
+    lists = FileLists(prepared.target, work.run.id) if pages else None
+    equality = equality_of(nodes, lists)
+    variants = variants_of(work, nodes)
     evidence = Evidence(
         envbuild=__version__,
         verb=verb,
@@ -37,8 +43,9 @@ def write_evidence(
         tools=_tool_versions(),
         ansible_tasks=work.tasks,
         phases=work.phases,
-        # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
-        equality=equality_of(nodes, files_on(prepared.target, work.run.id) if pages else None),
+        equality=equality,
+        variants=built(variants, nodes),
+        attachments=attach(work, variants.values(), lists.by_root(nodes) if lists else {}),
     )
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))

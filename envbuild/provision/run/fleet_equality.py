@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Deviation, Equality, NodeEvidence
-from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.model.file_list import Files
 
-Files = Mapping[str, str]
 # How many different roots are looked into; a fleet with more has no usual one.
 COMPARED = 8
 SHOWN = 3
@@ -111,27 +108,3 @@ def _python(node: NodeEvidence) -> str:
     """The interpreter's full version, as the check of the stamp or the smoke test saw it."""
     told = (check.details.get("python") for check in node.checks)
     return next((version for version in told if isinstance(version, str)), "")
-
-
-def files_on(target: Target, run: str) -> Callable[[Sequence[NodeEvidence]], dict[str, Files]]:
-    """Who asks nodes for the files of their stamps; the nodes of a job cannot be asked after it has ended."""
-
-    def ask(nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
-        wanted = {node.node: node for node in nodes if node.environment}
-        if target.connection.kind == "job":
-            return {}
-        # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
-        requests = {
-            name: node_request("files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, run)
-            for name, node in wanted.items()
-        }
-        found: dict[str, Files] = {}
-        for name, answer in contact(requests, requests.__getitem__, target.connection).items():
-            try:
-                if not isinstance(answer, EnvbuildError):
-                    found[name] = dict(answer.result()["files"])
-            except EnvbuildError:
-                continue  # that it deviates is told in any case
-        return found
-
-    return ask

@@ -1,6 +1,6 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
-    plan.json  journal.jsonl  evidence.json  report.*  ansible/  logs/  staging/ (while it runs)
+    plan.json  journal.jsonl  evidence.json  attachments/  report.*  ansible/  logs/  staging/ (while it runs)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
 """
@@ -50,6 +50,11 @@ class RunDir:
         return self.path / "evidence.json"
 
     @property
+    def attachments(self) -> Path:
+        """Files that belong to the evidence, which has their digests."""
+        return self.path / "attachments"
+
+    @property
     def ansible(self) -> Path:
         """What belongs to Ansible: inventory, requests, configuration, events."""
         return self.path / "ansible"
@@ -92,16 +97,19 @@ class RunDir:
         return Journal(self.journal_path)
 
     def write_json(self, path: Path, data: Any) -> None:
-        """Write `data` as readable JSON, whole or not at all (temporary name, fsync, rename), mode 0600.
+        """`write_bytes` of `data` as readable JSON."""
+        self.write_bytes(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def write_bytes(self, path: Path, data: bytes) -> None:
+        """Write `data` whole or not at all (temporary name, fsync, rename), mode 0600.
 
         Raises EnvbuildError `run-directory-unwritable` (exit 75).
         """
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as out:
-                json.dump(data, out, indent=2, ensure_ascii=False)
-                out.write("\n")
+            with os.fdopen(fd, "wb") as out:
+                out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
             temporary.replace(path)

@@ -1,0 +1,50 @@
+"""The list of files that a Merkle root is made from: path to [tag, sha256, size, executable]."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envbuild.node.merkle import root_of
+
+Files = Mapping[str, Sequence[Any]]
+# An environment of 100,000 files has a list of 16 MB.
+LIMIT = 64 * 1024 * 1024
+_DIGEST = re.compile(r"(?:[0-9a-f]{64})?\Z")
+_TAGS = frozenset({"file", "text", "record", "link", "special"})
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+
+
+def pack(files: Files) -> bytes:
+    """The list as gzip of JSON; equal lists give equal bytes."""
+    return gzip.compress(json.dumps(files, sort_keys=True, separators=(",", ":")).encode(), 9, mtime=0)
+
+
+def unpack(data: bytes) -> Files:
+    """The list in what `pack` made, or a node. Raises ValueError for what is none, or is larger than 64 MiB."""
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        text = stream.decompress(data, LIMIT)
+        found: Any = json.loads(text) if stream.eof and not stream.unused_data else None
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(found, dict) or not all(map(_is_row, found.values())):
+        raise ValueError("not a list of files")
+    return found
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, list) or len(row) != 4:
+        return False
+    tag, digest, size, executable = row
+    named = isinstance(tag, str) and tag in _TAGS and isinstance(digest, str) and _DIGEST.match(digest) is not None
+    return named and {type(size), type(executable)} <= {int, bool}
+
+
+def root(files: Files) -> str:
+    """The Merkle root (sha256, hex) of the list."""
+    return root_of(dict(files))  # type: ignore[arg-type]

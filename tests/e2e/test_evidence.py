@@ -1,0 +1,52 @@
+"""The evidence of a real run is complete: everything that a reader needs to check it lies in its directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from envbuild.lock.files import read_lock
+from envbuild.model import file_list
+from envbuild.model.lock import Variant
+from tests.e2e.world import World
+
+
+def newest(world: World) -> Path:
+    return max(world.runs.iterdir())
+
+
+def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(world: World) -> None:
+    world.wheel()
+    world.tiny()
+    node = world.built()
+    run = newest(world)
+    told = json.loads((run / "evidence.json").read_text())
+    kept = {each["kind"]: each for each in told["attachments"]}
+    assert set(kept) == {"lock", "profile", "variant", "files", "plan", "journal"}
+    data = {kind: (run / each["path"]).read_bytes()[: each["bytes"]] for kind, each in kept.items()}
+    assert {kind: hashlib.sha256(content).hexdigest() for kind, content in data.items()} == {
+        kind: each["sha256"] for kind, each in kept.items()
+    }
+    lock = read_lock(run / kept["lock"]["path"])
+    assert (kept["lock"]["sha256"], kept["profile"]["sha256"]) == (told["lock_digest"], lock.manifest_digest)
+    assert file_list.root(file_list.unpack(data["files"])) == node["root"] == kept["files"]["of"]
+    variant = Variant.from_plain(json.loads(data["variant"]))
+    assert variant.compute_digest("tiny", "exact") == node["variant_digest"] == kept["variant"]["of"]
+    (built,) = told["variants"]
+    (locked,) = lock.variants[0].packages
+    assert [(each["file"], each["sha256"]) for each in built["packages"]] == [
+        (file.file, file.sha256) for file in locked.files
+    ]
+
+
+def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(world: World) -> None:
+    world.wheel()
+    world.tiny()
+    node = world.built()
+    world.good("provision", "--stack", "tiny.yaml", "--target", "local")
+    kinds = {each["kind"] for each in json.loads((newest(world) / "evidence.json").read_text())["attachments"]}
+    assert kinds == {"lock", "profile", "variant", "plan", "journal"}
+    told = world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep", "--json").json
+    (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
+    assert files["of"] == node["root"]

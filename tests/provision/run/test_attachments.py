@@ -1,0 +1,106 @@
+"""What lies beside the evidence: digests that hold, a root that can be computed again, and a size that can be kept."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import zlib
+from typing import Any
+
+import pytest
+
+from envbuild.model import file_list
+from envbuild.model.evidence import NodeEvidence
+from envbuild.model.target import Target
+from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.run import file_lists
+from envbuild.provision.run.file_lists import FileLists
+
+
+def many_files(count: int) -> dict[str, list[Any]]:
+    """Rows as a torch environment has them: deep paths, and digests that nothing compresses."""
+    chance = random.Random(7)
+    names = ("nn/functional", "include/ATen/ops", "distributed/_tensor", "testing/_internal", "ao/quantization")
+    return {
+        f"lib/python3.11/site-packages/torch/{names[n % 5]}/module_{n // 7}_{n}.{'h' if n % 3 else 'py'}": [
+            "file", chance.randbytes(32).hex(), chance.randrange(200_000), n % 50 == 0,
+        ]
+        for n in range(count)
+    }  # fmt: skip
+
+
+def test_a_list_of_15000_files_takes_less_than_a_megabyte_and_comes_back_whole() -> None:
+    files = many_files(15_000)
+    packed = file_list.pack(files)
+    assert len(packed) < 1_000_000
+    assert file_list.unpack(packed) == files
+    assert file_list.pack(dict(reversed(files.items()))) == packed
+
+
+NO_LISTS = {
+    "empty": b"",
+    "not compressed": b"{}",
+    "truncated": file_list.pack(many_files(20))[:-9],
+    "something behind it": file_list.pack(many_files(2)) + b"more",
+    "no mapping": gzip.compress(b"[1]"),
+    "deeply nested": gzip.compress(b"[" * 200_000),
+    "a tag that is a list": gzip.compress(json.dumps({"a": [["file"], "0" * 64, 1, 0]}).encode()),
+    "a short digest": gzip.compress(json.dumps({"a": ["file", "0" * 63, 1, 0]}).encode()),
+    "larger than the limit": gzip.compress(b" " * (file_list.LIMIT + 1), 1),
+}
+
+
+@pytest.mark.parametrize("data", NO_LISTS.values(), ids=NO_LISTS)
+def test_what_is_no_list_of_files_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        file_list.unpack(data)
+
+
+A, B = many_files(5), many_files(6)
+
+
+def node(name: str, root: str | None, level: str = "measured") -> NodeEvidence:
+    told = {"node": name, "status": "ok", "exit": 0, "root": root, "root_level": level, "environment": "/p/envs/e"}
+    return NodeEvidence.from_plain(told)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of nodes that were asked; `b...` have the files B, `liar` some that are not of its root."""
+    names: list[str] = []
+
+    def contact(requests: dict[str, Any], *_: Any) -> dict[str, ContactResult]:
+        names.extend(requests)
+        packed = {
+            name: base64.b64encode(zlib.compress(json.dumps(B if name.startswith("b") else A).encode())).decode()
+            for name in requests
+        }
+        return {
+            name: ContactResult(name, {}, (), {"ok": True, "result": {"root": "", "files": text}}, 0)
+            for name, text in packed.items()
+        }
+
+    monkeypatch.setattr(file_lists, "contact", contact)
+    return names
+
+
+def target(kind: str = "ssh") -> Target:
+    connection = {"kind": kind, "scheduler": {"kind": "slurm"}} if kind == "job" else {"kind": kind}
+    return Target.from_plain({"name": "t", "hosts": ["a1"], "prefix": "/p", "connection": connection})
+
+
+def test_one_node_is_asked_for_each_measured_root_and_nobody_twice(asked: list[str]) -> None:
+    roots = file_list.root(A), file_list.root(B)
+    nodes = [node("a1", roots[0]), node("a2", roots[0]), node("b1", roots[1]), node("a3", roots[0], "stamped")]
+    lists = FileLists(target(), "r")
+    assert lists(nodes[:1]) == {"a1": A}
+    assert lists.by_root(nodes) == {roots[0]: A, roots[1]: B}
+    assert asked == ["a1", "b1"]
+
+
+def test_a_list_that_does_not_give_the_root_is_not_kept_and_a_stamped_root_asks_nobody(asked: list[str]) -> None:
+    lists = FileLists(target(), "r")
+    assert lists.by_root([node("liar", file_list.root(B)), node("a1", "0" * 64, "stamped")]) == {}
+    assert asked == ["liar"]
