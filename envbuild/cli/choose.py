@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["venv", "conda", "container"]),
+    help="As environments on the nodes, by uv or by conda, or as one image.",
+)
 NODE_OPTIONS = (
     click.option(
         "--host", "hosts", multiple=True, metavar="HOSTS", help="These hosts instead of the target's: gpu[01-04]."
@@ -35,9 +40,7 @@ _OPTIONS = (
 _BUILD_OPTIONS = (
     click.option("--variant", metavar="ID", help="Build this variant of the lock."),
     click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
-    click.option(
-        "--engine", type=click.Choice(["venv", "container"]), help="As environments on the nodes, or as one image."
-    ),
+    engine_option,
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from envbuild.cli.choose import engine_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode
 
@@ -27,6 +28,7 @@ _FILE = click.Path(path_type=Path)
 @click.argument("stack")
 @click.option("--profile", help="Profile of the stack (default: the target's, else exact).")
 @click.option("--target", help="Target for the decisions: a shipped name or a path (default: local).")
+@engine_option
 @click.option(
     "--facts", metavar="FILE|NAME", help="Recorded facts of nodes (JSON), or a shipped example; they give decisions."
 )
@@ -40,6 +42,7 @@ def explain(
     stack: str,
     profile: str | None,
     target: str | None,
+    engine: str | None,
     facts: str | None,
     run_checks: bool,
     html: Path | None,
@@ -57,7 +60,7 @@ def explain(
     if other_text and document is None:
         raise click.UsageError("--other-text needs --document")
     loaded = load_stack(stack)
-    where = load_target(target or "local", template=True).target
+    where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
     chosen = choose_profile(loaded, profile, where if target else None)
     name = chosen.name
     compat = _compat() if facts or run_checks else None

@@ -67,6 +67,8 @@ class _Tools:
     uv: str
     interpreter: str | None
     tools: tuple[Any, ...] = ()
+    rattler: str | None = None
+    rattler_python: str | None = None
 
 
 def make_requests(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.conda import channels
-from envbuild.conda.solve import Wish, solve
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaPackage, CondaSpec, LockedConda
@@ -44,24 +41,29 @@ def lock_conda(
 ) -> LockedConda | None:
     """What conda installs for a variant; None for one of the engine venv. `old`: its versions are kept.
 
-    Raises EnvbuildError: what `channels.places` and `solve` raise.
+    Raises EnvbuildError: what `conda.channels.places` and `conda.solve.solve` raise.
     """
     spec = profile.conda
     if spec is None or plan.virtual is None:
         return None
+    from envbuild.conda.channels import places
+    from envbuild.conda.solve import Wish, solve
+
     said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
     said["provides"] = dict(sorted(provides(spec).items()))
-    places = channels.places(spec)
+    there = places(spec)
     if asked.offline:
         return LockedConda(unrecorded=NOT_ASKED, **said)
     kept = old.conda.packages if old and old.conda else ()
-    wish = Wish(specs(profile, spec, plan.python), places, plan.virtual, SUBDIR, as_of, kept)
+    wish = Wish(specs(profile, spec, plan.python), there, plan.virtual, SUBDIR, as_of, kept)
     before = {each.sha256: each for each in kept}
     return LockedConda(packages=tuple(_measured(each, before) for each in solve(wish, say)), **said)
 
 
 def solver_version(profile: Profile) -> dict[str, str]:
     """The solver of a profile with a conda section, by name."""
+    from importlib.metadata import version
+
     return {"py-rattler": version("py-rattler")} if profile.conda is not None else {}
 
 

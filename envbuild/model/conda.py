@@ -83,6 +83,12 @@ class LockedConda(StrictModel):
     solved_for: dict[VirtualName, Text] = {}
     unrecorded: Text | None = None
 
+    @property
+    def distributions(self) -> dict[str, str]:
+        """Distribution to version, of those that conda provides and the lock has recorded."""
+        versions = {each.name: each.version for each in self.packages}
+        return {name: versions[conda] for name, conda in self.provides.items() if conda in versions}
+
     @model_validator(mode="after")
     def _packages_or_the_reason(self) -> LockedConda:
         if bool(self.packages) == (self.unrecorded is not None):

@@ -1,4 +1,6 @@
-"""Where a delivery lies on a node: a folder a variant, packages in its `wheels/`, git bundles in `sources/`. Pure."""
+"""Where a delivery lies on a node: a folder a variant, wheels in its `wheels/`, conda's archives in
+`conda/<channel>/<subdir>/`, git bundles in `sources/`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,4 +33,5 @@ def delivered(prefix: str, variant: Variant) -> dict[str, Any]:
     """The `artifacts` of an install request for a variant that was delivered."""
     store = store_folder(prefix, variant)
     paths = {name: f"{store}/sources/{bundle_name(name, source)}" for name, source in bundles(variant).items()}
-    return {"find_links": [f"{store}/wheels"], "indexes": {}, "offline": True, "sources": paths}
+    common = {"find_links": [f"{store}/wheels"], "indexes": {}, "offline": True, "sources": paths}
+    return {**common, "conda": {"folder": f"{store}/conda"}} if variant.conda else common

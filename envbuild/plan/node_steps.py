@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.first_use import fetch_row, trusted_files
 from envbuild.model.lock import Lock, Variant
@@ -55,6 +56,14 @@ class NodeTools(Protocol):
     def interpreter(self) -> str | None:
         """The environment's interpreter, which may be one of the tools."""
 
+    @property
+    def rattler(self) -> str | None:
+        """The folder of py-rattler, where conda installs."""
+
+    @property
+    def rattler_python(self) -> str | None:
+        """A Python that can load it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -64,7 +73,8 @@ class Inputs:
     the node program; `tools` per node; `indexes` address and kind by index name; `artifacts` per node replaces what the
     planner would say; `tool_bytes` size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by
     the names that sources use; `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares;
-    `asked`: the packages that the lock has for themselves (None: nobody knows, and it is not checked).
+    `asked`: the packages that the lock has for themselves (None: nobody knows, and it is not checked). `channels`: base
+    addresses by the name of a conda channel.
     """
 
     run: str
@@ -80,6 +90,7 @@ class Inputs:
     jobs: int | None = None
     check_rebuild: bool = False
     asked: Collection[str] | None = None
+    channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def _count(number: int, noun: str) -> str:
@@ -219,7 +230,7 @@ class NodeSteps:
     def _deliver(self) -> tuple[Step, ...]:
         if not self._is_delivered:
             return ()
-        packages, sources = len(self.variant.packages), len(self.variant.sources)
+        packages, sources = len(self.variant.packages) + len(self._archives), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
         both = f"{_count(packages, 'file')} and {_count(sources, 'source')}"
         step = Step(
@@ -241,7 +252,14 @@ class NodeSteps:
             return delivered(self.facts.stage_prefix, self.variant)
         named = {package.index for package in self.variant.packages}
         indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
-        return {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
+        common = {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
+        used = {each.channel for each in self._archives}
+        channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
+        return {**common, "conda": {"channels": channels}} if used else common
+
+    @property
+    def _archives(self) -> tuple[CondaPackage, ...]:
+        return self.variant.conda.packages if self.variant.conda else ()
 
     def _found_folders(self) -> list[str]:
         """Folders of the node in which the probe found files of the variant."""
@@ -255,7 +273,7 @@ class NodeSteps:
             "profile": self.lock.profile,
             "variant": self.plain,
             "interpreter": self.interpreter,
-            "tools": {"uv": self.tools.uv},
+            "tools": {"uv": self.tools.uv, **self._rattler()},
             "artifacts": self._artifacts(),
             "cache": self._place(self.target.cache),
             "tmp": self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
@@ -307,8 +325,16 @@ class NodeSteps:
         specs = patch_specs(self.variant, self.inputs.patches)
         return {"patches": specs, "build": build} if specs else {"build": build}
 
+    def _rattler(self) -> dict[str, str | None]:
+        if self.variant.conda is None:
+            return {}
+        return {"rattler": self.tools.rattler, "rattler_python": self.tools.rattler_python}
+
     def _standing(self) -> str:
         python = f"Python {self.variant.python}"
+        if self._archives:
+            channels = ", ".join(dict.fromkeys(each.channel for each in self._archives))
+            return f"{python} of {_count(len(self._archives), 'conda package')} from {channels}"
         if self.variant.base.kind == "none":
             return f"{python} ({self.interpreter or self.variant.interpreter.name})"
         return f"{python} and its packages ({self.interpreter})"

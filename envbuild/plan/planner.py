@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.model.facts import NodeFacts
@@ -32,6 +32,7 @@ def make_plan(
     tools: Mapping[str, NodeTools],
     repair: Collection[str] = (),
     indexes: Mapping[str, Mapping[str, str]] | None = None,
+    channels: Mapping[str, Sequence[str]] | None = None,
     artifacts: Mapping[str, Mapping[str, Any]] | None = None,
     tool_bytes: Mapping[str, int] | None = None,
     wait: float = 0.0,
@@ -47,7 +48,7 @@ def make_plan(
     """
     inputs = Inputs(
         run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait,
-        patches or {}, jobs, check_rebuild, asked,
+        patches or {}, jobs, check_rebuild, asked, channels or {},
     )  # fmt: skip
     chosen = ChosenVariants(lock)
     nodes = tuple(

@@ -22,6 +22,7 @@ from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules.build import other_gcc
+from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule
 from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.variant_checks import (
     Interpreter,
@@ -49,6 +50,8 @@ NODE_RULES = (
     "platform",
     "no-fitting-file",
     "hash-unrecorded",
+    "conda-unrecorded",
+    "conda-virtual",
     "prefix-usable",
     "disk-space",
     "disk-inodes",
@@ -296,7 +299,9 @@ class Resolver:
                 rules = platform_rules(variant, seen) + evaluate(seen, request, self.compat)
                 known = tuple(d for d in rules if d.rule not in OUTSIDE)
             else:
+                seen = facts
                 known = platform_rules(variant, facts) + evaluate(facts, request, self.compat)
+            known += unrecorded_rule(variant, self.lock) + virtual_rule(variant, seen, inside=seen is not facts)
             self._known[key] = known
         return known
 

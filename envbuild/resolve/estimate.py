@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envbuild.model.conda import CondaPackage
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, fitting_file
@@ -98,8 +99,9 @@ def size(count: int) -> str:
 
 
 def estimate(variant: Variant, platform: Platform) -> Estimate:
-    """The cost of building a variant on a platform, one file a package."""
-    files = [(package.name, _file(package, platform)) for package in variant.packages]
+    """The cost of building a variant on a platform, one file a package; a conda archive packs about as a wheel does."""
+    wheels: list[tuple[str, ArtifactFile | CondaPackage]] = [(p.name, _file(p, platform)) for p in variant.packages]
+    files = wheels + [(each.name, each) for each in (variant.conda.packages if variant.conda else ())]
     fetch = sum(file.size or 0 for _, file in files)
     packages = [file.unpacked or _by_factors(name, file.size or 0) for name, file in files]
     trees = [source.unpacked or TREE for source in variant.sources]
@@ -111,7 +113,7 @@ def estimate(variant: Variant, platform: Platform) -> Estimate:
         disk_bytes=disk,
         # A tree comes as a repository, and what is compiled from it is known when that is done.
         work_bytes=WORK_BYTES_PER_INODE * inodes + sum(each.bytes for each in trees),
-        index_bytes=INDEX_BYTES_PER_PACKAGE * len(files),
+        index_bytes=INDEX_BYTES_PER_PACKAGE * len(wheels),
         certain_bytes=sum(file.unpacked.bytes if file.unpacked else file.size or 0 for _, file in files),
         inodes=inodes,
         seconds=round(

@@ -1,4 +1,4 @@
-"""Engines other than `venv`: what fits a container, and which rules say nothing about the inside of an image."""
+"""Which variants fit an engine, and which rules say nothing about the inside of an image."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
     base, engine = variant.base, target.engine
     standing = f"image {base.image}" if base.kind == "image" else f"base {base.kind}"
     compared = (f"engine {engine}", f"{variant.engine} on {standing}")
-    if engine == "conda":
-        what = "the lock has no environment for the engine conda"
-        return (decision("engine-fits", "refuse", what, compared, TARGET, "a target with `engine: venv`"),)
+    if variant.engine != target.installer:
+        what = f"the variant is made by {variant.engine}, and the target asks for {target.installer}"
+        instead = (
+            f"`container: {{engine: {variant.engine}}}`" if engine == "container" else f"`--engine {variant.engine}`"
+        )
+        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
     if engine == "container":
         if base.kind in ("none", "image"):
             what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"

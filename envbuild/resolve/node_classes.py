@@ -174,6 +174,7 @@ def signature(facts: NodeFacts) -> Hashable:
     """What the rules read of a node, cheap to compute: equal signatures give equal rule decisions."""
     return (
         facts.os.arch,
+        facts.os.kernel,
         facts.libc,
         tuple((g.name, g.compute_capability, g.mig_enabled) for g in facts.gpus),
         mig_instances(facts) if any(g.mig for g in facts.gpus) else 0,

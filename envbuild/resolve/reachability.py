@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, LockedPackage, Variant
 from envbuild.model.resolution import DeliveryChoice
@@ -15,8 +16,8 @@ from envbuild.resolve.artifacts import Platform, fitting_file
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What the controller found: name of an index or address of a git source -> it can be reached; file name -> path in
-    its find-links folders or its cache. Empty: it was not asked.
+    """What the controller found: name of an index, `channel_key` or address of a git source -> it can be reached; file
+    name -> path in its find-links folders or its cache. Empty: it was not asked.
     """
 
     reachable: Mapping[str, bool] = field(default_factory=dict)
@@ -41,6 +42,16 @@ def wanted_files(lock: Lock) -> list[str]:
 def indexes_needed(lock: Lock) -> list[str]:
     """Names of the indexes that the lock's packages come from, sorted."""
     return sorted({package.index for variant in lock.variants for package in variant.packages})
+
+
+def channels_needed(lock: Lock) -> list[str]:
+    """Names of the conda channels that the lock's packages come from, sorted."""
+    return sorted({each.channel for variant in lock.variants for each in _archives(variant)})
+
+
+def channel_key(name: str) -> str:
+    """A channel among the places that are asked for; an index may have the same name."""
+    return f"conda:{name}"
 
 
 def sources_needed(lock: Lock) -> list[str]:
@@ -88,9 +99,16 @@ def _lacking(
     for package in variant.packages:
         if reach.get(package.index) is False and not _is_found(package, found, platform):
             yield package.name, f"the index {package.index}"
+    for archive in _archives(variant):
+        if reach.get(channel_key(archive.channel)) is False and archive.file not in found:
+            yield archive.name, f"the channel {archive.channel}"
     for name, address in repositories(variant):
         if reach.get(address) is False:
             yield name, place(address)
+
+
+def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
+    return variant.conda.packages if variant.conda else ()
 
 
 def _is_found(package: LockedPackage, found: Mapping[str, str], platform: Platform) -> bool:
@@ -103,6 +121,7 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
     if target.delivery == "node":
         return ""
     needed = {f"the index {package.index}": package.index for package in variant.packages}
+    needed |= {f"the channel {each.channel}": channel_key(each.channel) for each in _archives(variant)}
     needed |= {place(address): address for _, address in repositories(variant)}
     unknown = sorted(name for name, key in needed.items() if key not in facts.reachable)
     if not needed or not unknown:

@@ -58,10 +58,13 @@ def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
     """What the rules are asked about a variant on a target; for a base, about the torch that the base has."""
     packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
+    packages |= variant.conda.distributions if variant.conda else {}
     if python is not None and python.openssl is not None:
         packages["openssl"] = python.openssl
     torch, flavour, installed = variant.torch or packages.get("torch"), variant.flavour, False
     index = next((p.index for p in variant.packages if canonicalize_name(p.name) == "torch"), None)
+    if variant.conda is not None and "torch" in variant.conda.provides:
+        installed = True
     if index is None and variant.base.kind != "none":
         torch, installed = ((python.packages or {}).get("torch") if python else None) or torch, True
     if torch is not None:
@@ -200,7 +203,7 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
     engine = engine_rule(variant, target)
     if refused(engine):
         return Interpreter(None, engine)
-    if in_image(variant, target):
+    if in_image(variant, target) and variant.conda is None:
         return Interpreter(None, engine + image_python(variant))
     found = _outside_images(variant, facts, target, asked)
     return replace(found, decisions=engine + found.decisions)
@@ -211,16 +214,27 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
     if target.base is not None and kind != target.base:
         what = f"the target asks for base {target.base} and this variant stands on {kind}"
         return Interpreter(None, (decision("base-asked", "refuse", what, (kind, target.base), LOCKED),))
-    if kind == "none" and variant.interpreter.kind == "standalone":
-        name = variant.interpreter.name or ""
+    brought = _brought(variant)
+    if brought is not None:
+        by, name = brought
         compared = (f"Python {variant.python}", name)
-        what = f"Python {variant.python} is brought by the toolchain"
+        what = f"Python {variant.python} is brought by {by}"
         return Interpreter(None, (decision("python-not-there", "allow", what, compared, LOCKED),))
     if kind == "module" and not (target.base_python or asked):
         if not _loads(variant.base.module, target):
             return Interpreter(None, (_not_loaded(variant, target),))
         asked = MODULE_PYTHON
     return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
+
+
+def _brought(variant: Variant) -> tuple[str, str] | None:
+    """Who brings the interpreter and what it is called; None where it has to be there."""
+    if variant.conda is not None:
+        found = next((each.file for each in variant.conda.packages if each.name == "python"), "python")
+        return "conda", found
+    if variant.base.kind == "none" and variant.interpreter.kind == "standalone":
+        return "the toolchain", variant.interpreter.name or ""
+    return None
 
 
 def _loads(module: str | None, target: Target) -> bool:

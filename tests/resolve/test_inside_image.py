@@ -84,10 +84,10 @@ def test_a_base_of_the_node_is_not_in_an_image(kind: str) -> None:
     assert [d.rule for d in decided("a100-polaris", lock, **CONTAINER).decisions] == ["engine-fits"]
 
 
-def test_conda_is_refused_with_what_works() -> None:
-    got = decided("a100-azure", image_lock(), engine="conda")
+def test_an_engine_that_no_variant_is_made_by_is_refused_with_what_works() -> None:
+    got = decided("a100-azure", make_lock({"id": "v", "python": "3.10"}), engine="conda")
     assert [(d.rule, d.verdict) for d in got.decisions] == [("engine-fits", "refuse")]
-    assert "engine: venv" in (got.decisions[0].instead or "")
+    assert got.decisions[0].instead == "`--engine venv`"
 
 
 @given(

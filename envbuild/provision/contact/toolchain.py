@@ -33,13 +33,18 @@ NODE_PROGRAM = "envbuild-node"
 
 @dataclass(frozen=True)
 class NodeTools:
-    """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths)."""
+    """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths).
+
+    `rattler`: the folder of py-rattler, and `rattler_python` a Python that can load it; where conda installs.
+    """
 
     tools: tuple[Tool, ...]
     python: str
     pyz: str
     uv: str
     interpreter: str | None
+    rattler: str | None = None
+    rattler_python: str | None = None
 
     def missing(self, present: Iterable[str]) -> tuple[Tool, ...]:
         """Those whose folder is not yet under `<prefix>/tools/`."""

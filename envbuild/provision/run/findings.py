@@ -93,6 +93,16 @@ class Prepared:
         """The packages that the lock has for themselves."""
         return asked(self.lock, self.stack.profiles[self.profile])
 
+    @property
+    def channels(self) -> dict[str, tuple[str, ...]]:
+        """Where the conda channels of the profile lie; empty where the lock needs none."""
+        spec = self.stack.profiles[self.profile].conda
+        if spec is None or all(variant.conda is None for variant in self.lock.variants):
+            return {}
+        from envbuild.conda.channels import addresses
+
+        return addresses(spec)
+
     def explained(self, plan: Plan) -> Plan:
         """The plan with the reason for a profile that nobody asked for, and what its stack says against it."""
         if not self.profile_why:

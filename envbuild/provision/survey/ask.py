@@ -111,10 +111,11 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
 
 def _places(prepared: Prepared) -> dict[str, Any]:
     """Where a node would fetch from, as arguments of a probe."""
-    from envbuild.provision.survey.reach import index_addresses
+    from envbuild.provision.survey.reach import channel_addresses, index_addresses
     from envbuild.resolve.reachability import sources_needed
 
-    return {"reach": index_addresses(prepared.lock), "repositories": sources_needed(prepared.lock)}
+    reach = index_addresses(prepared.lock) | channel_addresses(prepared.lock, prepared.channels)
+    return {"reach": reach, "repositories": sources_needed(prepared.lock)}
 
 
 def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
@@ -133,7 +134,7 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
 
         # This machine as a node has been asked, with uv's configuration and not with pip's.
         known = short.reachable if prepared.target.connection.kind == "local" else None
-        survey.supply = controller_supply(prepared.lock, known)
+        survey.supply = controller_supply(prepared.lock, known, prepared.channels)
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

@@ -87,6 +87,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         tools=work.tools,
         repair=tuple(node for node in work.tools if node not in work.done) if work.settings.repair else (),
         indexes=index_addresses(),
+        channels=prepared.channels,
         artifacts=artifacts,
         tool_bytes=tools,
         wait=work.settings.wait,

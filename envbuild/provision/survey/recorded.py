@@ -59,6 +59,7 @@ def plan_recorded(
         controller=identity.here(),
         pyz_digest=node_pyz_digest(),
         tools=tools,
+        channels=prepared.channels,
         patches=patches_of(prepared.lock),
         asked=prepared.asked,
         tool_bytes={tool.folder: disk_bytes(tool) for node in tools.values() for tool in node.tools},

@@ -28,8 +28,6 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, sc
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:
         return missing
-    if target.engine == "conda":
-        missing["engine: conda"] = "engine: venv"
     if target.engine == "container":
         missing.update(_images(target, script=script))
     return missing

@@ -32,7 +32,7 @@ def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
         if not (stamp.current and stamp.checks and stamp.stack == prepared.stack.name):
             continue
         written: Mapping[str, Any] = stamp.stamp or {}
-        variant = _variant(prepared.lock, stamp.variant_digest, written.get("arch_list"))
+        variant = _variant(prepared, stamp.variant_digest, written.get("arch_list"))
         if variant is None or (written.get("evidence") or {}).get("hardware") != facts.hardware():
             return None
         if variant.arch_list is not None and not facts.gpus:
@@ -52,10 +52,11 @@ def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
     return None
 
 
-def _variant(lock: Lock, digest: str | None, arch_list: Any) -> Variant | None:
-    """The variant with that digest, compiled for what the stamp says."""
+def _variant(prepared: Prepared, digest: str | None, arch_list: Any) -> Variant | None:
+    """The variant with that digest, compiled for what the stamp says, where the target's engine makes it."""
+    lock, engine = prepared.lock, prepared.target.installer
     archs = tuple(arch_list) if isinstance(arch_list, list) else None
-    plain = (item for item in lock.variants if item.base.kind == "none")
+    plain = (item for item in lock.variants if item.base.kind == "none" and item.engine == engine)
     bound = (item.with_arch_list(lock.stack, lock.profile, archs) for item in plain)
     return next((item for item in bound if item.digest == digest), None)
 

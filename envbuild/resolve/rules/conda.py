@@ -1,0 +1,71 @@
+"""What a conda variant asks of a node: its packages recorded, and what they expect of the system underneath."""
+
+from __future__ import annotations
+
+import re
+
+from envbuild.conda.virtual import met, name_of, of_facts
+from envbuild.model.conda import LockedConda
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock, Variant
+from envbuild.resolve.compat import Note
+from envbuild.resolve.decision import NOTHING, Decisions, decision
+from envbuild.resolve.versions import Numbers, numbers
+
+CHANNEL = Note("what the packages' channel says, as the lock has it", "compared with the facts of the node")
+_BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")
+# A probe reads the family of a processor, not its generation.
+_NOT_READ = "__archspec"
+
+
+def unrecorded_rule(variant: Variant, lock: Lock) -> Decisions:
+    """`conda-unrecorded`: nobody has asked the channels yet, so there is nothing that could be installed."""
+    if variant.conda is None or variant.conda.unrecorded is None:
+        return NOTHING
+    what = f"the lock has no conda packages of this variant yet: {variant.conda.unrecorded}"
+    compared = ("conda packages with sha256", "unrecorded")
+    instead = f"`envbuild lock create {lock.stack} --profile {lock.profile}`, where the channels can be reached"
+    return (decision("conda-unrecorded", "refuse", what, compared, CHANNEL, instead),)
+
+
+def virtual_rule(variant: Variant, facts: NodeFacts, *, inside: bool) -> Decisions:
+    """`conda-virtual`: one decision for each virtual package that a package asks for; `inside`: of an image.
+
+    The C library inside is the image's, and whether there is a driver is a matter of the nodes that run it.
+    """
+    if variant.conda is None:
+        return NOTHING
+    there = of_facts(facts)
+    asked = _asked(variant.conda)
+    names = [name for name in asked if not (inside and name not in there)]
+    return tuple(item for name in names for item in _one(name, asked[name], there))
+
+
+def _asked(conda: LockedConda) -> dict[str, list[tuple[str, str]]]:
+    """By virtual package: each spec with the package that has it, the strictest first."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for package in conda.packages:
+        for spec in package.requires:
+            found.setdefault(name_of(spec), []).append((spec, f"{package.name} {package.version}"))
+    return {name: sorted(specs, key=_least, reverse=True) for name, specs in sorted(found.items())}
+
+
+def _least(spec: tuple[str, str]) -> tuple[Numbers, int]:
+    """The version that a spec asks for at least; of equal ones the longer spec says more."""
+    bound = _BOUND.search(spec[0])
+    return (numbers(bound.group(1)) if bound else (), len(spec[0]))
+
+
+def _one(name: str, specs: list[tuple[str, str]], there: dict[str, str]) -> Decisions:
+    has = f"{name} {there[name]}" if name in there else f"no {name}"
+    lacking = [each for each in specs if not met(each[0], there)]
+    spec, package = (lacking or specs)[0]
+    compared = (has, spec)
+    if not lacking:
+        return (decision("conda-virtual", "allow", f"the node has what {package} needs", compared, CHANNEL),)
+    if name == _NOT_READ and name in there:
+        what = f"{package} needs {spec}, and the facts do not say how new the processor is"
+        return (decision("conda-virtual", "warn", what, compared, CHANNEL),)
+    what = f"{package} needs {spec}, and the node has {has}"
+    instead = "a lock that is solved for such nodes: `envbuild lock create --facts`, or `virtual:` in the profile"
+    return (decision("conda-virtual", "refuse", what, compared, CHANNEL, instead),)

@@ -1,0 +1,109 @@
+"""Which conda variant a node gets, and what stands against one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbuild.model.resolution import Decision, Resolution
+from envbuild.resolve.engine import resolve
+from envbuild.resolve.estimate import estimate
+from envbuild.resolve.reachability import Supply
+from envbuild.resolve.variant_checks import platform_of
+from tests.resolve.builders import compat, digest, make_lock, node_facts, package, target
+
+
+def archive(name: str, version: str, *requires: str, size: int = 1000) -> dict[str, Any]:
+    file = f"{name}-{version}-0.conda"
+    row = {"name": name, "version": version, "build": "0", "channel": "forge", "subdir": "linux-64", "file": file}
+    return {**row, "sha256": digest(file), "size": size, "requires": list(requires)}
+
+
+def conda(id_: str, *archives: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    section = {"packages": [archive("python", "3.11.9"), *archives]} | fields.pop("conda", {})
+    return {"id": id_, "engine": "conda", "python": "3.11", "conda": section, **fields}
+
+
+VENV = {"id": "venv", "python": "3.11", "packages": [package("six", "1.0")]}
+NEW = conda("new", archive("lib", "2.0", "__glibc >=2.28,<3.0.a0"))
+OLD = conda("old", archive("lib", "1.0", "__glibc >=2.17,<3.0.a0"))
+
+
+def decided(node: str, *variants: dict[str, Any], supply: Supply | None = None, **fields: Any) -> Resolution:
+    facts = node_facts(node, more=fields.pop("more", {}))
+    return resolve(facts, make_lock(*variants), target(**{"engine": "conda", **fields}), compat(), supply)
+
+
+def virtual(resolution: Resolution) -> list[Decision]:
+    return [d for d in resolution.decisions if d.rule == "conda-virtual"]
+
+
+def test_the_engine_of_the_target_picks_its_variant() -> None:
+    assert decided("cpu-laptop", VENV, OLD).variant_id == "old"
+    assert decided("cpu-laptop", VENV, OLD, engine="venv").variant_id == "venv"
+    assert decided("cpu-laptop", VENV, OLD, engine="container", container={"engine": "conda"}).variant_id == "old"
+
+
+def test_the_interpreter_comes_with_the_packages() -> None:
+    got = decided("cpu-laptop", OLD, more={"pythons": []})
+    assert (got.variant_id, got.interpreter) == ("old", None)
+    (said,) = [d for d in got.decisions if d.rule == "python-not-there"]
+    assert said.compared == ("Python 3.11", "python-3.11.9-0.conda")
+
+
+def test_a_node_with_an_older_glibc_gets_the_variant_that_was_solved_for_it() -> None:
+    got = [
+        decided("cpu-laptop", NEW, OLD, more={"libc": {"kind": "glibc", "version": glibc}})
+        for glibc in ("2.36", "2.27", "2.12")
+    ]
+    assert [each.variant_id for each in got] == ["new", "old", None]
+    (refusal,) = [d for d in got[2].decisions if d.verdict == "refuse"]
+    assert refusal.what == "lib 2.0 needs __glibc >=2.28,<3.0.a0, and the node has __glibc 2.12"
+    assert refusal.compared == ("__glibc 2.12", "__glibc >=2.28,<3.0.a0")
+
+
+def test_one_decision_a_virtual_package_names_the_strictest() -> None:
+    many = conda("v", archive("a", "1", "__glibc >=2.17"), archive("b", "1", "__glibc >=2.28", "__unix"))
+    said = virtual(decided("cpu-laptop", many))
+    assert [d.compared[1] for d in said] == ["__glibc >=2.28", "__unix"]
+    assert "b 1" in said[0].what
+
+
+def test_a_driver_that_is_not_there_or_too_old_is_named() -> None:
+    cuda = conda("v", archive("cudatoolkit", "12.4", "__cuda >=12.4"))
+    (none,) = virtual(decided("cpu-laptop", cuda))
+    assert (none.verdict, none.compared) == ("refuse", ("no __cuda", "__cuda >=12.4"))
+    (old,) = virtual(decided("a100-azure", cuda))
+    assert (old.verdict, old.compared) == ("refuse", ("__cuda 12.2", "__cuda >=12.4"))
+
+
+def test_inside_an_image_the_node_s_system_says_nothing() -> None:
+    got = decided("cpu-laptop", conda("v", archive("lib", "1", "__glibc >=2.99", "__cuda")), engine="container",
+                  container={"engine": "conda"})  # fmt: skip
+    assert (got.variant_id, virtual(got)) == ("v", [])
+
+
+def test_archives_are_counted_in_what_is_fetched() -> None:
+    lock = make_lock(conda("v", archive("lib", "1", size=50_000_000), packages=[package("six", "1.0", size=1000)]))
+    facts = node_facts("cpu-laptop")
+    cost = estimate(lock.variants[0], platform_of(lock.variants[0], facts))
+    assert cost.fetch_bytes == 50_000_000 + 1000 + 1000
+    assert cost.disk_bytes > 150_000_000
+    assert cost.rough
+
+
+def test_who_reaches_the_channel_fetches() -> None:
+    reach = {"reachable": {"conda:forge": False}}
+    got = decided("cpu-laptop", OLD, more=reach, supply=Supply({"conda:forge": True}))
+    assert (got.delivery.by, "the channel forge" in got.delivery.why) == ("controller", True)
+    nobody = decided("cpu-laptop", OLD, more=reach, supply=Supply({"conda:forge": False}))
+    (warned,) = [d for d in nobody.decisions if d.rule == "files-out-of-reach"]
+    assert "the channel forge" in f"{warned.what} {warned.compared}"
+
+
+def test_torch_of_conda_is_asked_for_hardware_and_not_for_a_wheel() -> None:
+    torch = archive("pytorch", "2.1.0")
+    row = conda("v", torch, conda={"packages": [archive("python", "3.11.9"), torch], "provides": {"torch": "pytorch"}},
+                torch="2.1.0", flavour="cu121")  # fmt: skip
+    rules = {d.rule: d.verdict for d in decided("a100-azure", row).decisions}
+    assert rules.get("driver-floor") == "refuse" or "driver-minor-compat" in rules
+    assert "torch-flavour-exists" not in rules
