@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import World
 from tests.fleet.standalone import make_standalone_python
+from tests.support import conda
 from tests.support.debian import UnavailableError
 from tests.support.once import once
 
@@ -33,3 +36,17 @@ def standalone_python(run_folder: Path) -> Path:
         return once(run_folder / "standalone", make_standalone_python) / "python.tar.gz"
     except UnavailableError as error:
         pytest.skip(f"no standalone Python can be made here: {error}")
+
+
+@pytest.fixture(scope="session")
+def conda_python(run_folder: Path, standalone_python: Path) -> Path:
+    """The Python that runs the tests as a conda package: a folder with `linux-64/<archive>` and its `index.json`."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        package = conda.make_python(standalone_python, folder / "tree")
+        package.write(folder / "linux-64")
+        (folder / "index.json").write_text(json.dumps(package.index_json()))
+        shutil.rmtree(folder / "tree")
+
+    return once(run_folder / "conda-python", make)

@@ -38,6 +38,7 @@ NODE = (
         "protocol", "read_text", "redact", "session", "trust", "variables", "patch",
     ),
     ("probe", "packages"),
+    ("conda",),
     ("wheels",),
     ("build",),
     ("env",),

@@ -2,7 +2,8 @@
 
 Covered: relative path, content, executable bit, link targets. Normalised out: umask, times, and the places where the
 environment, its prefix and its interpreter lie. A file's tag says how it was hashed and is part of its leaf:
-`file` (bytes as they are), `text` (places replaced), `record` (a RECORD without what differs between nodes), `link`,
+`file` (bytes as they are), `text` (places replaced), `prefix` (a conda package's placeholder back in its place),
+`record` (a RECORD without what differs between nodes), `link`,
 `special` (a socket, pipe or device: never part of an environment that was built here).
 """
 
@@ -11,6 +12,7 @@ import csv
 import fnmatch
 import hashlib
 import io
+import mmap
 import os
 import queue
 import re
@@ -59,10 +61,21 @@ class Entry:
 class Places:
     """Where this environment lies: its own path, that of its prefix, and the interpreter that it was made with."""
 
-    def __init__(self, root: "str", prefix: "str", interpreter: "str") -> "None":
-        """All absolute paths; each is also known by its real path."""
+    def __init__(
+        self,
+        root: "str",
+        prefix: "str",
+        interpreter: "str",
+        replaced: "dict[str, Any] | None" = None,
+    ) -> "None":
+        """All absolute paths; each is also known by its real path. `interpreter`: empty where it is in the environment.
+
+        `replaced`: relative path -> what gives the digest of a file of a conda package as it is in its archive, by
+        `digest(data, root)`.
+        """
         self.root = root
-        self.interpreters = {interpreter, os.path.realpath(interpreter)} - {""}
+        self.replaced = replaced or {}
+        self.interpreters = {interpreter, os.path.realpath(interpreter)} if interpreter else set()
         pairs = [(path, b"@environment@") for path in (root, os.path.realpath(root))]
         # A short or usual path (/opt, /usr/bin/python3) stands in files that mean something else by it.
         pairs += [(path, b"@prefix@") for path in (prefix, os.path.realpath(prefix)) if _specific(path)]
@@ -174,10 +187,18 @@ class _Hasher:
             return Entry("link", digest, 0, False, "", signature(facts))
         if not stat.S_ISREG(mode):
             return Entry("special", "", 0, False, "", signature(facts))
+        said = self.places.replaced.get(path)
+        if said is not None and facts.st_size:
+            raw, digest = self._replaced(full, said)
+            return Entry("prefix", digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
         raw, text = self._content(full, path, facts.st_size)
         tag = "file" if text is None else "text"
         digest = raw if text is None else hashlib.sha256(text).hexdigest()
         return Entry(tag, digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
+
+    def _replaced(self, full: "str", said: "Any") -> "tuple[str, str]":
+        with open(full, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return hashlib.sha256(data).hexdigest(), said.digest(data, os.fsencode(self.places.root))
 
     def _content(self, full: "str", path: "str", size: "int") -> "tuple[str, bytes | None]":
         handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW)
@@ -313,7 +334,7 @@ def _normalise_records(root: "str", entries: "dict[str, Entry]") -> "None":
             if is_left_out(path):
                 continue
             entry = entries.get(path)
-            places_differ = entry is not None and entry.tag in ("text", "record")
+            places_differ = entry is not None and entry.tag in ("text", "prefix", "record")
             lines.append("\0".join((path, "", "") if places_differ else (path, digest, size)))
         data = "\n".join(sorted(lines)).encode("utf-8", "surrogateescape")
         entry = entries[record]

@@ -13,8 +13,8 @@ from envbuild import resources
 from tests.node.pythons import require_python
 
 FILES = sorted(resources.node_package().rglob("*.py"))
-# The smoke test runs in the environment that it tests, where these are the point.
-TESTED = {"torch", "numpy"}
+# The smoke test runs in the environment that it tests, where these are the point; rattler is a tool that is brought.
+TESTED = {"torch", "numpy", "rattler"}
 
 
 def _imports(tree: ast.AST) -> list[str]:

@@ -6,7 +6,9 @@ import bz2
 import hashlib
 import io
 import json
+import platform
 import struct
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -172,3 +174,24 @@ def _write_conda(
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for name, data in parts.items():
             archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data)
+
+
+def make_python(standalone: Path, folder: Path) -> Package:
+    """The CPython of a tar.gz in `install_only` layout as a package; what `sysconfig` says of its place is replaced."""
+    with tarfile.open(standalone) as archive:
+        archive.extractall(folder, filter="tar")
+    tree = folder / "python"
+    names = {path.name for path in (tree / "bin").iterdir()}
+    program = next(name for name in sorted(names, key=len, reverse=True) if name.startswith("python3."))
+    version = platform.python_version()
+    files = {f"bin/{name}": File(link=program) for name in ("python", "python3")}
+    for path in sorted(tree.rglob("*")):
+        name = path.relative_to(tree).as_posix()
+        if path.is_symlink():
+            files[name] = File(link=str(path.readlink()))
+        elif path.is_file():
+            data, text = path.read_bytes(), "_sysconfigdata" in name
+            data = data.replace(sys.base_prefix.encode(), PLACEHOLDER.encode()) if text else data
+            files[name] = File(data, placeholder="text" if text else None, executable=bool(path.stat().st_mode & 0o100))
+    files["lib/libplace.so"] = File(b"\x7fELF\0" + PLACEHOLDER.encode() + b"/lib\0\0end", placeholder="binary")
+    return Package("python", version, "h0_0_cpython", files)

@@ -149,6 +149,11 @@ class Builder:
         told = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
         self.built[source["name"]] = told
 
+    def distributions(self) -> "dict[str, str]":
+        """Name -> version of every wheel that `prepare` made, by its file name."""
+        names = [os.path.basename(path).split("-") for path in self.wheels.values()]
+        return {words[0]: words[1] for words in names}
+
     def told(self) -> "list[dict[str, Any]]":
         """What the result says of each source."""
         out = []

@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import lease, merkle, paths
-from envbuild.node.env import activation_files, backup, stamp
+from envbuild.node.env import activation_files, backup, contents, stamp
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log, plural
 
@@ -96,7 +96,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
             "%s was not built by this run" % environment,
             hint="run the whole of `envbuild provision`",
         )
-    entries = hashed(prefix, environment, built, known_entries(environment))
+    entries = contents.scan(prefix, environment, built, known_entries(environment))
     _check_record(environment, entries, built.get("archived"))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = {
@@ -108,6 +108,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
         "root": merkle.root_of(files),
         "packages": installed.installed(environment),
         "base_packages": built["base_packages"],
+        "conda": built.get("conda"),
         "sources": built["sources"],
         "variables": args.get("variables") or {},
         "interpreter": built["interpreter"],
@@ -131,7 +132,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
 
 def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> "None":
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
-    _checked, wrong = installed.check(environment, entries, known)
+    _checked, wrong = contents.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]
@@ -156,14 +157,6 @@ def _check_root(environment: "str", found: "str", wanted: "str | None") -> "None
             exit_code=Exit.INTEGRITY,
             changed=True,
         )
-
-
-def hashed(
-    prefix: "str", environment: "str", told: "dict[str, Any]", known: "dict[str, merkle.Entry] | None"
-) -> "dict[str, merkle.Entry]":
-    """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes)."""
-    places = merkle.Places(environment, prefix, told.get("interpreter") or "")
-    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known)
 
 
 def known_entries(environment: "str") -> "dict[str, merkle.Entry]":

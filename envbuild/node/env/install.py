@@ -7,7 +7,7 @@ import time
 
 from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
-from envbuild.node.env import backup, packages, staged_tools, stamp
+from envbuild.node.env import backup, contents, foundation, packages, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The link to a base that is itself a virtual environment.
-BASE_PTH = "_envbuild_base.pth"
 _BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 _INODES_PER_PACKAGE = 20
 
@@ -74,9 +72,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     found = stamp.read(job.environment)
     if found is not None and not again:
         return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
-    staged_tools.bring(job.prefix, job.args["interpreter"], job.args.get("staged"))
-    interpreter = base.examine(job.args["interpreter"], job.variant)
-    base.check(job.variant, interpreter.packages)
+    stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.variant.get("packages", []))
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     tool = _tool(job)
@@ -87,7 +83,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
     try:
         if found is None and job.part != "rest":
             paths.discard(job.environment)
-        result = _build(job, tool, interpreter)
+        result = _build(job, tool, stands_on)
         held.check()
         if job.part == "packages":
             held.release()
@@ -158,18 +154,16 @@ def _sweep(environment: "str") -> "None":
             paths.remove_tree(os.path.join(folder, each))
 
 
-def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict[str, Any]":
+def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "dict[str, Any]":
     locked = job.variant.get("packages", [])
     job.phase("checks")
-    if job.part == "rest":
-        _check_begun(job, interpreter)
-    else:
-        _make_venv(job, tool, interpreter)
-    job.phase("venv")
+    interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
+    job.phase(stands_on.phase)
     if job.part == "packages":
         packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
-        return {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
+        done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
+        return dict(done, **stands_on.told)
     made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     made.fetch()
     job.phase("sources")
@@ -183,6 +177,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     if made.pins:
         made.prepare()
         job.phase("wheels")
+        stands_on.check_added(made.distributions())
         made.install()
         made.prove()
         job.phase("builds")
@@ -190,7 +185,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     _check_set(locked, installed)
-    entries, told_of_files = _check_record(job, tool, interpreter, made.pins)
+    entries, told_of_files = _check_record(job, tool, {"interpreter": interpreter.path, "sources": made.pins})
     job.phase("record")
     told = made.told()
     result = {
@@ -204,6 +199,7 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         "required": required,
         "sources": told,
         "seconds": job.seconds,
+        **stands_on.told,
     }
     notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
     notes["archived"] = told_of_files["archived"]
@@ -212,32 +208,6 @@ def _build(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "dict
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
     return result
-
-
-def _check_begun(job: "_Job", interpreter: "base.Interpreter") -> "None":
-    """See that the packages were put there before, under this interpreter; which they are is compared afterwards."""
-    if os.path.realpath(os.path.join(job.environment, "bin", "python")) != interpreter.path:
-        raise NodeError(
-            "environment-not-installed",
-            "%s has no packages on the interpreter %s" % (job.environment, interpreter.path),
-            hint="build the image with all of its stages, from one context",
-        )
-
-
-def _make_venv(job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter") -> "None":
-    args = ["venv", "--python", interpreter.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
-    on_base = job.variant.get("base", {}).get("kind", "none") != "none"
-    if on_base and interpreter.system_site:
-        args.append("--system-site-packages")
-    done = tool.run(args + [job.environment], timeout=300.0)
-    if not done.ok:
-        raise uv.failure(done, "making the virtual environment", job.environment)
-    if on_base and interpreter.sites:
-        # A virtual environment below this one: its folders are added as site does it, their own .pth files included.
-        lines = ["import site; site.addsitedir(%r)\n" % folder for folder in interpreter.sites]
-        folder = os.path.join(job.environment, "lib", "python" + job.variant["python"], "site-packages")
-        with open(os.path.join(folder, BASE_PTH), "w", encoding="utf-8") as file:
-            file.writelines(lines)
 
 
 def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "None":
@@ -254,16 +224,15 @@ def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "
 
 
 def _check_record(
-    job: "_Job", tool: "uv.Uv", interpreter: "base.Interpreter", pins: "list[dict[str, Any]]"
+    job: "_Job", tool: "uv.Uv", told: "dict[str, Any]"
 ) -> "tuple[dict[str, merkle.Entry], dict[str, Any]]":
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
-    places = merkle.Places(job.environment, job.prefix, interpreter.path)
-    entries = merkle.scan(job.environment, places, merkle.generated_globs(pins))
-    checked, doubtful = record.check(job.environment, entries)
+    entries = contents.scan(job.prefix, job.environment, told)
+    checked, doubtful = contents.check(job.environment, entries)
     locked, known, wrong = job.variant.get("packages", []), {}, doubtful
     if doubtful:
         known = packages.archived(tool, job.environment, locked, job.artifacts, doubtful)
-        checked, wrong = record.check(job.environment, entries, known)
+        checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
         cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)

@@ -1,14 +1,15 @@
 """The stamp: what a finished environment says of itself. It is written last, so an environment has one or is nothing.
 
 Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`, `arch_list`, `root`, `packages`,
-`base_packages`, `sources`, `variables`, `interpreter`, `environment`, `files`, `bytes`, `run`, `stamped_at` and
-`evidence`.
+`base_packages`, `conda`, `sources`, `variables`, `interpreter` (empty where the environment has its own),
+`environment`, `files`, `bytes`, `run`, `stamped_at` and `evidence`.
 """
 
 import os
 import re
 
 from envbuild.node import paths
+from envbuild.node.conda import meta
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, NodeError, log
 
@@ -56,6 +57,7 @@ def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict
     if variant:
         locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
         problems += [text for text in _compare(found, locked, "lock") if text not in problems]
+        problems += ["the conda package %s is missing" % name for name in meta.lacking(environment, variant)]
     return problems
 
 
@@ -110,7 +112,14 @@ def list_environments(prefix: "str") -> "list[str]":
 
 
 def python_version(environment: "str") -> "str":
-    """The interpreter's full version, of `pyvenv.cfg`: uv writes `version_info`, venv `version`; empty without."""
+    """The interpreter's full version, of its conda package or of `pyvenv.cfg`; empty without.
+
+    uv writes `version_info`, venv `version`.
+    """
+    of_conda = [re.match(r"python-(\d+\.\d+\.\d+)-", name) for name in meta.names(environment)]
+    for found in of_conda:
+        if found is not None:
+            return found.group(1)
     try:
         with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
             rows = [line.partition("=") for line in stream.read(65536).splitlines()]
@@ -133,5 +142,5 @@ def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, A
             exit_code=Exit.CHECK_FAILED,
         )
     log("%s is there and unchanged" % environment)
-    result = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
+    result = {key: found.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
     return dict(result, environment=environment, record_checked=0, seconds={})

@@ -7,6 +7,7 @@ import os
 import time
 
 from envbuild.node import paths
+from envbuild.node.conda import meta
 from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, plural
 
@@ -149,6 +150,10 @@ def _check_contents(
     """The checks `files` and `bytecode`: drift, and the root measured now (None where it cannot be); notes the time."""
     drift, root = _check_files(checks, prefix, environment, found)
     drift += _check_pyc(checks, environment, found)
+    owners = meta.owners(environment) if drift else {}
+    for each in drift:
+        if each["path"] in owners:
+            each["package"] = owners[each["path"]]
     if root is not None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         paths.set_umask(prefix)
@@ -165,12 +170,12 @@ def _check_files(
 ) -> "tuple[list[dict[str, str]], str | None]":
     # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
     from envbuild.node import merkle
-    from envbuild.node.env import activate
+    from envbuild.node.env import contents
 
     begun = time.monotonic()
     stamped = paths.read_json(paths.meta(environment, stamp.FILES))
     try:
-        entries = activate.hashed(prefix, environment, found, None)
+        entries = contents.scan(prefix, environment, found)
     except OSError as error:
         _add(checks, "files", ["cannot be read: %s" % error], "", begun)
         unread = os.path.relpath(str(error.filename or environment), environment)

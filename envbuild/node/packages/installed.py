@@ -5,6 +5,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
     from typing import Any
 
     from envbuild.node import merkle
@@ -101,11 +102,15 @@ def _metadata(path: "str") -> "tuple[str, str]":
 
 
 def check(
-    environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None" = None
+    environment: "str",
+    entries: "dict[str, merkle.Entry]",
+    known: "dict[str, str] | None" = None,
+    others: "Container[str]" = (),
 ) -> "tuple[int, list[dict[str, Any]]]":
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
 
-    `known`: path to the sha256 (hex) that stands in the place of RECORD's.
+    `known`: path to the sha256 (hex) that stands in the place of RECORD's. `others`: distributions (normal names) that
+    somebody else answers for.
 
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
     "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
@@ -116,12 +121,13 @@ def check(
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
     known = known or {}
-    records = merkle.record_paths(entries)
     for folder in _dist_infos(environment):
-        if folder + "/RECORD" not in entries:
-            wrong.append(_mismatch(environment, folder, folder + "/RECORD", "no-record"))
-    for record in records:
-        folder = os.path.dirname(record)
+        record = folder + "/RECORD"
+        if normal_name(os.path.basename(folder).split("-")[0]) in others:
+            continue
+        if record not in entries:
+            wrong.append(_mismatch(environment, folder, record, "no-record"))
+            continue
         for path, digest, _size in merkle.read_record(environment, record):
             truth = merkle.record_digest(known[path]) if path in known else digest
             kind = _compare(environment, path, truth, entries)

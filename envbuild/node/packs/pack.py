@@ -113,7 +113,7 @@ def describe(
     top = os.path.realpath(prefix)
     folders = [os.path.relpath(os.path.realpath(environment), top)]
     interpreter = str(found.get("interpreter") or "")
-    parts = os.path.relpath(os.path.realpath(interpreter), top).split(os.sep)
+    parts = os.path.relpath(os.path.realpath(interpreter), top).split(os.sep) if interpreter else [""]
     if parts[0] == "tools" and len(parts) > 2 and not alone:
         folders.append(os.path.join(*parts[:2]))
     members = [each for folder in folders for each in _walk(top, folder)]
@@ -122,7 +122,7 @@ def describe(
             pack_format.check_link(name, os.readlink(os.path.join(top, name)), top, folders, interpreter)
         elif not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
             raise pack_format.leads_out(name, "it is no file, folder or link")
-    installed = {key: found.get(key) for key in ("packages", "base_packages", "files", "bytes", "sources")}
+    installed = {key: found.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
     manifest = {
         "version": pack_format.VERSION, "prefix": top, "environment": environment, "stack": found["stack"],
         "profile": found.get("profile"), "variant_digest": found["variant_digest"], "root": found["root"],

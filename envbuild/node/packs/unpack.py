@@ -364,6 +364,8 @@ def _interpreter(manifest: "dict[str, Any]", variant: "dict[str, Any]") -> "str"
 
     Raises NodeError `interpreter-missing`, `interpreter-mismatch` or `base-changed` (exit 7).
     """
+    if not manifest["interpreter"]:
+        return ""  # it is in the environment
     found = base.examine(manifest["interpreter"], variant)
     version = ".".join(map(str, found.version))
     if manifest["python"] and version != manifest["python"]:

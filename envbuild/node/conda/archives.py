@@ -1,0 +1,124 @@
+"""The locked archives on this node: from the folder of what was delivered, a local channel, or fetched; each hashed."""
+
+import hashlib
+import os
+import threading
+
+from envbuild.node import hashing, paths, pip_config
+from envbuild.node.packages import index_client
+from envbuild.node.protocol import Exit, NodeError, log, plural
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_AT_ONCE = 8
+
+
+def check_recorded(variant: "dict[str, Any]") -> "None":
+    """Raise NodeError `conda-unrecorded` (exit 5) where a variant's conda packages were never locked."""
+    conda = variant.get("conda") or {}
+    if not conda.get("packages"):
+        raise NodeError(
+            "conda-unrecorded",
+            "the lock has no conda packages",
+            why=str(conda.get("unrecorded") or ""),
+            hint="`envbuild lock create` records them where the channel can be reached",
+            exit_code=Exit.INTEGRITY,
+        )
+
+
+def bring(packages: "list[dict[str, Any]]", where: "dict[str, Any]", folder: "str") -> "dict[str, str]":
+    """Every archive as a local file with the sha256 of the lock; returns name of the package -> path.
+
+    `where`: `folder` that holds `<channel>/<subdir>/<file>`, or `channels` {name: base addresses}. What has to be
+    fetched is written to `folder`. Raises NodeError: `hash-mismatch` (exit 5), `package-not-found`, `index-refused`
+    (4), `network-unreachable` (75); OSError.
+    """
+    cert = pip_config.read(os.environ).cert
+    found, failures = {}, []  # type: dict[str, str], list[BaseException]
+    left = list(packages)
+
+    def work() -> "None":
+        while not failures:
+            try:
+                package = left.pop()
+            except IndexError:
+                return
+            try:
+                found[package["name"]] = _one(package, where, folder, cert)
+            except (NodeError, OSError) as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_AT_ONCE, len(packages)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    log("%s with the hashes of the lock" % plural(len(found), "conda archive"))
+    return found
+
+
+def _one(package: "dict[str, Any]", where: "dict[str, Any]", folder: "str", cert: "str") -> "str":
+    name = paths.checked_name(package["file"], "file")
+    below = "%s/%s" % (package["subdir"], name)
+    if where.get("folder"):
+        local = [os.path.join(where["folder"], package["channel"], below)]
+        remote = []  # type: list[str]
+    else:
+        bases = (where.get("channels") or {}).get(package["channel"]) or []
+        local = [os.path.join(place, below) for place in filter(None, map(pip_config.local_path, bases))]
+        remote = ["%s/%s" % (base.rstrip("/"), below) for base in bases if not pip_config.local_path(base)]
+    for path in local:
+        if os.path.isfile(path):
+            _check(package, hashing.digest_of(path))
+            return path
+    kept = os.path.join(folder, "%s-%s" % (package["sha256"][:12], name))
+    if os.path.isfile(kept) and hashing.digest_of(kept) == package["sha256"]:
+        return kept
+    failure = NodeError(
+        "package-not-found",
+        "%s of the channel %s is not available" % (name, package["channel"]),
+        why="nothing says where the channel is" if not local + remote else "it is not in the channel's folder",
+        hint="check that the channel has it; offline, that it was delivered",
+        exit_code=Exit.BUILD_FAILED,
+        changed=True,
+    )
+    for url in remote:
+        try:
+            return _fetch(package, url, kept, cert)
+        except NodeError as error:
+            if error.exit_code == Exit.INTEGRITY:
+                raise
+            failure = error
+    raise failure
+
+
+def _fetch(package: "dict[str, Any]", url: "str", path: "str", cert: "str") -> "str":
+    total = hashlib.sha256()
+    half = "%s.part-%d" % (path, threading.get_ident())
+    try:
+        with open(half, "wb") as stream:
+            for block in index_client.blocks(url, cert):
+                total.update(block)
+                stream.write(block)
+        _check(package, total.hexdigest())
+        os.rename(half, path)
+    finally:
+        if os.path.lexists(half):
+            os.unlink(half)
+    return path
+
+
+def _check(package: "dict[str, Any]", digest: "str") -> "None":
+    if digest != package["sha256"]:
+        raise NodeError(
+            "hash-mismatch",
+            "%s is not the file that the lock names" % package["file"],
+            why="its sha256 is %s, the lock says %s" % (digest, package["sha256"]),
+            hint="do not use this channel or mirror, or create the lock again if the change is meant",
+            exit_code=Exit.INTEGRITY,
+            changed=True,
+        )

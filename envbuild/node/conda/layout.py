@@ -1,0 +1,202 @@
+"""What archives would put where, decided before one of them is unpacked: nothing outside, nothing twice.
+
+In: what `rattle` read in them. Out: a plan of paths, or the refusal that names the package.
+"""
+
+import os
+import posixpath
+import re
+
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_OURS = ("conda-meta", ".envbuild", "pkgs", "__clobbers__", "src")
+_ENTRY = re.compile(r"\A\s*([A-Za-z0-9][A-Za-z0-9._+-]*)\s*=\s*[A-Za-z0-9_.]+\s*:\s*[A-Za-z0-9_.]+\s*\Z")
+_SCRIPT = re.compile(r"\Abin/\.(.+)-(post|pre)-link\.sh\Z")
+
+
+class Layout:
+    """What an installation will hold: `owners` (path -> label of its package) and link `scripts` (package -> path).
+
+    `shared` are paths that several packages hold with equal contents.
+    """
+
+    def __init__(self) -> "None":
+        """Empty."""
+        self.owners = {}  # type: dict[str, str]
+        self.shared = []  # type: list[str]
+        self.scripts = {}  # type: dict[str, str]
+        self._sha256 = {}  # type: dict[str, str]
+
+    def add(self, label: "str", path: "str", sha256: "str") -> "None":
+        """One file or link; raises NodeError `conda-clobber` (exit 7) where another package has it otherwise."""
+        other = self.owners.get(path)
+        if other is not None and other != label:
+            if not sha256 or sha256 != self._sha256[path]:
+                raise _clobber(path, other, label)
+            self.shared.append(path)
+            return
+        self.owners[path], self._sha256[path] = label, sha256
+
+    def check_folders(self) -> "None":
+        """Raise `conda-clobber` where what is a file of one package is a folder of another."""
+        for path, label in self.owners.items():
+            above = posixpath.dirname(path)
+            while above:
+                if above in self.owners:
+                    raise _clobber(above, self.owners[above], label)
+                above = posixpath.dirname(above)
+
+    def check_case(self) -> "None":
+        """Raise `conda-clobber` where two names differ in case alone; for file systems that do not tell them apart."""
+        seen = {}  # type: dict[str, str]
+        for path in sorted(self.owners):
+            other = seen.setdefault(path.lower(), path)
+            if other != path:
+                raise _clobber(path, self.owners[other], self.owners[path], "here %s is the same file" % other)
+
+
+def _clobber(path: "str", one: "str", other: "str", why: "str" = "their contents differ") -> "NodeError":
+    return NodeError(
+        "conda-clobber",
+        "%s belongs to %s and to %s" % (path, one, other),
+        why=why,
+        hint="leave one of the packages out, or lock versions that do not share the file",
+        exit_code=Exit.REFUSED,
+    )
+
+
+def label(package: "dict[str, Any]") -> "str":
+    """A package as it is named to people: name, version and build."""
+    return "%s %s %s" % (package["name"], package["version"], package["build"])
+
+
+def unsafe(package: "dict[str, Any]", member: "str", why: "str") -> "NodeError":
+    """The error `conda-package-unsafe` (exit 5) about a member of an archive."""
+    return NodeError(
+        "conda-package-unsafe",
+        "%s holds %r, %s" % (package["file"], member[:200], why),
+        hint="no honest build makes such a file: do not use it, nor the channel or mirror that it is from",
+        exit_code=Exit.INTEGRITY,
+    )
+
+
+def plan(packages: "list[dict[str, Any]]", told: "dict[str, Any]", python: "str", environment: "str") -> "Layout":
+    """Check every archive of `packages`; `told`: name of the package -> what was read in it. `python`: `3.11`.
+
+    Raises NodeError: `artifact-damaged`, `record-mismatch`, `conda-package-unsafe` (exit 5), `conda-clobber`,
+    `conda-prefix-too-long` (7).
+    """
+    found = Layout()
+    for package in packages:
+        said = told[package["name"]]
+        _check_whole(package, said)
+        _check_identity(package, said.get("index") or {})
+        noarch = (said.get("link") or {}).get("noarch") or {}
+        site = "lib/python%s/site-packages" % python if noarch.get("type") == "python" else ""
+        _check_members(package, said["members"], site)
+        _add_paths(found, package, said, site, environment)
+        for line in noarch.get("entry_points") or []:
+            entry = _ENTRY.match(str(line))
+            if entry is None:
+                raise unsafe(package, str(line), "which is no entry point")
+            found.add(label(package), "bin/" + entry.group(1), "")
+    found.check_folders()
+    return found
+
+
+def _check_whole(package: "dict[str, Any]", said: "dict[str, Any]") -> "None":
+    error = said.get("error")
+    if error and "archive path" in error:
+        raise unsafe(package, error.partition(": ")[2], "which is not a relative path inside")
+    if error or not isinstance(said.get("index"), dict):
+        raise NodeError(
+            "artifact-damaged",
+            "invalid conda package %s" % package["file"],
+            why=(error or "it has no info/index.json")[:300],
+            hint="fetch it again",
+            exit_code=Exit.INTEGRITY,
+        )
+
+
+def _check_identity(package: "dict[str, Any]", index: "dict[str, Any]") -> "None":
+    for key in ("name", "version", "build", "subdir"):
+        if str(index.get(key) or package[key]) != package[key]:
+            raise NodeError(
+                "record-mismatch",
+                "%s says that its %s is %s" % (package["file"], key, str(index[key])[:100]),
+                why="the lock asks for %s of %s" % (label(package), package["subdir"]),
+                hint="do not use this channel or mirror",
+                exit_code=Exit.INTEGRITY,
+            )
+
+
+def _relative(package: "dict[str, Any]", path: "str") -> "str":
+    if not path or path.startswith("/") or "\0" in path or "\\" in path or ".." in path.split("/"):
+        raise unsafe(package, path, "which is not a relative path inside")
+    return path
+
+
+def _installed(path: "str", site: "str") -> "str":
+    """Where a path of an archive goes; `site` is where noarch packages have their modules."""
+    if site and path.startswith("site-packages/"):
+        return site + path[len("site-packages") :]
+    if site and path.startswith("python-scripts/"):
+        return "bin" + path[len("python-scripts") :]
+    return path
+
+
+def _check_members(package: "dict[str, Any]", members: "list[list[str]]", site: "str") -> "None":
+    names = set()  # type: set[str]
+    for name, kind, target in members:
+        _relative(package, name)
+        if kind == "other":
+            raise unsafe(package, name, "which is a device, a pipe or a socket")
+        if kind != "folder" and name in names:
+            raise unsafe(package, name, "and holds it twice")
+        if kind == "link":
+            place = posixpath.dirname(_installed(name, site))
+            leads = posixpath.normpath(posixpath.join(place, target))
+            if target.startswith("/") or leads.split("/")[0] == "..":
+                raise unsafe(package, name, "a link that leads out of the prefix (%s)" % target[:200])
+        if kind == "hardlink" and posixpath.normpath(target) not in names:
+            raise unsafe(package, name, "a link to what it does not hold (%s)" % target[:200])
+        names.add(name)
+
+
+def _add_paths(
+    found: "Layout", package: "dict[str, Any]", said: "dict[str, Any]", site: "str", environment: "str"
+) -> "None":
+    there = {name for name, kind, _ in said["members"] if kind != "folder"}
+    rows = (said.get("paths") or {}).get("paths")
+    if rows is None:  # packages of before 2017
+        rows = [{"_path": line} for line in said.get("files", "").splitlines() if line]
+    room = len(os.fsencode(environment))
+    for row in rows:
+        path = _relative(package, str(row["_path"]))
+        if row.get("path_type") == "directory" or path.endswith(".pyc"):
+            continue
+        if path.split("/")[0] in _OURS:
+            raise unsafe(package, path, "which is not for packages to write")
+        if path not in there:
+            raise unsafe(package, path, "which it lists and does not have")
+        if row.get("file_mode") == "binary" and len(str(row.get("prefix_placeholder"))) < room:
+            raise _too_long(package, environment, len(str(row["prefix_placeholder"])))
+        place = _installed(path, site)
+        found.add(label(package), place, str(row.get("sha256") or ""))
+        script = _SCRIPT.match(place)
+        if script is not None:
+            found.scripts[package["name"]] = place
+
+
+def _too_long(package: "dict[str, Any]", environment: "str", most: "int") -> "NodeError":
+    return NodeError(
+        "conda-prefix-too-long",
+        "the path of the environment is too long for %s" % label(package),
+        why="%s has %d bytes, its files have room for %d" % (environment, len(os.fsencode(environment)), most),
+        hint="choose a shorter prefix (--prefix)",
+        exit_code=Exit.REFUSED,
+    )

@@ -1,0 +1,153 @@
+"""What `conda-meta` says of an environment: which package each file is of, and its contents in the archive.
+
+`tidy` gives each record a form that does not depend on the place, the time or the source of the archives.
+"""
+
+import os
+import re
+import stat
+
+from envbuild.node import paths
+from envbuild.node.conda import placeholders
+from envbuild.node.conda.layout import label
+from envbuild.node.packages import installed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from envbuild.node import merkle
+
+FOLDER = "conda-meta"
+_ENTRY_POINT = "unix_python_entry_point"
+_PLACE_AND_TIME = ("url", "extracted_package_dir", "package_tarball_full_path", "link", "requested_spec",
+                   "requested_specs", "timestamp", "auth")  # fmt: skip
+_DIST = re.compile(r"\Alib/python[^/]+/site-packages/([^/]+?)(?:-[^/]*)?\.(?:dist|egg)-info(?:/|\Z)")
+
+
+def names(environment: "str") -> "list[str]":
+    """`name-version-build` of every conda package, sorted; empty where the environment has none. Reads no file."""
+    try:
+        found = os.listdir(os.path.join(environment, FOLDER))
+    except OSError:
+        return []
+    return sorted(name[: -len(".json")] for name in found if name.endswith(".json"))
+
+
+def read(environment: "str") -> "list[dict[str, Any]]":
+    """The records of an environment, by file name; one that cannot be read is left out."""
+    every = [paths.read_json(os.path.join(environment, FOLDER, name + ".json")) for name in names(environment)]
+    return [record for record in every if isinstance(record, dict) and isinstance(record.get("name"), str)]
+
+
+def lacking(environment: "str", variant: "dict[str, Any]") -> "list[str]":
+    """Which conda packages of `variant` the environment does not have, as `name-version-build`."""
+    locked = (variant.get("conda") or {}).get("packages") or []
+    return sorted({"%(name)s-%(version)s-%(build)s" % each for each in locked} - set(names(environment)))
+
+
+def _rows(record: "dict[str, Any]") -> "list[dict[str, Any]]":
+    return list((record.get("paths_data") or {}).get("paths") or [])
+
+
+def owners(environment: "str") -> "dict[str, str]":
+    """Path -> name, version and build of its package."""
+    return {row["_path"]: label(record) for record in read(environment) for row in _rows(record)}
+
+
+def replaced(environment: "str") -> "dict[str, placeholders.Placeholder]":
+    """Path -> its placeholder, of every file that names the prefix, entry points among them."""
+    return {
+        row["_path"]: placeholders.Placeholder(
+            os.fsencode(row.get("prefix_placeholder") or "@environment@"),
+            str(row.get("sha256") or ""),
+            row.get("file_mode") != "binary",
+        )
+        for record in read(environment)
+        for row in _rows(record)
+        if row.get("prefix_placeholder") or row.get("path_type") == _ENTRY_POINT
+    }
+
+
+def distributions(environment: "str") -> "dict[str, str]":
+    """Python distribution (normal name) -> the conda package that holds its metadata."""
+    found = {}
+    for path, owner in owners(environment).items():
+        match = _DIST.match(path)
+        if match is not None:
+            found[installed.normal_name(match.group(1))] = owner
+    return found
+
+
+def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int, list[dict[str, Any]]]":
+    """Compare the files of conda packages with what is in their archives; returns as `installed.check` does.
+
+    `entries` are of a scan that knew `replaced`, so nothing is read twice.
+    """
+    checked, wrong = 0, []  # type: int, list[dict[str, Any]]
+    for record in read(environment):
+        for row in _rows(record):
+            kind = _differs(row, entries.get(row["_path"]), environment)
+            checked += kind is None and bool(row.get("sha256"))
+            if kind:
+                told = {"package": record["name"], "version": record.get("version"), "path": row["_path"]}
+                wrong.append(dict(told, kind=kind))
+    return checked, wrong
+
+
+def _differs(row: "dict[str, Any]", entry: "merkle.Entry | None", environment: "str") -> "str | None":
+    if entry is None:
+        there = row["_path"].endswith(".pyc") or os.path.lexists(os.path.join(environment, row["_path"]))
+        return None if there else "missing"
+    if not row.get("sha256") or entry.tag == "link":
+        return None
+    found = entry.digest if row.get("prefix_placeholder") else entry.raw
+    return None if found == row["sha256"] else "changed"
+
+
+def tidy(environment: "str", channels: "dict[str, str]") -> "None":
+    """Write every record anew; `channels`: package -> name of its channel. Byte code and copies of shared files go."""
+    for stem in names(environment):
+        path = os.path.join(environment, FOLDER, stem + ".json")
+        record = paths.read_json(path)
+        record = {key: value for key, value in record.items() if key not in _PLACE_AND_TIME}
+        rows = list(_tidied(_rows(record)))
+        record.update(channel=channels[record["name"]], files=[row["_path"] for row in rows])
+        record["paths_data"] = {"paths_version": 1, "paths": rows}
+        os.unlink(path)  # rattler lets its owner alone read it
+        paths.write_json(path, record)
+    for name in ("__clobbers__", "CACHEDIR.TAG"):
+        paths.remove_tree(os.path.join(environment, name))
+    # conda takes a folder without it for no environment.
+    with open(os.path.join(environment, FOLDER, "history"), "w"):
+        pass
+    _settle(environment)
+
+
+def _tidied(rows: "list[dict[str, Any]]") -> "Iterator[dict[str, Any]]":
+    for row in rows:
+        row["_path"] = row.pop("original_path", row["_path"])
+        # How long the prefix is, and what stands in files that name it, differs from place to place.
+        row.pop("sha256_in_prefix", None)
+        row.pop("size_in_bytes", None)
+        if row.get("path_type") in (_ENTRY_POINT, "softlink"):
+            row.pop("sha256", None)
+        if not (row["_path"].endswith(".pyc") and "/__pycache__/" in row["_path"]):
+            yield row
+
+
+def _settle(environment: "str") -> "None":
+    """As in a virtual environment: no byte code, which was made elsewhere, and modes as the umask has them."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    for folder, names, files in os.walk(environment):
+        if "__pycache__" in names:
+            names.remove("__pycache__")
+            paths.remove_tree(os.path.join(folder, "__pycache__"))
+        for name in files:
+            path = os.path.join(folder, name)
+            mode = os.lstat(path).st_mode
+            wanted = (0o777 if mode & stat.S_IXUSR else 0o666) & ~mask
+            if stat.S_ISREG(mode) and stat.S_IMODE(mode) != wanted:
+                os.chmod(path, wanted)

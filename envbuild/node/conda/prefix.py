@@ -1,0 +1,120 @@
+"""Makes a prefix out of conda archives with rattler: looked into first, then installed as copies, then made equal."""
+
+import json
+import os
+import tempfile
+
+from envbuild.node import paths, proc, program_files, redact
+from envbuild.node.conda import archives, layout, meta
+from envbuild.node.protocol import Exit, NodeError, log
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_DEADLINE = 3600.0
+_SCRIPT_DEADLINE = 600.0
+_SYSTEM_PATH = "/usr/bin:/bin"
+
+
+class Rattler:
+    """The tool: the folder that holds `rattler`, a Python that can load it, and a folder for what it writes."""
+
+    def __init__(self, tools: "dict[str, str]", tmp: "str") -> "None":
+        """`tools` of the request. Raises NodeError `request-invalid`."""
+        if not tools.get("rattler") or not tools.get("rattler_python"):
+            raise NodeError("request-invalid", "`tools.rattler` and `tools.rattler_python` are missing")
+        self.folder, self.python = tools["rattler"], tools["rattler_python"]
+        self.tmp = tmp
+        self._program = program_files.text("envbuild.node.conda.programs", "rattle")
+
+    def read(self, files: "list[str]") -> "dict[str, Any]":
+        """What the archives say of themselves, by path. Raises NodeError."""
+        out = os.path.join(self.tmp, "archives.json")
+        self._run({"action": "read", "archives": files, "out": out})
+        with open(out, encoding="utf-8") as stream:
+            return dict(json.load(stream))
+
+    def install(self, files: "list[str]", environment: "str") -> "None":
+        """Put the archives into `environment`. Raises NodeError `conda-install-failed` (4), `disk-full` (75)."""
+        with tempfile.TemporaryDirectory(prefix="rattler-", dir=self.tmp) as cache:
+            self._run({"action": "install", "archives": files, "prefix": environment, "cache": cache})
+
+    def _run(self, asked: "dict[str, Any]") -> "None":
+        # Its own home: no configuration and no credentials of the user have a part in this.
+        env = {"PATH": _SYSTEM_PATH, "HOME": self.tmp, "TMPDIR": self.tmp, "LC_ALL": "C.UTF-8"}
+        data = json.dumps(dict(asked, rattler=self.folder)).encode("utf-8")
+        argv = [self.python, "-I", "-B", "-c", self._program]
+        done = proc.run(argv, timeout=_DEADLINE, env=env, cwd=self.tmp, stdin=data)
+        if done.ok:
+            return
+        why = redact.redact_text(done.err or done.out).strip()[-1500:]
+        if "No space left on device" in why or "Disk quota exceeded" in why:
+            raise paths.full_disk(str(asked.get("prefix") or self.tmp), why)
+        raise NodeError(
+            "conda-install-failed",
+            "py-rattler could not %s the conda packages" % asked["action"],
+            why=why or "it ended without a word",
+            hint="the node's log has all of it",
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+
+
+def make(
+    rattler: "Rattler", variant: "dict[str, Any]", where: "dict[str, Any]", folder: "str", environment: "str"
+) -> "dict[str, Any]":
+    """Install the conda packages of `variant` into `environment`; returns what the result says of them.
+
+    `where` and `folder`: see `archives.bring`. Raises NodeError as `archives.bring`, `layout.plan` and
+    `Rattler.install` do, and `conda-script-failed` (exit 4).
+    """
+    locked = variant["conda"]["packages"]
+    found = archives.bring(locked, where, folder)
+    read = rattler.read([found[package["name"]] for package in locked])
+    told = {package["name"]: read[found[package["name"]]] for package in locked}
+    plan = layout.plan(locked, told, variant["python"], environment)
+    if _folds_case(rattler.tmp):
+        plan.check_case()
+    log("installing %d conda packages" % len(locked))
+    rattler.install([found[package["name"]] for package in locked], environment)
+    meta.tidy(environment, {package["name"]: package["channel"] for package in locked})
+    allowed = set(variant["conda"].get("link_scripts") or ())
+    for package in locked:
+        if package["name"] in plan.scripts and package["name"] in allowed:
+            _run_script(package, plan.scripts[package["name"]], environment)
+    return {
+        "packages": {package["name"]: "%s %s" % (package["version"], package["build"]) for package in locked},
+        "link_scripts_skipped": sorted(set(plan.scripts) - allowed),
+        "clobbered": sorted(plan.shared),
+    }
+
+
+def _folds_case(folder: "str") -> "bool":
+    """Whether the file system of `folder` takes two names for one that differ in case alone."""
+    handle, path = tempfile.mkstemp(prefix="case-", dir=folder)
+    os.close(handle)
+    try:
+        return os.path.exists(os.path.join(folder, os.path.basename(path).upper()))
+    finally:
+        os.unlink(path)
+
+
+def _run_script(package: "dict[str, Any]", script: "str", environment: "str") -> "None":
+    """Run a post-link script that the stack lists, with what conda promises it and nothing of the user's."""
+    env = {"PREFIX": environment, "PKG_NAME": package["name"], "PKG_VERSION": package["version"]}
+    env.update(PKG_BUILDNUM=package["build"].rpartition("_")[2], CONDA_PREFIX=environment, LC_ALL="C.UTF-8")
+    env.update(PATH="%s/bin:%s" % (environment, _SYSTEM_PATH), HOME=environment)
+    log("running %s of %s" % (script, layout.label(package)))
+    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+    done = proc.run([shell, os.path.join(environment, script)], timeout=_SCRIPT_DEADLINE, env=env, cwd=environment)
+    paths.remove_tree(os.path.join(environment, ".messages.txt"))
+    if not done.ok:
+        raise NodeError(
+            "conda-script-failed",
+            "%s of %s failed" % (script, layout.label(package)),
+            why=redact.redact_text(done.err or done.out).strip()[-1500:],
+            hint="take the package out of `link_scripts` if it works without its script",
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )

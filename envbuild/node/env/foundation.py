@@ -1,0 +1,151 @@
+"""What an environment stands on, by its engine: an interpreter that is there, or the conda packages of its lock.
+
+Everything after it (wheels, sources, hashes, stamp) is the same for both.
+"""
+
+import os
+
+from envbuild.node.conda import archives, meta, prefix
+from envbuild.node.env import interpreter as base
+from envbuild.node.env import staged_tools
+from envbuild.node.packages import installed, uv
+from envbuild.node.protocol import Exit, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# The link to a base that is itself a virtual environment.
+BASE_PTH = "_envbuild_base.pth"
+
+
+class Foundation:
+    """One way to begin an environment: `phase` names it in times, `told` is its part of the result."""
+
+    phase = ""
+
+    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+        """Look at what the request of an install names, before anything is changed. Raises NodeError."""
+        self.args, self.environment, self.variant = request["args"], environment, request["args"]["variant"]
+        self.told = {}  # type: dict[str, Any]
+        self.prefix = request["prefix"]
+
+    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+        """Make it; returns the interpreter that packages are installed for. Raises NodeError."""
+        raise NotImplementedError
+
+    def begun(self) -> "base.Interpreter":
+        """The same for what an earlier step has made. Raises NodeError `environment-not-installed` (exit 2)."""
+        raise NotImplementedError
+
+    def check_added(self, added: "dict[str, str]") -> "None":
+        """See that no distribution of `added` (name -> version) is there already. Raises NodeError (exit 7)."""
+        raise NotImplementedError
+
+
+class Venv(Foundation):
+    """A virtual environment on the interpreter that the request names."""
+
+    phase = "venv"
+
+    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+        """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
+        Foundation.__init__(self, request, environment)
+        staged_tools.bring(self.prefix, self.args["interpreter"], self.args.get("staged"))
+        self._interpreter = base.examine(self.args["interpreter"], self.variant)
+        base.check(self.variant, self._interpreter.packages)
+
+    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+        """Make it with uv; raises what `uv.failure` makes."""
+        found = self._interpreter
+        args = ["venv", "--python", found.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
+        on_base = self.variant.get("base", {}).get("kind", "none") != "none"
+        if on_base and found.system_site:
+            args.append("--system-site-packages")
+        done = tool.run(args + [self.environment], timeout=300.0)
+        if not done.ok:
+            raise uv.failure(done, "making the virtual environment", self.environment)
+        if on_base and found.sites:
+            # A virtual environment below this one: its folders are added as site does it, with their own .pth files.
+            lines = ["import site; site.addsitedir(%r)\n" % folder for folder in found.sites]
+            folder = os.path.join(self.environment, "lib", "python" + self.variant["python"], "site-packages")
+            with open(os.path.join(folder, BASE_PTH), "w", encoding="utf-8") as file:
+                file.writelines(lines)
+        return found
+
+    def begun(self) -> "base.Interpreter":
+        """The interpreter of an environment that an earlier step made; raises `environment-not-installed` (exit 2)."""
+        if os.path.realpath(os.path.join(self.environment, "bin", "python")) != self._interpreter.path:
+            raise _not_begun(self.environment, "on the interpreter %s" % self._interpreter.path)
+        return self._interpreter
+
+    def check_added(self, added: "dict[str, str]") -> "None":
+        """Raise `replaces-base-package` (exit 7) where one of `added` (name -> version) would hide one of the base."""
+        base.check_replaces(added, self._interpreter.packages)
+
+
+class Conda(Foundation):
+    """The conda packages of the variant, the interpreter among them."""
+
+    phase = "conda"
+
+    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+        """Raises NodeError `conda-unrecorded` (exit 5)."""
+        Foundation.__init__(self, request, environment)
+        archives.check_recorded(self.variant)
+        for name in ("rattler_python", "rattler"):
+            staged_tools.bring(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
+
+    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+        """Install them; raises what `prefix.make` raises, and `conda-and-wheel` (exit 7)."""
+        where = (self.args.get("artifacts") or {}).get("conda") or {}
+        folder = os.path.join(tool.cache if tool.keeps_cache else tool.tmp, "conda")
+        os.makedirs(folder, exist_ok=True)
+        rattler = prefix.Rattler(self.args["tools"], tool.tmp)
+        self.told = {"conda": prefix.make(rattler, self.variant, where, folder, self.environment)}
+        self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
+        return self._examined()
+
+    def begun(self) -> "base.Interpreter":
+        """As of a virtual environment."""
+        if meta.lacking(self.environment, self.variant):
+            raise _not_begun(self.environment, "of conda")
+        return self._examined()
+
+    def check_added(self, added: "dict[str, str]") -> "None":
+        """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
+        there = meta.distributions(self.environment)
+        both = sorted(name for name in added if installed.normal_name(name) in there)
+        if both:
+            pairs = ["%s %s and %s" % (name, added[name], there[installed.normal_name(name)]) for name in both]
+            raise NodeError(
+                "conda-and-wheel",
+                "the wheel %s %s and the conda package %s hold the same distribution"
+                % (both[0], added[both[0]], there[installed.normal_name(both[0])]),
+                why="both: %s" % "; ".join(pairs),
+                hint="name it under `provides` of the profile's conda section, or leave the conda package out",
+                exit_code=Exit.REFUSED,
+                details={"packages": both},
+                changed=True,
+            )
+
+    def _examined(self) -> "base.Interpreter":
+        """Its own interpreter, whose path counts as part of the environment."""
+        found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
+        return base.Interpreter("", found.version, {})
+
+
+def _not_begun(environment: "str", what: "str") -> "NodeError":
+    return NodeError(
+        "environment-not-installed",
+        "%s has no packages %s" % (environment, what),
+        hint="build the image with all of its stages, from one context",
+    )
+
+
+BY_ENGINE = {"venv": Venv, "conda": Conda}  # type: dict[str, type[Foundation]]
+
+
+def of(request: "dict[str, Any]", environment: "str") -> "Foundation":
+    """What the variant of an install request stands on, looked at and not yet made. Raises NodeError."""
+    return BY_ENGINE[request["args"]["variant"].get("engine") or "venv"](request, environment)

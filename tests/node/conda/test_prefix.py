@@ -1,0 +1,220 @@
+"""Environments of the engine conda: built from archives, equal wherever they lie, and true to what was locked."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import lease
+from envbuild.node.env import remove
+from envbuild.node.protocol import NodeError
+from tests.node.conda.support import CondaNode, conda_node
+from tests.node.env_support import make_wheel, node
+from tests.support.conda import PLACEHOLDER, File, Package
+
+__all__ = ["conda_node", "node"]
+MARK = PLACEHOLDER.encode()
+TOOL = Package(
+    "tool",
+    "2.0",
+    "h1_3",
+    {
+        "bin/tool": File(b"#!" + MARK + b"/bin/python -E\nimport sys\nprint(sys.prefix)\n", placeholder="text"),
+        "bin/shell": File(b"#!" + MARK + b"/bin/sh\nexit 0\n", placeholder="text"),
+        "etc/tool.conf": File(b"prefix=" + MARK + b"\n", placeholder="text"),
+        "lib/libtool.so": File(b"\0" + MARK + b"/a:" + MARK + b"/b\0\0\0tail" + MARK + b"\0", placeholder="binary"),
+        "lib/libtool.so.2": File(link="libtool.so"),
+    },
+    suffix=".tar.bz2",
+)
+PURE = Package(
+    "pure",
+    "1.5",
+    "pyhd_0",
+    {
+        "site-packages/pure/__init__.py": b"def main():\n    print('pure')\n",
+        "site-packages/pure/__pycache__/__init__.cpython-311.pyc": b"from elsewhere",
+        "site-packages/pure-1.5.dist-info/METADATA": b"Metadata-Version: 2.1\nName: Pure\nVersion: 1.5\n",
+        "site-packages/pure-1.5.dist-info/RECORD": b"pure/__init__.py,sha256=wrong,3\n",
+    },
+    subdir="noarch",
+    entry_points=("pure-run = pure:main",),
+)
+
+
+def fail(node: CondaNode, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
+    with pytest.raises(NodeError) as found:
+        node.install(variant, **more)
+    assert (found.value.code, found.value.exit_code) == (code, exit_code), found.value.why
+    assert lease.read(str(node.prefix)) is None
+    assert list((node.prefix / "envs").iterdir()) == [], "nothing of it stays"
+    return found.value
+
+
+def run(*argv: str | Path) -> str:
+    return subprocess.run([str(each) for each in argv], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_conda_packages_wheels_and_entry_points_become_one_environment(conda_node: CondaNode) -> None:
+    wheel = make_wheel(conda_node.wheels, scripts={"alpha-run": "alpha:main"})
+    variant = conda_node.variant(conda_node.add(TOOL, PURE), [wheel])
+    result = conda_node.install(variant)[1]
+    environment = conda_node.environment(variant)
+    done = conda_node.activate(variant)[1]
+    assert result["packages"] == {"alpha": "1.0", "pure": "1.5"}
+    assert result["conda"]["packages"]["tool"] == "2.0 h1_3"
+    assert run(environment / "bin" / "tool") == str(environment)
+    assert run(environment / "bin" / "pure-run") == "pure"
+    assert run(environment / "bin" / "alpha-run") == "1"
+    assert (environment / "etc" / "tool.conf").read_text() == f"prefix={environment}\n"
+    assert (environment / "lib" / "libtool.so.2").is_symlink()
+    files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {path.stat().st_nlink for path in files} == {1}, "copied, not hard-linked"
+    assert not [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o022], "writable for the owner alone"
+    assert list((conda_node.top / "tmp").iterdir()) == []
+    assert conda_node.verify(deep=True)["ok"] and done["level"] == "measured"
+
+
+@pytest.mark.parametrize("name", ["with space", "l" * 120], ids=["space", "long"])
+def test_two_prefixes_have_one_root(conda_node: CondaNode, name: str) -> None:
+    wheel = make_wheel(conda_node.wheels, scripts={"alpha-run": "alpha:main"})
+    variant = conda_node.variant(conda_node.add(TOOL, PURE), [wheel])
+    conda_node.install(variant)
+    first = conda_node.activate(variant)[1]["root"]
+    conda_node.prefix = conda_node.top / name
+    conda_node.install(variant)
+    assert conda_node.activate(variant)[1]["root"] == first
+    environment = conda_node.environment(variant)
+    assert run(environment / "bin" / "tool") == str(environment)
+    assert run(environment / "bin" / "pure-run") == "pure"
+    record = (environment / "conda-meta" / "tool-2.0-h1_3.json").read_text()
+    assert str(conda_node.top) not in record and json.loads(record)["channel"] == "conda-forge"
+
+
+def test_verify_names_the_conda_package_of_a_changed_file(conda_node: CondaNode) -> None:
+    variant = conda_node.variant(conda_node.add(TOOL))
+    environment = conda_node.build(variant)
+    library = environment / "lib" / "libtool.so"
+    data = bytearray(library.read_bytes())
+    data[-2] ^= 1
+    library.write_bytes(data)
+    found = conda_node.verify(deep=True)
+    assert not found["ok"]
+    assert found["drift"] == [{"path": "lib/libtool.so", "kind": "changed", "package": "tool 2.0 h1_3"}]
+
+
+def test_a_second_install_changes_nothing_and_a_missing_record_is_drift(conda_node: CondaNode) -> None:
+    variant = conda_node.variant(conda_node.add(TOOL))
+    environment = conda_node.build(variant)
+    assert conda_node.install(variant)[0] is False
+    assert conda_node.verify(variant=variant)["checks"][0]["details"]["python"].startswith("3.")
+    (environment / "conda-meta" / "tool-2.0-h1_3.json").unlink()
+    with pytest.raises(NodeError, match="environment-drifted") as caught:
+        conda_node.install(variant)
+    assert "tool-2.0-h1_3 is missing" in caught.value.why
+
+
+def test_a_repair_builds_again_and_a_removal_leaves_nothing(conda_node: CondaNode) -> None:
+    variant = conda_node.variant(conda_node.add(TOOL))
+    environment = conda_node.build(variant)
+    root = conda_node.verify()["root"]
+    (environment / "etc" / "tool.conf").write_text("other")
+    conda_node.install(variant, repair=True)
+    assert conda_node.activate(variant)[1]["root"] == root
+    remove.run(conda_node.request("remove", environment=str(environment), force=True))
+    assert not environment.exists()
+
+
+def test_a_file_changed_between_install_and_stamp_is_refused(conda_node: CondaNode) -> None:
+    variant = conda_node.variant(conda_node.add(TOOL))
+    conda_node.install(variant)
+    (conda_node.environment(variant) / "etc" / "tool.conf").write_text("other")
+    with pytest.raises(NodeError, match="record-mismatch"):
+        conda_node.activate(variant)
+
+
+def test_a_wheel_of_a_distribution_that_conda_brought_is_refused_by_both_names(conda_node: CondaNode) -> None:
+    wheel = make_wheel(conda_node.wheels, name="pure", version="9.0")
+    error = fail(conda_node, conda_node.variant(conda_node.add(PURE), [wheel]), "conda-and-wheel", 7)
+    assert "pure 9.0" in error.what and "pure 1.5 pyhd_0" in error.what
+
+
+def test_archives_are_taken_from_what_was_delivered(conda_node: CondaNode) -> None:
+    variant = conda_node.variant(conda_node.add(TOOL))
+    delivered = conda_node.top / "delivered"
+    delivered.mkdir()
+    (delivered / "conda-forge").symlink_to(conda_node.channel.folder)
+    artifacts = {"find_links": [], "offline": True, "conda": {"folder": str(delivered)}}
+    assert conda_node.install(variant, artifacts=artifacts)[0]
+    os.unlink(conda_node.channel.folder / "linux-64" / TOOL.file)
+    again = dict(variant, digest="f" * 64)
+    fail_args = {"artifacts": artifacts}
+    conda_node.activate(variant)
+    with pytest.raises(NodeError, match="package-not-found"):
+        conda_node.install(again, **fail_args)
+
+
+def test_link_scripts_run_only_where_they_are_listed_and_see_nothing_of_the_user(
+    conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2hunter2")
+    scripts = {
+        f"bin/.{name}-post-link.sh": f'env > "$PREFIX/{name}.txt"\necho hello > "$PREFIX/.messages.txt"\n'.encode()
+        for name in ("one", "two")
+    }
+    packages = [
+        Package(name, files={f"bin/.{name}-post-link.sh": scripts[f"bin/.{name}-post-link.sh"]})
+        for name in ("one", "two")
+    ]
+    variant = conda_node.variant(conda_node.add(*packages), link_scripts=["one"])
+    result = conda_node.install(variant)[1]
+    environment = conda_node.environment(variant)
+    assert result["conda"]["link_scripts_skipped"] == ["two"]
+    said = (environment / "one.txt").read_text()
+    assert f"PREFIX={environment}\n" in said and "hunter2" not in said
+    assert not (environment / "two.txt").exists() and not (environment / ".messages.txt").exists()
+
+
+def test_a_link_script_that_fails_fails_the_install(conda_node: CondaNode) -> None:
+    package = Package("one", files={"bin/.one-post-link.sh": b"echo no luck >&2\nexit 3\n"})
+    variant = conda_node.variant(conda_node.add(package), link_scripts=["one"])
+    assert "no luck" in fail(conda_node, variant, "conda-script-failed", 4).why
+
+
+def test_a_shared_file_is_said_where_equal_and_refused_where_not(conda_node: CondaNode) -> None:
+    one, two = (Package(name, files={"share/common": b"same"}) for name in ("one", "two"))
+    variant = conda_node.variant(conda_node.add(one, two))
+    assert conda_node.install(variant)[1]["conda"]["clobbered"] == ["share/common"]
+    assert not (conda_node.environment(variant) / "__clobbers__").exists()
+    conda_node.activate(variant)
+    remove.run(conda_node.request("remove", environment=str(conda_node.environment(variant)), force=True))
+    other = Package("three", files={"share/common": b"other"})
+    error = fail(conda_node, conda_node.variant(conda_node.add(one, other)), "conda-clobber", 7)
+    assert "one 1.0 0" in error.what and "three 1.0 0" in error.what
+
+
+def test_a_prefix_longer_than_its_place_in_a_binary_is_refused_before_anything_is_installed(
+    conda_node: CondaNode,
+) -> None:
+    conda_node.prefix = conda_node.top / "/".join(["p" * 60] * 5)
+    assert "255" in fail(conda_node, conda_node.variant(conda_node.add(TOOL)), "conda-prefix-too-long", 7).why
+
+
+def test_what_was_never_locked_is_refused(conda_node: CondaNode) -> None:
+    variant = conda_node.variant([])
+    variant["conda"] = {"packages": [], "unrecorded": "no channel was in reach"}
+    assert "no channel" in fail(conda_node, variant, "conda-unrecorded", 5).why
+
+
+def test_an_extension_is_compiled_against_the_conda_python(conda_node: CondaNode) -> None:
+    variant = conda_node.variant([])
+    environment = conda_node.build(variant)
+    code = "import sysconfig; print(sysconfig.get_path('include')); print(sysconfig.get_config_var('prefix'))"
+    include, prefix = run(environment / "bin" / "python", "-c", code).splitlines()
+    assert include.startswith(str(environment)) and prefix == str(environment)
