@@ -35,13 +35,18 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
 )
+@click.option(
+    "--connection",
+    type=click.Choice(["ansible"]),
+    help="Run the playbook on this machine too; without it, its steps are called directly.",
+)
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
 @common_options
 def provision(
     ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, fetch_only: bool, cancel_job: bool, repair: bool,
-    check_rebuild: bool, no_locked: bool, **flags: Any,
+    check_rebuild: bool, no_locked: bool, connection: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     from envbuild.provision.survey.prepare import prepare
@@ -60,8 +65,13 @@ def provision(
         check_rebuild=check_rebuild,
         command=("envbuild", *sys.argv[1:]),
     )
-    settings = replace(settings, cancel_job=cancel_job, script=print_script and not fetch_only)
-    settings = replace(settings, deadline=flags.get("deadline") or settings.deadline)
+    settings = replace(
+        settings,
+        playbook=connection is not None,
+        cancel_job=cancel_job,
+        script=print_script and not fetch_only,
+        deadline=flags.get("deadline") or settings.deadline,
+    )
     if fetch_only:
         return _fetch_only(ui, prepared, settings)
     if print_script:

@@ -12,7 +12,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
-EVIDENCE_VERSION = "1.0"
+EVIDENCE_VERSION = "1.1"
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
@@ -124,9 +124,12 @@ class Attachment(StrictModel):
 
 
 class Evidence(StrictModel):
-    """One run: the document that `--json` prints and reports are rendered from."""
+    """One run: the document that `--json` prints and reports are rendered from.
 
-    schema_version: Literal["1.0"] = "1.0"
+    `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
+    """
+
+    schema_version: Literal["1.0", "1.1"] = "1.1"
     envbuild: str
     verb: str
     run: str
@@ -142,7 +145,7 @@ class Evidence(StrictModel):
     deviations: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tools: dict[str, str] = {}
-    ansible_tasks: int = 0
+    steps_run: int = 0
     phases: dict[str, float] = {}
     equality: Equality | None = None
     variants: tuple[BuiltVariant, ...] = ()

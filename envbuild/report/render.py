@@ -10,7 +10,7 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
@@ -125,6 +125,8 @@ def load_evidence(path: Path) -> Evidence:
     if not isinstance(data, dict):
         raise _invalid(path, "it is not a JSON object")
     _check_version(path, data.get("schema_version"))
+    if "ansible_tasks" in data:  # as 1.0 calls them
+        data["steps_run"] = data.pop("ansible_tasks")
     try:
         return Evidence.from_plain(data)
     except ValidationError as error:
@@ -144,7 +146,7 @@ def _invalid(path: Path, why: str) -> EnvbuildError:
 
 
 def _check_version(path: Path, version: object) -> None:
-    if version == EVIDENCE_VERSION:
+    if version in get_args(Evidence.model_fields["schema_version"].annotation):
         return
     raise EnvbuildError(
         "evidence-version",

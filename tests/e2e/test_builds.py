@@ -65,7 +65,7 @@ def test_a_second_provision_does_nothing_and_another_prefix_compiles_nothing(wor
     first = world.built()
     assert compiled(forge) == 1
     again = world.provision()
-    assert (again.rc, again.node["status"], again.json["ansible_tasks"]) == (0, "unchanged", 0)
+    assert (again.rc, again.node["status"], again.json["steps_run"]) == (0, "unchanged", 0)
     assert again.node["sources"][0]["build"]["key"] == first["sources"][0]["build"]["key"]
     target = world.work / "shared.yaml"
     target.write_text(f"name: shared\nextends: local\nstore: {world.prefix}/store/wheels\nprefix: {world.top}/second\n")

@@ -113,7 +113,7 @@ def test_a_second_run_has_nothing_to_do_and_still_says_so(world: World, beta: Pa
         done = world.provision(*more)
         assert (done.rc, done.node["status"]) == (0, "unchanged")
         assert done.node["root"] == first["root"]
-        assert done.json["ansible_tasks"] == 0
+        assert done.json["steps_run"] == 0
         assert done.json["deviations"] and done.node["first_use"][0]["sha256"] == sha256(beta)
     verified = world.run("verify", "--stack", "./tiny.yaml", "--json")
     assert verified.rc == 0 and verified.json["deviations"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.ansible.adapter import MARKER
+from envbuild.provision.ansible.steps import MARKER
 from envbuild.provision.run.journal import EventKind
 from tests.e2e.world import World, snapshot
 
@@ -104,7 +104,7 @@ def check_convergence(shared: Shared) -> None:
     assert evidence["root"] == shared.roots[NEW]
     assert in_use(shared) == NEW
     again = world.provision()
-    assert (again.rc, again.json["ansible_tasks"], again.node["root"]) == (0, 0, shared.roots[NEW])
+    assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
     deep = world.run("verify", "--deep", "--stack", "./tiny.yaml", "--json")
     assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
     left = [name for name in snapshot(world.prefix) if name.startswith("lease.json") or ".trash-" in name]

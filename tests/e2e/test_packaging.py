@@ -70,7 +70,7 @@ def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empt
     assert "pull-evidence" in listed.stdout, listed.stderr
     world.tiny()
     assert world.built()["status"] == "ok"
-    assert world.provision().json["ansible_tasks"] == 0
+    assert world.provision().json["steps_run"] == 0
     assert drift(world, "--deep") == (0, {})
 
 

@@ -29,7 +29,7 @@ def test_a_provision_leaves_an_environment_a_journal_and_reports(built: World) -
     run = built.runs / first["id"]
     names = {path.name for path in run.iterdir()}
     assert {"plan.json", "journal.jsonl", "evidence.json", "report.html", "report.md"} <= names
-    assert json.loads((run / "evidence.json").read_text())["ansible_tasks"] > 0
+    assert json.loads((run / "evidence.json").read_text())["steps_run"] > 0
     assert run.stat().st_mode & 0o077 == 0
     kinds = [event["kind"] for event in built.events(first["id"])]
     assert kinds[:5] == ["run-started", "contacted", "resolved", "planned", "playbook-started"]
@@ -44,7 +44,7 @@ def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -
     done = built.provision()
     assert done.rc == 0
     assert "nothing to do" in done.err
-    assert done.json["ansible_tasks"] == 0
+    assert done.json["steps_run"] == 0
     assert (done.node["status"], done.node["root"]) == ("unchanged", root)
     statuses = {check["name"]: check["status"] for check in done.node["checks"]}
     assert statuses == {"stamp": "passed", "packages": "passed", "link": "passed", "files": "not-run"}

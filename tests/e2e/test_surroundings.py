@@ -14,7 +14,7 @@ def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
     world.prefix = world.top / "link" / 'it\'s a "place" $(id) é 50% #1 ~ %d'
     world.env["ENVBUILD_PREFIX"] = str(world.prefix)
     assert world.built()["status"] == "ok"
-    assert world.provision().json["ansible_tasks"] == 0
+    assert world.provision().json["steps_run"] == 0
     assert drift(world, "--deep") == (0, {})
     code = world.good("env", "activate", "tiny").out
     shell = f'{code}\nprintf %s "$GREETING" && python -c "import alpha"'

@@ -35,7 +35,7 @@ def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
     assert "torch-smoke" in page
     assert "http://" not in page.replace("http://www.w3.org", ""), "self-contained"
     second = world.good("provision", "--target", "local", "--json")
-    assert (second.json["ansible_tasks"], second.node["root"]) == (0, first.node["root"])
+    assert (second.json["steps_run"], second.node["root"]) == (0, first.node["root"])
     assert "nothing to do" in second.err
     deep = world.good("verify", "--deep", "--json", timeout=600)
     assert deep.node["drift"] == []

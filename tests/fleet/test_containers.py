@@ -139,7 +139,7 @@ def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: Sta
 
 def _nothing_to_do(world: World) -> None:
     again = _run(world, "provision")
-    assert (again.rc, again.json["ansible_tasks"]) == (0, 0), again.err
+    assert (again.rc, again.json["steps_run"]) == (0, 0), again.err
     assert {node["status"] for node in again.json["nodes"]} == {"unchanged"}
     assert len(_ids(again)) == 1
     assert "nothing to do" in again.err

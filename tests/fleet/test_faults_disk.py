@@ -71,7 +71,7 @@ def test_a_prefix_without_room_is_refused_with_numbers_before_anything_is_done(
         else:
             assert "free" in against["compared"][0]
             assert "needed" in against["compared"][1]
-        assert done.json["ansible_tasks"] == 0
+        assert done.json["steps_run"] == 0
         assert (_in_use(node), _environments(node)) == ("1.0", 1)
     finally:
         node.run(["sh", "-c", EMPTY])

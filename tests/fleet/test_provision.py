@@ -43,7 +43,7 @@ def _assert_nothing_to_do(world: FleetWorld, nodes: list[Node]) -> None:
     assert done.rc == 0, done.err
     assert {item["status"] for item in by_node(done).values()} == {"unchanged"}
     assert "nothing to do" in done.err
-    assert done.json["ansible_tasks"] == 0
+    assert done.json["steps_run"] == 0
     assert _tasks_begun(world) == []
     assert [listing(node) for node in nodes] == before
 

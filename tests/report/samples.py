@@ -161,7 +161,7 @@ def evidence(*nodes: dict[str, Any], **changes: Any) -> Evidence:
         "deviations": ["torch comes as the CPU build; the document names CUDA 11.6"],
         "warnings": ["the compiler is newer than the one the document names: gcc 12.2.0 instead of 9.4"],
         "tools": {"ansible-core": "2.21.5", "uv": "0.13.8"},
-        "ansible_tasks": 6,
+        "steps_run": 6,
         "phases": {"probe": 0.9, "install": 31.2, "smoke": 13.6, "activate": 4.1, "verify": 2.2},
     }
     return Evidence.from_plain(data | changes)

@@ -303,6 +303,13 @@ def test_a_secret_does_not_reach_any_form(tmp_path: Path, monkeypatch: pytest.Mo
         assert "hunter2-canary" not in path.read_text()
 
 
+def test_evidence_of_schema_1_0_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    told = evidence().to_json_dict() | {"schema_version": "1.0"}
+    path.write_text(json.dumps(told | {"ansible_tasks": told.pop("steps_run")}))
+    assert load_evidence(path).steps_run == evidence().steps_run > 0
+
+
 def test_evidence_of_another_schema_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     for version in ("2.0", 1, None):

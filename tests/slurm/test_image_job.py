@@ -145,7 +145,7 @@ def test_one_image_is_tested_on_every_node_of_a_job_and_again_needs_none(world: 
     again = world.job()
     assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    assert (world.submitted(), again.json["steps_run"]) == ([], 0)
     assert _ids(again) == _ids(done)
     verified = world.job(verb="verify", timeout=LONG)
     assert (verified.rc, world.submitted()) == (0, []), verified.err
@@ -233,7 +233,7 @@ def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> Non
     again = world.job()
     assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    assert (world.submitted(), again.json["steps_run"]) == ([], 0)
     smoked = world.job(verb="smoke", timeout=LONG)
     assert smoked.rc == 0, smoked.err
     assert _names(world) == ["envbuild-smoke"] and sorted(by_node(smoked)) == ["gpu1", "gpu2"]
@@ -279,7 +279,7 @@ def _real_enroot_runs_it(world: JobWorld, **container: Any) -> Done:
     said = subprocess.run(words, capture_output=True, text=True, env=world.env, check=False)
     assert said.stdout == "1.0\n", said.stderr
     again = world.job()
-    assert (again.rc, world.submitted(), again.json["ansible_tasks"]) == (0, [], 0), again.err
+    assert (again.rc, world.submitted(), again.json["steps_run"]) == (0, [], 0), again.err
     return done
 
 

@@ -47,7 +47,7 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     again = world.job()
     assert again.rc == 0, again.err
     assert {node["status"] for node in by_node(again).values()} == {"unchanged"}
-    assert (world.submitted(), again.json["ansible_tasks"]) == ([], 0)
+    assert (world.submitted(), again.json["steps_run"]) == ([], 0)
     assert snapshot(world.prefix) == before
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.ansible.config import configuration, variables, without_user_settings
+from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
 from envbuild.transport.processes import (
     end_marked,
     end_masters_of_the_dead,
@@ -34,10 +31,6 @@ from envbuild.transport.ssh_config import end_connections
 if TYPE_CHECKING:
     from envbuild.provision.ansible.inventory import Inventory
 
-TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipped"]
-
-# Every process of one playbook run carries this variable, so that all of them can be found and ended.
-MARKER = "ENVBUILD_PLAYBOOK_RUN"
 _POLL_SECONDS = 0.1
 _STATUS: dict[str, TaskStatus] = {
     "runner_on_start": "started",
@@ -46,35 +39,6 @@ _STATUS: dict[str, TaskStatus] = {
     "runner_on_unreachable": "unreachable",
     "runner_on_skipped": "skipped",
 }
-
-
-@dataclass(frozen=True)
-class TaskEvent:
-    """One task on one node: begun, or ended. `role` is the step (`install`, `smoke`, …), `task` its sentence.
-
-    `seconds` is the time that Ansible measured (None for `started`); `stdout` and `stderr` are the command's own.
-    """
-
-    node: str
-    task: str
-    status: TaskStatus
-    role: str = ""
-    seconds: float | None = None
-    rc: int | None = None
-    stdout: str = ""
-    stderr: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class PlaybookResult:
-    """The outcome. `nodes` has the last event of each node, `tasks_run` counts ended tasks that were not skipped."""
-
-    rc: int
-    status: Literal["successful", "failed"]
-    nodes: Mapping[str, TaskEvent] = field(default_factory=dict)
-    tasks_run: int = 0
-    events: Path | None = None
 
 
 def run_playbook(
@@ -86,7 +50,7 @@ def run_playbook(
     forks: int,
     deadline: float,
     cancel: Callable[[], bool],
-) -> PlaybookResult:
+) -> StepsResult:
     """Run `playbooks/<name>` on an inventory and report every task.
 
     `run_dir` is the run directory; everything is kept under its `ansible/`. `deadline` is in seconds from now. `cancel`
@@ -108,8 +72,8 @@ def run_playbook(
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
     marker = marker_value()
-    watch = _Watch(cancel, time.monotonic() + deadline, marker)
-    with _Collector(private / "events.jsonl", inventory, on_event) as collector, _signals(watch):
+    watch = Watch(cancel, time.monotonic() + deadline, marker)
+    with _Collector(private / "events.jsonl", inventory, on_event) as collector, signals(watch):
         try:
             rc = _run(program, playbook, private, marker, forks, collector, watch)
         finally:
@@ -118,12 +82,10 @@ def run_playbook(
             if watch.reason:
                 end_connections()
     if watch.reason:
-        raise _ended_early(name, watch.reason, deadline, collector)
+        raise ended_early(name, watch.reason, deadline, collector.nodes)
     if rc != 0 and not collector.nodes:
         raise _broken(name, private, collector)
-    return PlaybookResult(
-        rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run, private / "events.jsonl"
-    )
+    return StepsResult(rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run)
 
 
 def find_ansible_playbook() -> Path:
@@ -144,43 +106,6 @@ def find_ansible_playbook() -> Path:
             exit_code=ExitCode.INTERNAL,
         )
     return Path(found)
-
-
-class _Watch:
-    """Says when the run must stop, and why; ends its processes the moment it says so."""
-
-    def __init__(self, cancel: Callable[[], bool], until: float, marker: str) -> None:
-        self._cancel, self._until, self._marker = cancel, until, marker
-        self.signalled = threading.Event()
-        self.reason: Literal["", "deadline", "interrupted"] = ""
-
-    def __call__(self) -> bool:
-        """Called by ansible-runner; True cancels."""
-        if not self.reason:
-            if self.signalled.is_set() or self._cancel():
-                self.reason = "interrupted"
-            elif time.monotonic() > self._until:
-                self.reason = "deadline"
-            if self.reason:
-                # ansible-runner kills the process group of ansible-playbook only; its workers have left that group.
-                end_marked(MARKER, self._marker)
-        return bool(self.reason)
-
-
-@contextmanager
-def _signals(watch: _Watch) -> Iterator[None]:
-    """SIGINT and SIGTERM cancel the run (main thread only; elsewhere Python allows no handlers)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: watch.signalled.set())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Collector:
@@ -262,7 +187,7 @@ def _run(
     marker: str,
     forks: int,
     collector: _Collector,
-    watch: _Watch,
+    watch: Watch,
 ) -> int:
     """One run through ansible-runner; the exit code of ansible-playbook."""
     from ansible_runner.interface import init_runner
@@ -301,26 +226,6 @@ def _forget_environment(status: dict[str, Any], runner_config: Any) -> bool:
         kept = {"command": runner_config.command, "cwd": runner_config.cwd, "env": sorted(runner_config.env)}
         path.write_text(json.dumps(kept), encoding="utf-8")
     return True
-
-
-def _ended_early(name: str, reason: str, deadline: float, collector: _Collector) -> EnvbuildError:
-    nodes = {node: f"{event.task}: {event.status}" for node, event in collector.nodes.items()}
-    if reason == "deadline":
-        return EnvbuildError(
-            "playbook-deadline",
-            f"{name} did not end within {deadline:g} s and was stopped",
-            why="; ".join(f"{node}: {last}" for node, last in list(nodes.items())[:5]),
-            hint="give more time, or look into the log of the node that hangs; the same command continues",
-            exit_code=ExitCode.BUILD_FAILED,
-            details={"nodes": nodes},
-        )
-    return EnvbuildError(
-        "interrupted",
-        f"{name} was interrupted",
-        hint="the same command continues where this one stopped",
-        exit_code=ExitCode.INTERRUPTED,
-        details={"nodes": nodes},
-    )
 
 
 def _broken(name: str, private: Path, collector: _Collector) -> EnvbuildError:

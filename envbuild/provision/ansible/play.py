@@ -1,4 +1,4 @@
-"""Run the steps of a plan: request files, inventory, one play; what the node program answered, per node and verb."""
+"""Run the steps of a plan: request files, then one play or direct calls; what was answered, per node and verb."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
+from envbuild.provision.ansible.adapter import run_playbook
+from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.steps import StepsResult, TaskEvent
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
@@ -41,15 +43,7 @@ def run_hosts(
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
     watcher = _Watcher(outcome, work.journal, work.progress)
     try:
-        result = run_playbook(
-            playbook,
-            Inventory(hosts, work.prepared.target.connection),
-            run_dir=work.run.path,
-            on_event=watcher,
-            forks=min(FORKS, len(hosts)),
-            deadline=work.settings.deadline,
-            cancel=work.settings.cancel,
-        )
+        result = _carried_out(playbook, hosts, watcher, work)
     except EnvbuildError as error:
         if error.code != "playbook-deadline":
             raise
@@ -73,6 +67,22 @@ def run_hosts(
         if host.name not in result.nodes:
             outcome.errors[host.name] = _silent(host.name, result.rc)
     return outcome
+
+
+def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
+    """The steps on this machine directly, on others with Ansible; `--connection ansible`: here too."""
+    connection, settings = work.prepared.target.connection, work.settings
+    if connection.kind == "local" and not settings.playbook:
+        return run_here(playbook, *hosts, on_event=watcher, deadline=settings.deadline, cancel=settings.cancel)
+    return run_playbook(
+        playbook,
+        Inventory(hosts, connection),
+        run_dir=work.run.path,
+        on_event=watcher,
+        forks=min(FORKS, len(hosts)),
+        deadline=settings.deadline,
+        cancel=settings.cancel,
+    )
 
 
 def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir) -> NodeHost:

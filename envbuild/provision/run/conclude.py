@@ -41,7 +41,7 @@ def write_evidence(
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
         warnings=warnings,
         tools=_tool_versions(),
-        ansible_tasks=work.tasks,
+        steps_run=work.tasks,
         phases=work.phases,
         equality=equality,
         variants=built(variants, nodes),

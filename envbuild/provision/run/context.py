@@ -25,16 +25,17 @@ DEADLINE = 6 * 3600.0
 class Settings:
     """How a run behaves, apart from what it builds. `wait` and `deadline` in seconds.
 
-    `jobs`: compile jobs at once on a node; `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an
-    interrupt also ends the job that the run waits for; `script`: the plan is only printed,
-    so no job may be submitted for it; `batches`: how many nodes at a time, and how many may fail; `cpu_trial`: where no
-    GPU is, the smoke item `step` is tried on the CPU.
+    `playbook`: with Ansible on this machine too, not only on others; `jobs`: compile jobs at once on a node;
+    `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an interrupt also ends the job that the run
+    waits for; `script`: the plan is only printed, so no job may be submitted for it; `batches`: how many nodes at a
+    time, and how many may fail; `cpu_trial`: where no GPU is, the smoke item `step` is tried on the CPU.
     """
 
     runs_root: Path
     toolchain_file: Path | None = None
     wait: float = 600.0
     deadline: float = DEADLINE
+    playbook: bool = False
     repair: bool = False
     jobs: int | None = None
     check_rebuild: bool = False

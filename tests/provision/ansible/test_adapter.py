@@ -1,4 +1,4 @@
-"""The adapter against the real ansible-playbook, on a local connection; a small script stands for the node program."""
+"""Steps with the real ansible-playbook on a local connection, and without; a script stands for the node program."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ import pytest
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.adapter import MARKER, PlaybookResult, TaskEvent, find_ansible_playbook, run_playbook
+from envbuild.provision.ansible.adapter import find_ansible_playbook, run_playbook
+from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
 from envbuild.transport.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
 
 NODE_PROGRAM = """
@@ -49,23 +52,29 @@ def _inventory(
     return Inventory(tuple(NodeHost(name, sys.executable, str(program), files) for name in names), Connection())
 
 
-def _run(tmp_path: Path, inventory: Inventory, events: list[TaskEvent], deadline: float = 60.0) -> PlaybookResult:
-    return run_playbook(
-        "provision.yml",
-        inventory,
-        run_dir=tmp_path,
-        on_event=events.append,
-        forks=4,
-        deadline=deadline,
-        cancel=lambda: False,
-    )
+def _run(
+    tmp_path: Path,
+    inventory: Inventory,
+    events: list[TaskEvent],
+    deadline: float = 60.0,
+    way: str = "ansible",
+    cancel: Callable[[], bool] = lambda: False,
+) -> StepsResult:
+    name, told = "provision.yml", events.append
+    if way == "direct":
+        return run_here(name, *inventory.hosts, on_event=told, deadline=deadline, cancel=cancel)
+    return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, deadline=deadline, cancel=cancel)
+
+
+both_ways = pytest.mark.parametrize("way", ["ansible", "direct"])
 
 
 def _ends(events: list[TaskEvent]) -> list[tuple[str, str, str]]:
     return [(event.node, event.role, event.status) for event in events if event.status not in ("started", "skipped")]
 
 
-def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> None:
+@both_ways
+def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path, way: str) -> None:
     nasty: dict[str, object] = {
         "a": "{{ 7*7 }}",
         "b": "$(id) `id` 'x' \"y\" \\ %s",
@@ -75,7 +84,7 @@ def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path) -> Non
     }
     events: list[TaskEvent] = []
     inventory = _inventory(tmp_path, {"install": {**nasty, "changed": True}, "smoke": nasty})
-    result = _run(tmp_path, inventory, events)
+    result = _run(tmp_path, inventory, events, way=way)
     assert (result.rc, result.status, result.tasks_run) == (0, "successful", 2)
     assert _ends(events) == [("localhost", "install", "changed"), ("localhost", "smoke", "ok")]
     ended = [event for event in events if event.status in ("changed", "ok")]
@@ -97,9 +106,10 @@ def test_a_step_starts_no_module_of_ansible_on_its_node(tmp_path: Path) -> None:
     assert json.loads(events[-1].stdout)["asked"] == {"a": 1}
 
 
-def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path) -> None:
+@both_ways
+def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path, way: str) -> None:
     events: list[TaskEvent] = []
-    result = _run(tmp_path, _inventory(tmp_path, {"install": {"exit": 5}, "activate": {}}), events)
+    result = _run(tmp_path, _inventory(tmp_path, {"install": {"exit": 5}, "activate": {}}), events, way=way)
     assert result.status == "failed"
     assert result.rc != 0
     assert _ends(events) == [("localhost", "install", "failed")]
@@ -175,51 +185,47 @@ def _gone(pid: int) -> bool:
         return True
 
 
-def test_a_deadline_ends_everything_that_was_started(tmp_path: Path) -> None:
+@both_ways
+def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(EnvbuildError) as caught:
-        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=10.0)
+        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=10.0, way=way)
     assert (caught.value.code, caught.value.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
     assert caught.value.details["nodes"] == {"localhost": "Build the environment: started"}
     assert _gone(_await(pid_file))
 
 
-def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path: Path) -> None:
+@both_ways
+def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     (tmp_path / "first").mkdir()
     code = (
         "import sys; from pathlib import Path; from tests.provision.ansible.test_adapter import _run, _inventory\n"
         "folder, pid = Path(sys.argv[1]), sys.argv[2]\n"
-        "_run(folder, _inventory(folder, {'install': {'hang': pid}}), [])\n"
+        "_run(folder, _inventory(folder, {'install': {'hang': pid}}), [], way=sys.argv[3])\n"
     )
     root = Path(__file__).parents[3]
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "first"), str(pid_file)], cwd=root) as first:
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "first"), str(pid_file), way], cwd=root) as first:
         pid = _await(pid_file)
         first.kill()
         first.wait()
-    assert _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), []).status == "successful"
+    assert _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [], way=way).status == "successful"
     assert _gone(pid)
 
 
-def test_cancel_stops_the_run(tmp_path: Path) -> None:
+@both_ways
+def test_cancel_stops_the_run(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     inventory = _inventory(tmp_path, {"install": {"hang": str(pid_file)}})
     with pytest.raises(EnvbuildError) as caught:
-        run_playbook(
-            "provision.yml",
-            inventory,
-            run_dir=tmp_path,
-            on_event=lambda event: None,
-            forks=1,
-            deadline=60,
-            cancel=pid_file.exists,
-        )
+        _run(tmp_path, inventory, [], way=way, cancel=pid_file.exists)
     assert (caught.value.code, caught.value.exit_code) == ("interrupted", ExitCode.INTERRUPTED)
     pid = pid_file.read_text()
     assert not pid or _gone(int(pid))
 
 
-def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path) -> None:
+@both_ways
+def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     before = signal.getsignal(signal.SIGTERM)
 
@@ -230,7 +236,7 @@ def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path) -> No
     sender = threading.Thread(target=send)
     sender.start()
     with pytest.raises(EnvbuildError) as caught:
-        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [])
+        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], way=way)
     sender.join()
     assert caught.value.code == "interrupted"
     assert signal.getsignal(signal.SIGTERM) is before

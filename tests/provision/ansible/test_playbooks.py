@@ -10,6 +10,7 @@ import yaml
 
 from envbuild import resources
 from envbuild.node.__main__ import CONNECTION
+from envbuild.provision.ansible.direct import SENTENCES, STEPS
 from envbuild.provision.ansible.inventory import IMAGE_VERBS, VERBS
 
 ROLES = resources.playbooks() / "roles"
@@ -32,6 +33,14 @@ def test_a_node_gets_at_most_eight_tasks() -> None:
     roles = _imported("image.yml")
     assert roles == ["toolchain", "carry", *IMAGE_VERBS]
     assert sum(len(_tasks(role)) for role in roles) <= 8
+
+
+@pytest.mark.parametrize("playbook", STEPS)
+def test_what_is_done_without_ansible_is_what_the_playbook_does(playbook: str) -> None:
+    assert tuple(_imported(playbook)) == STEPS[playbook]
+    assert {role: _tasks(role)[-1]["name"] for role in STEPS[playbook]} == {
+        role: SENTENCES[role] for role in STEPS[playbook]
+    }
 
 
 @pytest.mark.parametrize("playbook", sorted(resources.playbooks().glob("*.yml")), ids=lambda path: path.name)

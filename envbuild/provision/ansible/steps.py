@@ -1,0 +1,106 @@
+"""What carrying out steps has in common, with Ansible and without: events, results, deadlines and interruption."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.transport.processes import end_marked
+
+TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipped"]
+
+# Every process of one such run carries this variable, so that all of them can be found and ended.
+MARKER = "ENVBUILD_PLAYBOOK_RUN"
+
+
+@dataclass(frozen=True)
+class TaskEvent:
+    """One task on one node: begun, or ended. `role` is the step (`install`, `smoke`, …), `task` its sentence.
+
+    `seconds` is the time that Ansible measured (None for `started`); `stdout` and `stderr` are the command's own.
+    """
+
+    node: str
+    task: str
+    status: TaskStatus
+    role: str = ""
+    seconds: float | None = None
+    rc: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class StepsResult:
+    """The outcome. `nodes` has the last event of each node, `tasks_run` counts ended tasks that were not skipped."""
+
+    rc: int
+    status: Literal["successful", "failed"]
+    nodes: Mapping[str, TaskEvent] = field(default_factory=dict)
+    tasks_run: int = 0
+
+
+class Watch:
+    """Says when the run must stop, and why; ends its processes the moment it says so."""
+
+    def __init__(self, cancel: Callable[[], bool], until: float, marker: str) -> None:
+        """`until` on the monotonic clock; `marker`: the value of `MARKER` in the environment of its processes."""
+        self._cancel, self._until, self._marker = cancel, until, marker
+        self.signalled = threading.Event()
+        self.reason: Literal["", "deadline", "interrupted"] = ""
+
+    def __call__(self) -> bool:
+        """Asked again and again; True cancels."""
+        if not self.reason:
+            if self.signalled.is_set() or self._cancel():
+                self.reason = "interrupted"
+            elif time.monotonic() > self._until:
+                self.reason = "deadline"
+            if self.reason:
+                # Not every process is in one group: workers of Ansible leave theirs.
+                end_marked(MARKER, self._marker)
+        return bool(self.reason)
+
+
+@contextmanager
+def signals(watch: Watch) -> Iterator[None]:
+    """SIGINT and SIGTERM cancel the run (main thread only; elsewhere Python allows no handlers)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: watch.signalled.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, TaskEvent]) -> EnvbuildError:
+    """What a run raises that a deadline or an interrupt has ended; `events`: the last of each node."""
+    nodes = {node: f"{event.task}: {event.status}" for node, event in events.items()}
+    if reason == "deadline":
+        return EnvbuildError(
+            "playbook-deadline",
+            f"{name} did not end within {deadline:g} s and was stopped",
+            why="; ".join(f"{node}: {last}" for node, last in list(nodes.items())[:5]),
+            hint="give more time, or look into the log of the node that hangs; the same command continues",
+            exit_code=ExitCode.BUILD_FAILED,
+            details={"nodes": nodes},
+        )
+    return EnvbuildError(
+        "interrupted",
+        f"{name} was interrupted",
+        hint="the same command continues where this one stopped",
+        exit_code=ExitCode.INTERRUPTED,
+        details={"nodes": nodes},
+    )
