@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -51,6 +52,7 @@ def is_trusted(file: ArtifactFile) -> bool:
     return file.witness is not None and file.witness.startswith(WITNESS)
 
 
+@lru_cache
 def trusted_files(variant: Variant | None) -> tuple[TrustedFile, ...]:
     """The files of a variant whose hashes rest on a first use."""
     return tuple(

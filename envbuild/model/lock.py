@@ -178,6 +178,10 @@ class Variant(StrictModel):
     smoke: tuple[SmokeItem, ...] = ()
     training: Training | None = None
 
+    def __hash__(self) -> int:
+        """That of the digest, so that what follows from a variant alone can be kept for all nodes that get it."""
+        return hash(self.digest)
+
     def contents(self) -> dict[str, Any]:
         """What the digest covers: everything that decides which files and variables the environment has.
 

@@ -21,6 +21,7 @@ from envbuild.plan.source_builds import build_request, compile_seconds, compile_
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.inside_image import in_image
+from envbuild.resolve.reachability import indexes_of
 from envbuild.resolve.variant_checks import unrecorded_files
 
 # Rough seconds of the smoke tests and of reading an environment once, to tell minutes from hours.
@@ -250,8 +251,8 @@ class NodeSteps:
             return dict(given)
         if self._is_delivered:
             return delivered(self.facts.stage_prefix, self.variant)
-        named = {package.index for package in self.variant.packages}
-        indexes = {name: dict(self.inputs.indexes[name]) for name in sorted(named) if name in self.inputs.indexes}
+        named = indexes_of(self.variant)
+        indexes = {name: dict(self.inputs.indexes[name]) for name in named if name in self.inputs.indexes}
         common = {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
         used = {each.channel for each in self._archives}
         channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
@@ -263,8 +264,8 @@ class NodeSteps:
 
     def _found_folders(self) -> list[str]:
         """Folders of the node in which the probe found files of the variant."""
-        files = {file.file for package in self.variant.packages for file in package.files}
         found = self.facts.files_found
+        files = {file.file for package in self.variant.packages for file in package.files} if found else ()
         return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
     def _install(self, why: str, repaired: bool) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from envbuild.model.conda import CondaPackage
@@ -41,7 +42,13 @@ def wanted_files(lock: Lock) -> list[str]:
 
 def indexes_needed(lock: Lock) -> list[str]:
     """Names of the indexes that the lock's packages come from, sorted."""
-    return sorted({package.index for variant in lock.variants for package in variant.packages})
+    return sorted({name for variant in lock.variants for name in indexes_of(variant)})
+
+
+@lru_cache
+def indexes_of(variant: Variant) -> tuple[str, ...]:
+    """Names of the indexes that a variant's packages come from, sorted."""
+    return tuple(sorted({package.index for package in variant.packages}))
 
 
 def channels_needed(lock: Lock) -> list[str]:
@@ -120,13 +127,19 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
     """What is known of the reach of a node that fetches for itself."""
     if target.delivery == "node":
         return ""
-    needed = {f"the index {package.index}": package.index for package in variant.packages}
-    needed |= {f"the channel {each.channel}": channel_key(each.channel) for each in _archives(variant)}
-    needed |= {place(address): address for _, address in repositories(variant)}
+    needed = _needed(variant)
     unknown = sorted(name for name, key in needed.items() if key not in facts.reachable)
     if not needed or not unknown:
         return "the node reaches what it needs" if needed else ""
     return f"whether the node reaches {', '.join(unknown)} is not known"
+
+
+@lru_cache
+def _needed(variant: Variant) -> Mapping[str, str]:
+    """What a variant is fetched from: in words, and by its key in `reachable`."""
+    indexes = {f"the index {name}": name for name in indexes_of(variant)}
+    channels = {f"the channel {each.channel}": channel_key(each.channel) for each in _archives(variant)}
+    return {**indexes, **channels, **{place(address): address for _, address in repositories(variant)}}
 
 
 def place(address: str) -> str:

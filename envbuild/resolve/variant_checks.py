@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -166,11 +167,17 @@ def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[tuple[LockedPa
 
 
 def _doubtful(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, ArtifactFile]]:
-    """The file of each package that the node would install, of those that have one without a recorded hash."""
+    """The file of each package that the node would install, of those without a hash that others vouch for."""
     platform = platform_of(variant, facts)
-    some = (each for each in variant.packages if any(f.sha256 == "unrecorded" or is_trusted(f) for f in each.files))
-    found = ((package, fitting_file(package, platform)) for package in some)
+    found = ((package, fitting_file(package, platform)) for package in _unvouched(variant))
     return [(package, file) for package, file in found if file is not None]
+
+
+@lru_cache
+def _unvouched(variant: Variant) -> tuple[LockedPackage, ...]:
+    """The packages with a file whose hash nobody, or a first user alone, has recorded."""
+    some = (each for each in variant.packages if any(f.sha256 == "unrecorded" or is_trusted(f) for f in each.files))
+    return tuple(some)
 
 
 def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> Decisions:

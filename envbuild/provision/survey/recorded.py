@@ -48,6 +48,7 @@ def plan_recorded(
             tools[node] = _tools(prepared.target, survey, node, toolchain_file)
         except EnvbuildError as error:
             survey.errors[node] = error
+    different = {tool.folder: tool for node in tools.values() for tool in node.tools}
     plan = make_plan(
         prepared.stack.name,
         prepared.profile,
@@ -62,7 +63,7 @@ def plan_recorded(
         channels=prepared.channels,
         patches=patches_of(prepared.lock),
         asked=prepared.asked,
-        tool_bytes={tool.folder: disk_bytes(tool) for node in tools.values() for tool in node.tools},
+        tool_bytes={folder: disk_bytes(tool) for folder, tool in different.items()},
     )
     if prepared.target.connection.kind == "ssh":
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
