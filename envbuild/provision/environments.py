@@ -126,7 +126,11 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[s
         variant, facts = work.survey.variants[node.node], work.survey.facts[node.node]
         glibc = tuple(int(part) for part in facts.libc.version.split(".")) if facts.libc.kind == "glibc" else ()
         delivery = fetch_delivery(
-            variant, cache=cache, glibc=glibc, on_fetch=lambda name: work.progress.stage(f"fetching {name}")
+            variant,
+            cache=cache,
+            glibc=glibc,
+            channels=work.prepared.channels,
+            on_fetch=lambda name: work.progress.stage(f"fetching {name}"),
         )
         archive = work.run.staging / f"artifacts-{variant.digest[:12]}.tar"
         if not archive.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality, images, sources, view
@@ -71,6 +71,11 @@ def deviation_lines(evidence: Evidence) -> list[Line]:
     return lines
 
 
+def _owner(item: Mapping[str, str]) -> str:
+    """The conda package of a drifted file, where it is of one."""
+    return f" ({item['package']})" if "package" in item else ""
+
+
 def drift_lines(evidence: Evidence) -> list[Line]:
     """Every drifted file that the evidence names, whole, because paths are there to be copied, and how many more."""
     lines: list[Line] = []
@@ -78,7 +83,7 @@ def drift_lines(evidence: Evidence) -> list[Line]:
         if not node.drift_count:
             continue
         lines += [("", ""), (f"  {plural(node.drift_count, 'drifted file')} on {node.node}", "red")]
-        lines += [(f"    {item.get('kind', ''):<10} {item.get('path', '')}", "") for item in node.drift]
+        lines += [(f"    {item.get('kind', ''):<10} {item.get('path', '')}{_owner(item)}", "") for item in node.drift]
         if node.drift_count > len(node.drift):
             lines.append((f"    and {node.drift_count - len(node.drift)} more", "dim"))
     return lines

@@ -25,7 +25,7 @@ _envbuild_back() {
     unset "_envbuild_had_$1" "_envbuild_old_$1"
 }
 deactivate() {
-%s
+%s%s
     if [ -n "${_envbuild_prompt-}" ]; then PS1=$_envbuild_prompt; fi
     unset _envbuild_prompt
     unset -f _envbuild_keep _envbuild_back deactivate
@@ -58,19 +58,22 @@ def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
 def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -> "str":
     """A POSIX sh text that sets PATH, VIRTUAL_ENV, ENVBUILD_ENV, ENVBUILD_STACK and `variables`, values literally.
 
-    It puts the stack before a prompt, and makes the function `deactivate`, which takes all of it back.
+    It puts the stack before a prompt, and makes the function `deactivate`, which takes all of it back. Where conda
+    packages are, CONDA_PREFIX is set, and their scripts are run: those of `activate.d`, at the end of `deactivate.d`.
     """
-    quoted = shlex.quote(environment)
-    own = {"VIRTUAL_ENV": quoted, "ENVBUILD_ENV": quoted, "ENVBUILD_STACK": shlex.quote(stack), **_GUARDS}
+    own = {name: shlex.quote(environment) for name in _names(environment)}
+    own.update(ENVBUILD_STACK=shlex.quote(stack), **_GUARDS)
     names = sorted({*own, *variables, "PATH", "PYTHONHOME", "PYTHONPATH"})
     lines = ["# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh"))]
-    lines += [_FUNCTIONS % "\n".join("    _envbuild_back %s" % name for name in names)]
+    undo = "".join("    %s\n" % line for line in reversed(_scripts(environment, "deactivate.d")))
+    lines += [_FUNCTIONS % (undo, "\n".join("    _envbuild_back %s" % name for name in names))]
     lines += ["_envbuild_keep %s" % name for name in names]
     lines += ["export %s=%s" % item for item in own.items()]
     lines += [
         "unset PYTHONHOME PYTHONPATH",
         'export PATH=%s"${PATH:+:$PATH}"' % shlex.quote(":".join(_folders(environment))),
     ]
+    lines += _scripts(environment, "activate.d")
     for name in sorted(variables):
         value = variables[name]
         if isinstance(value, dict):
@@ -79,6 +82,19 @@ def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -
         else:
             lines.append("export %s=%s" % (name, shlex.quote(value)))
     return "\n".join(lines + [_PROMPT % shlex.quote("(%s) " % stack)])
+
+
+def _names(environment: "str") -> "list[str]":
+    """The variables that name the environment."""
+    conda = ["CONDA_PREFIX"] if os.path.isdir(os.path.join(environment, "conda-meta")) else []
+    return ["VIRTUAL_ENV", "ENVBUILD_ENV"] + conda
+
+
+def _scripts(environment: "str", folder: "str") -> "list[str]":
+    """Lines that run what conda packages have for such a shell, in the order of their names, as conda does it."""
+    top = os.path.join(environment, "etc", "conda", folder)
+    names = sorted(os.listdir(top)) if os.path.isdir(top) else []
+    return [". %s" % shlex.quote(os.path.join(top, name)) for name in names if name.endswith(".sh")]
 
 
 def _folders(environment: "str") -> "list[str]":
@@ -92,7 +108,7 @@ def tcl_quote(text: "str") -> "str":
 
 
 def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") -> "str":
-    """A Tcl modulefile that does what `activate_sh` does; read by environment-modules and by Lmod."""
+    """What `activate_sh` does, but for scripts of packages, as a Tcl modulefile; for environment-modules and Lmod."""
     env = tcl_quote(environment)
     says = tcl_quote("envbuild environment of %s" % stack)
     lines = [
@@ -101,8 +117,7 @@ def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") ->
         "    puts stderr %s" % says,
         "}",
         "module-whatis %s" % says,
-        "setenv VIRTUAL_ENV %s" % env,
-        "setenv ENVBUILD_ENV %s" % env,
+        *("setenv %s %s" % (name, env) for name in _names(environment)),
         "setenv ENVBUILD_STACK %s" % tcl_quote(stack),
         *("setenv %s %s" % item for item in _GUARDS.items()),
         *("prepend-path PATH %s" % tcl_quote(folder) for folder in reversed(_folders(environment))),

@@ -33,15 +33,15 @@ _FILE = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
 class Tool:
     """One thing to put in place.
 
-    `file`: `source` lies in the tool's folder as `file`, executable. `tree`: `source` is a tar.gz with a `python/`
-    folder (the `install_only` layout of standalone Python builds), which is unpacked there. `sha256` is that of
-    `source`.
+    `file`: `source` lies in the tool's folder as `file`, executable. `folder`: `source` is a tar.gz, which is unpacked
+    there. `tree`: the same with a `python/` folder (the `install_only` layout of standalone Python builds). `sha256` is
+    that of `source`.
     """
 
     name: str
     source: Path
     sha256: str
-    kind: Literal["file", "tree"] = "file"
+    kind: Literal["file", "folder", "tree"] = "file"
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Tool:
 
     @property
     def file_name(self) -> str:
-        """The name of the file in the folder (`tree`: while it is being unpacked)."""
+        """The name of the file in the folder (`file` apart: while it is being unpacked)."""
         return self.file or (self.name if self.kind == "file" else "archive.tar.gz")
 
     @property
@@ -64,9 +64,9 @@ class Tool:
         return f"{self.name}-{self.sha256[:12]}"
 
     def path(self, prefix: str) -> str:
-        """What to run on the node: the file itself, or the interpreter of the tree."""
-        inside = "python/bin/python3" if self.kind == "tree" else self.file_name
-        return f"{prefix}/tools/{self.folder}/{inside}"
+        """What to use on the node: the file itself, the interpreter of the tree, or the folder."""
+        inside = {"file": f"/{self.file_name}", "tree": "/python/bin/python3", "folder": ""}[self.kind]
+        return f"{prefix}/tools/{self.folder}{inside}"
 
 
 def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
@@ -152,7 +152,7 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
                     ]
                 )
             )
-        head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind == "tree" for tool in tools))
+        head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind != "file" for tool in tools))
         out.seek(0)
         out.write(head)
 
@@ -192,8 +192,8 @@ def _append(out: IO[bytes], tool: Tool, *, packed: bool) -> None:
     if not packed:
         _archive(out, tool)
         return
-    # What is inside a tree is compressed already.
-    level = 0 if tool.kind == "tree" else 1
+    # An archive is compressed already.
+    level = 1 if tool.kind == "file" else 0
     with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=out, mtime=0) as stream:
         _archive(stream, tool)
 

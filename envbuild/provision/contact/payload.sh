@@ -49,7 +49,7 @@ check() {
     fi
 }
 
-# name, sha256, folder, first block, number of blocks, file or tree, file name
+# name, sha256, folder, first block, number of blocks, file, tree or folder, file name
 put() {
     final=$tools/$3
     if [ -d "$final" ]; then
@@ -62,14 +62,16 @@ put() {
         dd if="$0" bs=65536 skip="$4" count="$5" 2>/dev/null | $unpack | tar -xof - -C "$half" ||
             fail toolchain-unpack 75 'cannot unpack a tool (is the disk full?)'
         check "$half/$7" "$2"
-        if [ "$6" = tree ]; then
+        if [ "$6" != file ]; then
             gzip -dc <"$half/$7" | tar -xof - -C "$half" ||
-                fail toolchain-unpack 75 'cannot unpack the standalone Python (is the disk full?)'
-            if [ -z "$sum" ]; then
-                python=$half/python/bin/python3
-                check "$half/$7" "$2"
-            fi
-            rm -f "$half/$7"
+                fail toolchain-unpack 75 'cannot unpack the archive of a tool (is the disk full?)'
+        fi
+        if [ "$6" = tree ] && [ -z "$sum" ]; then
+            python=$half/python/bin/python3
+            check "$half/$7" "$2"
+        fi
+        if [ "$6" != file ]; then rm -f "$half/$7"; fi
+        if [ "$6" = tree ]; then
             [ -x "$half/python/bin/python3" ] || fail toolchain-layout 5 'the standalone Python has no python/bin/python3'
         fi
         find "$half" -type f -exec sync {} + 2>/dev/null || sync || :

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.unpacked import Unpacked
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
+from envbuild.provision.contact.rattler_tool import UNPACKED_BYTES, check_platform, present_python, rattler_tool
 from envbuild.resolve.estimate import PYTHON_BYTES
 from envbuild.resolve.versions import numbers
 
@@ -86,13 +87,28 @@ def node_tools(
         if runner not in tools:
             tools.append(runner)
         python = runner.path(prefix)
-    return NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
+    found = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
+    return found if variant.conda is None else _with_rattler(found, facts, toolchain_file, fetch=folder is not None)
+
+
+def _with_rattler(found: NodeTools, facts: NodeFacts, toolchain_file: Path | None, *, fetch: bool) -> NodeTools:
+    """The same with py-rattler, and a Python for it where the node is not known to have one that is new enough."""
+    check_platform(facts)
+    rattler, python = rattler_tool(make=fetch), present_python(facts)
+    tools = [*found.tools, rattler]
+    if python is None:
+        runner = bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
+        tools += [] if runner in tools else [runner]
+        python = runner.path(facts.stage_prefix)
+    place = rattler.path(facts.stage_prefix)
+    return replace(found, tools=tuple(tools), rattler=place, rattler_python=python)
 
 
 def disk_bytes(tool: Tool) -> int:
     """What a tool takes on a node with its folder; of a standalone Python whose archive is not at hand, a guess."""
-    if tool.kind == "tree":
-        return _unpacked_bytes(tool.source) if tool.source.is_file() else PYTHON_BYTES
+    if tool.kind != "file":
+        guess = PYTHON_BYTES if tool.kind == "tree" else UNPACKED_BYTES
+        return _unpacked_bytes(tool.source) if tool.source.is_file() else guess
     size = len(node_pyz()) if tool.name == NODE_PROGRAM else tool.source.stat().st_size
     return Unpacked.of({f"{tool.folder}/{tool.file_name}": size}).bytes
 

@@ -2,7 +2,8 @@
 
 Packages are fetched by pip, so that pip's own configuration (index, find-links, certificate, proxy) applies; of each
 package exactly the file that fits the node, by its locked sha256. Sources become git bundles. In the tar file, and so
-in the store folder on the node, packages lie under `wheels/` and bundles under `sources/`.
+in the store folder on the node, packages lie under `wheels/`, archives of conda under `conda/` and bundles under
+`sources/`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.provision.delivery.conda_archives import fetch_archives
 
 if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
@@ -49,16 +51,18 @@ _PIP_DROPPED = (
 class Delivery:
     """What one variant needs, on the controller: package files, and one git bundle a source (name to path).
 
-    The bundle of a submodule has the name `<source>/<path of the submodule>`.
+    The bundle of a submodule has the name `<source>/<path of the submodule>`. `archives`: of conda packages, by
+    `<channel>/<subdir>/<file>`.
     """
 
     packages: tuple[Path, ...] = ()
     sources: Mapping[str, Path] = field(default_factory=dict)
+    archives: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
         """Size of everything."""
-        return sum(path.stat().st_size for path in (*self.packages, *self.sources.values()))
+        return sum(path.stat().st_size for path in self._members().values())
 
     def write_archive(self, path: Path) -> None:
         """Write the tar file that the playbook unpacks; equal deliveries give equal bytes."""
@@ -71,15 +75,17 @@ class Delivery:
 
     def request(self, store: str) -> dict[str, Any]:
         """The `artifacts` of an install request, for a delivery that lies in `store` on the node."""
-        return {
+        found = {
             "find_links": [f"{store}/wheels"],
             "indexes": {},
             "offline": True,
             "sources": {name: f"{store}/sources/{path.name}" for name, path in self.sources.items()},
         }
+        return {**found, "conda": {"folder": f"{store}/conda"}} if self.archives else found
 
     def _members(self) -> dict[str, Path]:
         members = {f"wheels/{path.name}": path for path in self.packages}
+        members |= {f"conda/{name}": path for name, path in self.archives.items()}
         return members | {f"sources/{path.name}": path for path in self.sources.values()}
 
 
@@ -104,12 +110,13 @@ def fetch_delivery(
     *,
     cache: Path,
     glibc: tuple[int, ...] = (),
+    channels: Mapping[str, Sequence[str]] | None = None,
     on_fetch: Callable[[str], None] | None = None,
 ) -> Delivery:
     """Fetch everything a variant needs into `cache` and check it; what is there already is checked, not fetched.
 
-    `glibc` is the node's version (`(2, 36)`), which decides between wheels; `on_fetch` hears each name before it is
-    fetched.
+    `glibc` is the node's version (`(2, 36)`), which decides between wheels; `channels` says where those of conda lie;
+    `on_fetch` hears each name before it is fetched.
 
     Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
     `package-not-found` (4), `delivery-unfit` (7), `source-unreachable`, `network-unreachable` (75).
@@ -129,7 +136,9 @@ def fetch_delivery(
                         on_fetch(f"{package.name} {package.version}")
                 _download(part, index, variant, cache)
     paths = tuple(place(file, cache) for _, file in chosen)
-    return Delivery(paths, {name: _bundle(name, each, cache, on_fetch) for name, each in bundles(variant).items()})
+    archives = fetch_archives(variant, channels or {}, cache, on_fetch)
+    sources = {name: _bundle(name, each, cache, on_fetch) for name, each in bundles(variant).items()}
+    return Delivery(paths, sources, archives)
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:

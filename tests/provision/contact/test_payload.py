@@ -216,3 +216,16 @@ def test_uv_is_found_and_runs_from_its_place(tmp_path: Path) -> None:
 )
 def test_the_answer_is_found_among_other_lines(stdout: str, answer: object) -> None:
     assert read_answer(stdout) == answer
+
+
+def test_a_folder_is_unpacked_and_its_archive_does_not_stay(tmp_path: Path, tools: list[Tool]) -> None:
+    tarball = tmp_path / "library.tar.gz"
+    with tarfile.open(tarball, "w:gz") as archive:
+        archive.add(tools[0].source, "library/file")
+    tool = Tool("library", tarball, hashlib.sha256(tarball.read_bytes()).hexdigest(), "folder")
+    write_payload(tmp_path / "payload.sh", [tool, tools[1]], prefix=str(tmp_path / "p"), packed=True)
+    code, said, noise = _run(_shell("dash"), tmp_path / "payload.sh")
+    assert (code, noise) == (0, "") and said["placed"] == [tool.folder, tools[1].folder]
+    folder = Path(tool.path(str(tmp_path / "p")))
+    assert [path.name for path in folder.iterdir()] == ["library"]
+    assert (folder / "library" / "file").read_bytes() == tools[0].source.read_bytes()

@@ -1,0 +1,56 @@
+"""py-rattler as a tool: the installed package in an archive that is made once, and a Python that can load it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.node_facts import load_facts
+from envbuild.errors import EnvbuildError
+from envbuild.hashing import sha256_of
+from envbuild.model.facts import NodeFacts
+from envbuild.provision.contact import rattler_tool as module
+
+
+@pytest.fixture
+def facts() -> NodeFacts:
+    return next(iter(load_facts("h200").values()))
+
+
+def test_the_archive_is_made_once_and_loads_where_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module.rattler_tool.cache_clear()
+    planned = module.rattler_tool(make=False)
+    assert not list(tmp_path.rglob("*.tar.gz")) and planned.name == "py-rattler"
+    tool = module.rattler_tool(make=True)
+    assert tool.sha256 == sha256_of(tool.source) and tool.kind == "folder"
+    module.rattler_tool.cache_clear()
+    monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("made again"))
+    assert module.rattler_tool(make=True) == tool
+    with tarfile.open(tool.source) as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import rattler; print(rattler.__file__)"
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith(str(tmp_path / "out"))
+
+
+def test_a_python_is_taken_that_can_load_it(facts: NodeFacts) -> None:
+    known = facts.pythons[0]
+    versions = ("3.9.18", "3.10.4", "3.12.1", "3.11.2")
+    pythons = tuple(known.model_copy(update={"version": each, "path": f"/py/{each}"}) for each in versions)
+    assert module.present_python(facts.model_copy(update={"pythons": pythons})) == "/py/3.12.1"
+    assert module.present_python(facts.model_copy(update={"pythons": pythons[:1]})) is None
+
+
+def test_a_node_of_another_machine_is_refused(facts: NodeFacts) -> None:
+    module.check_platform(facts)
+    other = facts.model_copy(update={"os": facts.os.model_copy(update={"arch": "aarch64"})})
+    with pytest.raises(EnvbuildError) as caught:
+        module.check_platform(other)
+    assert (caught.value.code, caught.value.exit_code) == ("rattler-unfit", 7)
