@@ -55,12 +55,14 @@ def _unrecorded(path: Path) -> str | None:
     from envbuild.lock.first_use import fill, read_first_uses
 
     # Most locks have no such file, and a plan is to be there in an instant.
-    if not path.is_file() or b'"unrecorded"' not in path.read_bytes():
+    if not path.is_file() or b"unrecorded" not in path.read_bytes():
         return None
     found = [_without_hash(variant) for variant in fill(read_lock(path), read_first_uses()).variants]
     return found[0] if all(found) else None
 
 
 def _without_hash(variant: Variant) -> str | None:
+    if variant.conda is not None and variant.conda.unrecorded is not None:
+        return "packages of conda"
     files = (file for package in variant.packages for file in package.files)
     return next((file.file for file in files if file.sha256 == "unrecorded"), None)
