@@ -58,9 +58,9 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     if flags["submit"]:
         from envbuild.cli.launch_run import submit
 
-        return submit(ui, loaded.stack, profile, _settings(flags["settings"]), flags)
-    place = _place(loaded.stack.name, flags)
-    made = make(loaded.stack, profile, _settings(flags["settings"]), place)
+        return submit(ui, loaded.stack, profile, launch_settings(flags["settings"]), flags)
+    place = launch_place(loaded.stack.name, flags)
+    made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
     made = _of_rank(made, flags["rank"])
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
@@ -85,7 +85,8 @@ def _refuse_together(flags: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --submit")
 
 
-def _settings(texts: tuple[str, ...]) -> dict[str, str]:
+def launch_settings(texts: tuple[str, ...]) -> dict[str, str]:
+    """What `--set KEY=VALUE` gives. Raises click.UsageError."""
     out: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
@@ -97,7 +98,8 @@ def _settings(texts: tuple[str, ...]) -> dict[str, str]:
     return out
 
 
-def _place(stack: str, flags: dict[str, Any]) -> Place:
+def launch_place(stack: str, flags: dict[str, Any]) -> Place:
+    """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-place` (exit 2)."""
     from pydantic import ValidationError
 
     from envbuild.catalog.loader import load_target

@@ -132,7 +132,7 @@ def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: 
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
-        return _show(ui, *inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline))
+        return show_evidence(ui, *inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline))
 
 
 @click.command("smoke")
@@ -154,10 +154,11 @@ def smoke(ui: Ui, /, *, cpu_trial: bool, **flags: Any) -> int:
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
-        return _show(ui, *inspect.smoke(prepared, settings, progress))
+        return show_evidence(ui, *inspect.smoke(prepared, settings, progress))
 
 
-def _show(ui: Ui, evidence: Evidence, run: RunDir) -> int:
+def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
+    """The summary of a run that changed nothing, and the errors of its nodes; its exit code."""
     from envbuild.report.terminal import summary_lines
 
     page = str(run.path / "report.html")

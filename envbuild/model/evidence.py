@@ -28,6 +28,29 @@ class Metric(StrictModel):
     floor: float | None = None
 
 
+class Comparison(StrictModel):
+    """A measured figure beside what a document claims for the same run; `claim` is None where it claims nothing.
+
+    Values are in `unit`; `percent` is measured of claimed. `share` and `claim_share` are the percent of one GPU's dense
+    peak, where the unit is a peak's and the GPU is known. `gpu` and `claim_gpu` with their numbers: on what.
+    """
+
+    measured: float
+    unit: str
+    gpus: int
+    gpu: str | None = None
+    share: float | None = None
+    claim: float | None = None
+    where: str | None = None
+    source: str | None = None
+    claim_gpus: int | None = None
+    claim_gpu: str | None = None
+    claim_share: float | None = None
+    percent: float | None = None
+    verdict: Literal["reproduced", "below", "not-comparable", "no-claim"]
+    why: str
+
+
 class Check(StrictModel):
     """One thing that was checked. A skipped check says why and is counted; `level` is how sure it is, where it matters.
 
@@ -40,6 +63,7 @@ class Check(StrictModel):
     seconds: float | None = None
     metrics: tuple[Metric, ...] = ()
     level: Level | None = None
+    comparison: Comparison | None = None
     details: dict[str, Any] = {}
 
 

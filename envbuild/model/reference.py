@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class ModelSize(StrictModel):
 
 
 class BenchmarkCase(StrictModel):
-    """One published or launched case. `tflops` is per GPU, `source` says who published it.
+    """One published or launched case. `tflops` is per GPU, `source` says who published it, `gpu` on which model of GPU.
 
     Degrees are data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; absent where nobody published them.
     """
@@ -44,6 +44,7 @@ class BenchmarkCase(StrictModel):
     checkpointing: bool | None = None
     tflops: Annotated[float, Field(gt=0)] | None = None
     best: bool = False
+    gpu: Text | None = None
     source: Text
     note: Text | None = None
 
@@ -67,7 +68,7 @@ class ManualCases(StrictModel):
 
 
 class Figure(StrictModel):
-    """One published number with its unit; `least` says that it is a floor."""
+    """One published number with its unit; `least`: it is a floor. `gpu`, `gpus`, `model`: of what, where it says so."""
 
     name: Name
     value: float
@@ -76,6 +77,24 @@ class Figure(StrictModel):
     source: Text
     least: bool = False
     reproduced: bool = False
+    gpu: Text | None = None
+    gpus: _Count | None = None
+    model: Text | None = None
+
+
+class Bench(StrictModel):
+    """How the document's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
+
+    The first `warmup` lines of a run are left out, and `least` must be left. `figure`: the claim, where it is no case.
+    """
+
+    log: Literal["alpa", "deepspeed", "megatron", "metaseq"]
+    metric: Text
+    unit: Text
+    lower_is_better: bool = False
+    warmup: Annotated[int, Field(ge=0, le=10000)] = 0
+    least: _Count = 1
+    figure: Name | None = None
 
 
 class LaunchVariable(StrictModel):
@@ -126,3 +145,11 @@ class Reference(StrictModel):
     data: tuple[DataFile, ...] = ()
     prepare: tuple[tuple[Text, ...], ...] = ()
     launch: LaunchData | None = None
+    bench: Bench | None = None
+
+    @model_validator(mode="after")
+    def _the_claim_is_there(self) -> Reference:
+        figure = self.bench.figure if self.bench else None
+        if figure is not None and all(each.name != figure for each in self.figures):
+            raise ValueError(f"`bench: figure:` names {figure}, which is no figure")
+        return self

@@ -64,6 +64,7 @@ BAD = {
     "lock export ./tiny.yaml --variant none": 2,
     "patch apply none .": 2,
     "launch ./tiny.yaml": 2,
+    "bench ./tiny.yaml --gpus-per-node 1": 2,
     "launch opt-175b --gpus-per-node 8 --set model_size=175b": 7,
     "env path tiny": 1,
     "env activate tiny": 1,

@@ -1,0 +1,137 @@
+"""What a run of a stack's own command has measured, beside what its document claims. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envbuild.model.evidence import Comparison, Metric
+from envbuild.model.launch import Launch
+from envbuild.model.reference import Bench, BenchmarkCase, Figure, Reference
+from envbuild.node.smoke.training_log import read
+
+# From this share of the claim on a figure counts as reproduced.
+SAME = 0.97
+_TFLOPS = "TFLOP/s per GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What a run had: the name as nvidia-smi prints it (None: not known), how many, and the dense peak of one."""
+
+    name: str | None
+    count: int
+    model: str | None = None
+    peak: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    value: float
+    where: str
+    source: str
+    gpu: str | None
+    gpus: int | None
+
+
+def samples(bench: Bench, text: str) -> tuple[list[float], int]:
+    """The figures of one run's log without those of its warm-up, and how many were left out."""
+    found = [record.values[bench.metric] for record in read(bench.log, text) if bench.metric in record.values]
+    return found[bench.warmup :], min(bench.warmup, len(found))
+
+
+def metric(bench: Bench, values: Sequence[float]) -> Metric:
+    """All figures as one sample."""
+    name = bench.metric.split(" (")[0].replace(" ", "_")
+    middle = statistics.median(values)
+    return Metric(name=name, unit=bench.unit, n=len(values), median=middle, least=min(values), greatest=max(values))
+
+
+def compare(
+    reference: Reference, bench: Bench, launch: Launch, measured: float, gpus: Gpus, peaks: Mapping[str, float]
+) -> Comparison:
+    """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
+    claim = _nearest(_claims(reference, bench, launch), gpus)
+    share = _share(bench, measured, gpus.peak)
+    why = f"nobody has published a figure for {launch.model} with these degrees"
+    told = Comparison(
+        measured=measured, unit=bench.unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
+    )
+    if claim is None:
+        return told
+    ratio = claim.value / measured if bench.lower_is_better else measured / claim.value
+    verdict, why = _verdict(claim, gpus, ratio)
+    more = {
+        "verdict": verdict,
+        "why": why,
+        "claim": claim.value,
+        "where": claim.where,
+        "source": claim.source,
+        "claim_gpu": claim.gpu,
+        "claim_gpus": claim.gpus,
+        "claim_share": _share(bench, claim.value, peaks.get(claim.gpu or "")),
+        "percent": round(100 * measured / claim.value, 1),
+    }
+    return told.model_copy(update=more)
+
+
+def in_words(comparison: Comparison) -> str:
+    """One sentence: the figure, the claim, and what follows."""
+    said = f"{comparison.measured:.4g} {comparison.unit}{_of_peak(comparison.share, comparison.gpu)}"
+    if comparison.claim is None:
+        return f"{said}; {comparison.why}"
+    claim = f"{comparison.claim:.4g}{_of_peak(comparison.claim_share, comparison.claim_gpu)} ({comparison.source})"
+    return f"{said}; claimed: {claim}; {comparison.why}"
+
+
+def _of_peak(share: float | None, gpu: str | None) -> str:
+    return "" if share is None else f", {share:.0f} % of the dense peak of {gpu}"
+
+
+def _share(bench: Bench, value: float, peak: float | None) -> float | None:
+    return None if peak is None or bench.unit != _TFLOPS else round(100 * value / peak, 1)
+
+
+def _verdict(claim: _Claim, gpus: Gpus, ratio: float) -> tuple[str, str]:
+    if claim.gpu is None or gpus.model is None:
+        unknown = "the claim names no GPU" if claim.gpu is None else f"{gpus.name or 'the GPU'} is not in our tables"
+        return "not-comparable", f"not comparable: {unknown}"
+    if claim.gpu != gpus.model:
+        return "not-comparable", f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
+    if claim.gpus != gpus.count:
+        return "not-comparable", f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
+    if ratio >= SAME:
+        return "reproduced", f"reproduced: {100 * ratio:.0f} %"
+    return "below", f"below the claim: {100 * ratio:.0f} %"
+
+
+def _nearest(claims: Iterable[_Claim], gpus: Gpus) -> _Claim | None:
+    """The claim for these GPUs where there is one, else the first."""
+    found = list(claims)
+    same = [claim for claim in found if claim.gpu is not None and claim.gpu == gpus.model]
+    return next(iter((*same, *found)), None)
+
+
+def _claims(reference: Reference, bench: Bench, launch: Launch) -> list[_Claim]:
+    if bench.figure is not None:
+        figures = [each for each in reference.figures if each.name == bench.figure]
+        return [_of_figure(each) for each in figures if each.model in (None, launch.model)]
+    return [_of_case(each) for each in reference.cases if each.tflops is not None and _is_case(each, launch)]
+
+
+def _is_case(case: BenchmarkCase, launch: Launch) -> bool:
+    degrees = launch.degrees
+    same = (case.dp, case.tmp, case.pp, case.global_batch, case.microbatches)
+    names = ("data", "tensor", "pipeline", "global-batch", "microbatches")
+    gpus = launch.nodes * launch.gpus_per_node
+    return (case.gpus, case.model) == (gpus, launch.model) and same == tuple(degrees.get(name) for name in names)
+
+
+def _of_case(case: BenchmarkCase) -> _Claim:
+    where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
+    return _Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
+
+
+def _of_figure(figure: Figure) -> _Claim:
+    return _Claim(figure.value, figure.where, figure.source, figure.gpu, figure.gpus)

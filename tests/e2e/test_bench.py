@@ -1,0 +1,121 @@
+"""`bench` through the real command: a stack in the shape of Alpa's, whose launcher and script are stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.world import World
+
+LAUNCHER = b"""
+import runpy, sys
+script = next(word for word in sys.argv if word.endswith(".py") and word != sys.argv[0])
+sys.argv = sys.argv[sys.argv.index(script):]
+runpy.run_path(script, run_name="__main__")
+"""
+CASE = """
+import os, sys, time
+what = os.environ.get("CASE", "")
+print("building GPT model ... token", os.environ.get("PLANTED_TOKEN"), flush=True)
+if what == "hang":
+    print("waiting for rank 3", flush=True)
+    time.sleep(600)
+if what != "silent":
+    print("Values: {'tflops': np.float64(%s), 'parameter_count': 0.3}" % os.environ.get("TFLOPS", "48.0"), flush=True)
+sys.exit(3 if what == "crash" else 0)
+"""
+REFERENCE = {
+    "models": [{"name": "350M", "layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51200}],
+    "cases": [
+        {"gpus": 1, "model": "350M", "global_batch": 128, "dp": 1, "tmp": 1, "pp": 1, "microbatches": 8,
+         "tflops": 47.53, "best": True, "gpu": "V100-SXM2-16GB", "source": "the test"}
+    ],
+    "bench": {"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU"},
+    "launch": {
+        "recipe": "alpa", "source": "alpa", "folder": "bench",
+        "arguments": ["-m", "{module}", "--nproc_per_node", "{gpus_per_node}", "case.py", "{case}", "{results}"],
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = World(tmp_path_factory.mktemp("bench"))
+    files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", "torch/distributed/launch.py": LAUNCHER}
+    world.wheel("launcher", files=files)
+    alpa = {**world.repository("alpa", {"bench/case.py": CASE}), "ref": "main", "install": "path"}
+    path = world.stack("timed", ["launcher==1.0"], sources=[alpa])
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
+    world.lock(path)
+    world.built(stack="./timed.yaml")
+    return world
+
+
+ARGS = ("./timed.yaml", "--target", "local", "--gpus-per-node", "1")
+
+
+def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built: World) -> None:
+    done = built.run("bench", *ARGS, "--trials", "2", "--json")
+    assert done.rc == 0, done.err
+    check = done.node["checks"][-1]
+    assert (check["name"], check["status"]) == ("bench", "passed")
+    (measured,) = check["metrics"]
+    assert (measured["n"], measured["median"], measured["unit"]) == (2, 48.0, "TFLOP/s per GPU")
+    told = check["comparison"]
+    assert (told["claim"], told["claim_gpu"], told["verdict"]) == (47.53, "V100-SXM2-16GB", "not-comparable")
+    assert done.node["root"] and done.node["packages"] == {"launcher": "1.0"}
+    run = built.runs / done.json["run"]
+    assert "np.float64(48.0)" in (run / "logs/bench-2.log").read_text()
+    for page in ("report.html", "report.md"):
+        assert "47.53" in (run / page).read_text(), page
+    text = built.good("bench", *ARGS).out
+    assert "48 TFLOP/s per GPU" in text
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("crash", "it ended with exit code 3"),
+        ("silent", "its log has 0 of at least 1 lines with `tflops`"),
+        ("hang", "it was not done after 2 s and was ended"),
+    ],
+)
+def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, case: str, says: str) -> None:
+    done = built.run("bench", *ARGS, "--deadline", "2" if case == "hang" else "60", "--json", env={"CASE": case})
+    assert done.rc == 1, done.out[-2000:]
+    check = done.node["checks"][-1]
+    assert (check["status"], says in check["says"]) == ("failed", True), check["says"]
+    last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
+    assert last in check["details"]["output"]
+
+
+def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path) -> None:
+    log = tmp_path / "job.out"
+    log.write_text("0: Values: {'tflops': 50.5, 'parameter_count': 0.3}\n")
+    done = built.run("bench", *ARGS, "--log", str(log), "--json")
+    assert (done.rc, done.node["checks"][-1]["metrics"][0]["median"]) == (0, 50.5), done.err
+
+
+def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
+    canary = "canary-0a52c6f17b"
+    done = built.run("bench", *ARGS, "--json", env={"PLANTED_TOKEN": canary})
+    run = built.runs / done.json["run"]
+    held = [path for path in run.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    assert (held, canary in done.out + done.err) == ([], False)
+
+
+def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
+    world.tiny()
+    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "launch-no-recipe"
+    far = built.work / "far.yaml"
+    far.write_text("name: far\nextends: ssh\nhosts: [gpu1]\nprefix: /opt/envbuild\n")
+    done = built.run("bench", "./timed.yaml", "--target", "./far.yaml", "--gpus-per-node", "1")
+    assert (done.rc, done.code) == (7, "bench-not-here")
+    assert "envbuild launch ./timed.yaml" in done.err
+    bare = {key: value for key, value in REFERENCE.items() if key != "bench"}
+    path = built.work / "bare.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load((built.work / "timed.yaml").read_text()) | {"reference": bare}))
+    (built.work / "bare.lock.toml").write_text((built.work / "timed.lock.toml").read_text())
+    assert built.run("bench", "./bare.yaml", *ARGS[1:]).code == "bench-unknown"

@@ -1,0 +1,94 @@
+"""What a run has measured beside what its document claims: which claim, which verdict, which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.launch.benchmark import Gpus, compare, in_words, metric, samples
+from envbuild.model.evidence import Comparison
+from envbuild.model.reference import Bench
+from tests.launch.support import place, stack, started
+
+V100, H200, A100 = "V100-SXM2-16GB", "H200-SXM-141GB", "A100-SXM4-80GB"
+PEAKS = {V100: 125.0, H200: 989.0, A100: 312.0}
+ROW = "Type: gpt\tValues: {{'tflops': np.float64({}), 'parameter_count': 1.3}}\n"
+
+
+def alpa(measured: float, gpus: int = 4, model: str | None = H200, name: str | None = "NVIDIA H200") -> Comparison:
+    reference = stack("megatron-alpa").reference
+    assert reference is not None and reference.bench is not None
+    there = Gpus(name, gpus, model, PEAKS.get(model or ""))
+    launch = started("megatron-alpa", place(gpus=gpus), "ported")
+    return compare(reference, reference.bench, launch, measured, there, PEAKS)
+
+
+def test_the_best_case_of_four_gpus_is_compared_with_its_published_row() -> None:
+    found = alpa(56.0, model=V100, name="Tesla V100-SXM2-16GB")
+    assert (found.claim, found.claim_gpu, found.claim_gpus, found.percent) == (55.89, V100, 4, 100.2)
+    assert found.verdict == "reproduced"
+    assert alpa(54.3, model=V100).verdict == "reproduced"
+    assert alpa(54.1, model=V100).verdict == "below"
+
+
+def test_on_another_gpu_nothing_is_compared_and_both_shares_of_their_peaks_are_told() -> None:
+    found = alpa(260.1)
+    assert (found.verdict, found.share, found.claim_share) == ("not-comparable", 26.3, 44.7)
+    words = in_words(found)
+    assert "260.1 TFLOP/s per GPU, 26 % of the dense peak of NVIDIA H200; claimed: 55.89, 45 %" in words
+    assert "not comparable: other GPU (H200-SXM-141GB, claimed for V100-SXM2-16GB)" in words
+
+
+def test_a_claim_for_the_gpu_that_is_there_comes_before_the_document_s() -> None:
+    found = alpa(270.0, gpus=8)
+    assert (found.claim, found.claim_gpu, found.verdict) == (271.0, H200, "reproduced")
+
+
+def test_a_gpu_that_nobody_named_is_not_comparable_and_says_so() -> None:
+    assert alpa(260.1, model=None, name="Acme X1").why == "not comparable: Acme X1 is not in our tables"
+
+
+def test_degrees_that_nobody_published_have_no_claim() -> None:
+    reference = stack("megatron-alpa").reference
+    assert reference is not None and reference.bench is not None
+    degrees = {"model": "1.3B", "global_batch": "1024", "dp": "4", "tmp": "1", "pp": "1", "microbatches": "16"}
+    launch = started("megatron-alpa", place(gpus=4), "ported", **degrees)
+    found = compare(reference, reference.bench, launch, 298.4, Gpus("NVIDIA H200", 4, H200, 989.0), PEAKS)
+    assert (found.verdict, found.claim, found.percent) == ("no-claim", None, None)
+    assert "nobody has published a figure for 1.3B with these degrees" in in_words(found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "model", "size", "verdict"),
+    [
+        (8, A100, "125m", "reproduced"),
+        (4, A100, "125m", "not-comparable"),
+        (8, H200, "125m", "not-comparable"),
+        (8, A100, "350m", "no-claim"),
+    ],
+)
+def test_a_figure_of_the_document_is_for_its_gpus_and_its_model(gpus: int, model: str, size: str, verdict: str) -> None:
+    reference = stack("opt-175b").reference
+    assert reference is not None and reference.bench is not None
+    launch = started("opt-175b", place(gpus=gpus), model_size=size)
+    found = compare(reference, reference.bench, launch, 210_000.0, Gpus(model, gpus, model), PEAKS)
+    assert found.verdict == verdict
+    assert found.share is None, "words a second are no share of a peak"
+
+
+@given(st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=9), st.integers(0, 3))
+def test_the_warm_up_is_left_out_and_counted(values: list[float], warmup: int) -> None:
+    told = Bench(log="alpa", metric="tflops", unit="TFLOP/s per GPU", warmup=warmup)
+    found, left_out = samples(told, "noise\n".join(ROW.format(repr(value)) for value in values))
+    assert (found, left_out) == (values[warmup:], min(warmup, len(values)))
+    if found:
+        made = metric(told, found)
+        assert (made.n, made.least, made.greatest) == (len(found), min(found), max(found))
+        assert made.least <= made.median <= made.greatest
+
+
+def test_every_document_says_how_its_own_run_is_measured() -> None:
+    for name in ("megatron-alpa", "opt-175b", "megatron-deepspeed-alcf", "megatronapp", "megatron-deepspeed-slurm"):
+        reference = stack(name).reference
+        assert reference is not None and reference.bench is not None, name
