@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from envbuild.cli.output import Ui, common_options
+from envbuild.errors import ExitCode
 
 
 @click.group("report")
@@ -21,17 +22,11 @@ def report() -> None:
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import open_run
     from envbuild.report import render, terminal
+    from envbuild.report.evidence_file import load_evidence
 
-    root = load_config().runs_root
-    if run.endswith(".json"):
-        path = Path(run)
-    else:
-        folder = Path(run) if (Path(run) / "evidence.json").is_file() else open_run(root, run).path
-        path = folder / "evidence.json"
-    evidence = render.load_evidence(path)
+    path = _place(run)
+    evidence = load_evidence(path / "evidence.json" if path.is_dir() else path)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for written in render.write_report(evidence, output).values():
@@ -42,3 +37,30 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
         rendered = render.render_html if form == "html" else render.render_markdown
         ui.result(evidence.to_json_dict(), lambda: rendered(evidence))
     return 0
+
+
+@report.command("verify")
+@click.argument("path", metavar="REPORT", default="last")
+@click.option("--run", help="The run that the report has to be of.")
+@common_options
+def verify(ui: Ui, path: str, run: str | None) -> int:
+    """Check REPORT again without trusting it: a run (as `report show` takes it), its evidence.json or its report.html.
+
+    Asks no network and no node. Exit 5 where something does not hold; what could not be checked is listed.
+    """
+    from envbuild.report.recheck.told import as_dict, lines
+    from envbuild.report.recheck.verify import verify_report
+
+    opened, findings = verify_report(_place(path), run=run)
+    ui.lines(as_dict(opened, findings), lambda width: lines(opened, findings, width=width))
+    return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
+
+
+def _place(run: str) -> Path:
+    """The folder or file that RUN means: a path, or an id as `run show` takes it."""
+    if run.endswith((".json", ".html")) or (Path(run) / "evidence.json").is_file():
+        return Path(run)
+    from envbuild.config import load_config
+    from envbuild.provision.run.run_dir import open_run
+
+    return open_run(load_config().runs_root, run).path

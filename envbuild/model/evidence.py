@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import Level, RelPath, Sha256, StrictModel
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
@@ -174,3 +176,21 @@ class Evidence(StrictModel):
     equality: Equality | None = None
     variants: tuple[BuiltVariant, ...] = ()
     attachments: tuple[Attachment, ...] = ()
+
+
+def checks_exit(checks: Iterable[Check]) -> ExitCode:
+    """A floor that was missed is its own exit code; any other failed check is 1."""
+    codes = [
+        ExitCode.BELOW_FLOOR if check.details.get("only_floors") else ExitCode.CHECK_FAILED
+        for check in checks
+        if check.status == "failed"
+    ]
+    return gravest(codes)
+
+
+def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
+    """The exit code of a run: the gravest, and `PARTIAL` among them when some nodes are good and some are not."""
+    codes = [node.exit for node in nodes]
+    if any(codes) and not all(codes):
+        codes.append(ExitCode.PARTIAL)
+    return gravest(codes)

@@ -1,6 +1,6 @@
-"""Evidence -> evidence.json, report.html and report.md; and evidence read back.
+"""Evidence -> evidence.json, report.html and report.md.
 
-The HTML page stands alone: no script, no font, no image, nothing fetched, and a policy in it that forbids all of them.
+The HTML page stands alone: nothing in it runs or is fetched, a policy in it forbids both, and it carries the evidence.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
+from envbuild.model.evidence import Evidence
 from envbuild.redact import redact_data
-from envbuild.report import equality, verdict, view
+from envbuild.report import equality, page, verdict, view
 from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible_data
 
 if TYPE_CHECKING:
     import jinja2
-
-EVIDENCE_LIMIT = 256 * 1024 * 1024
 
 
 def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> dict[str, Path]:
@@ -54,13 +52,18 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
 
 
 def render_json(evidence: Evidence) -> str:
-    """Evidence as JSON in ASCII, so that no character in it can act on a terminal."""
-    return json.dumps(evidence.to_json_dict(), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+    """Evidence as JSON in ASCII without markup, so that no character in it can act on a terminal or in the page."""
+    text = json.dumps(evidence.to_json_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    return page.embeddable(text.encode()).decode()
 
 
-def render_html(evidence: Evidence) -> str:
-    """One self-contained HTML page."""
-    return _templates().get_template("report.html.j2").render(view=view.make_view(harmless(evidence)))
+def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes | None = None) -> str:
+    """One self-contained HTML page. It carries `text`, the bytes that the evidence was read from, and its signature."""
+    from markupsafe import Markup
+
+    blocks = {"evidence": page.embeddable(text or render_json(evidence).encode()), "signature": envelope}
+    carried = {name: Markup(data.decode().strip("\n")) for name, data in blocks.items() if data}  # noqa: S704
+    return _templates().get_template("report.html.j2").render(view=view.make_view(harmless(evidence)), carried=carried)
 
 
 def render_markdown(evidence: Evidence) -> str:
@@ -103,54 +106,3 @@ def _templates() -> jinja2.Environment:
     templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates
-
-
-def load_evidence(path: Path) -> Evidence:
-    """Read an evidence file strictly.
-
-    Raises EnvbuildError `evidence-missing`, `evidence-invalid`, or `evidence-version` for another schema version.
-    """
-    from pydantic import ValidationError
-
-    try:
-        if path.stat().st_size > EVIDENCE_LIMIT:
-            raise _invalid(path, f"it is larger than {EVIDENCE_LIMIT:,} bytes")
-        data = json.loads(path.read_bytes(), parse_constant=_no_constant)
-    except OSError as error:
-        raise EnvbuildError(
-            "evidence-missing", f"cannot read {path}", why=str(error), hint="`envbuild run list` names the runs"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, f"it is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise _invalid(path, "it is not a JSON object")
-    _check_version(path, data.get("schema_version"))
-    if "ansible_tasks" in data:  # as 1.0 calls them
-        data["steps_run"] = data.pop("ansible_tasks")
-    try:
-        return Evidence.from_plain(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _invalid(path, f"{where}: {first['msg']} (and {error.error_count() - 1} more)") from error
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a JSON number")
-
-
-def _invalid(path: Path, why: str) -> EnvbuildError:
-    return EnvbuildError(
-        "evidence-invalid", f"{path} is not evidence", why=why, hint="give the evidence.json of a run directory"
-    )
-
-
-def _check_version(path: Path, version: object) -> None:
-    if version in get_args(Evidence.model_fields["schema_version"].annotation):
-        return
-    raise EnvbuildError(
-        "evidence-version",
-        f"{path} has evidence schema {str(version)[:40]!r}",
-        why=f"this envbuild reads schema {EVIDENCE_VERSION}; another number may mean something else",
-        hint="use the envbuild version that wrote it (the field `envbuild` says which)",
-    )

@@ -24,6 +24,8 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
 
     The carriage return that ssh ends its lines with goes.
     """
+    if text.isascii() and text.isprintable():
+        return text
     text = _LINE_END.sub("", text)
     return "".join(char if (keep_newlines and char == "\n") or not _is_hidden(char) else _escape(char) for char in text)
 

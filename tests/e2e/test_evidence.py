@@ -9,7 +9,7 @@ from pathlib import Path
 from envbuild.lock.files import read_lock
 from envbuild.model import file_list
 from envbuild.model.lock import Variant
-from tests.e2e.world import World
+from tests.e2e.world import MINOR, World
 
 
 def newest(world: World) -> Path:
@@ -50,3 +50,41 @@ def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(wor
     told = world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]
+
+
+def verified(world: World, *more: str) -> list[dict[str, str]]:
+    """What `report verify` could not check of the newest run; all else holds."""
+    told = world.good("report", "verify", "last", "--json", *more).json
+    assert told["ok"], told
+    return [each for each in told["findings"] if each["kind"] == "not-checked"]
+
+
+def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world: World) -> None:
+    world.wheel()
+    world.tiny(sources=[{**world.repository("helper", {"helper.py": "A = 1\n"}), "install": "path"}])
+    world.built()
+    built = verified(world)
+    assert {each["topic"] for each in built} == {"lock", "root"}
+    world.good("provision", "--stack", "tiny.yaml", "--target", "local")
+    assert {each["topic"] for each in verified(world)} == {"lock", "page", "root"}
+    world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")
+    assert {each["topic"] for each in verified(world)} >= {"lock", "root", "nodes"}
+    world.good("smoke", "--stack", "tiny.yaml", "--target", "local")
+    verified(world)
+    (world.current / "lib" / f"python{MINOR}" / "site-packages" / "alpha" / "__init__.py").write_text("VALUE = 2\n")
+    drifted = world.run("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")
+    assert drifted.rc == 1
+    verified(world)
+
+
+def test_a_forged_number_is_exit_5_with_its_code(world: World) -> None:
+    world.wheel()
+    world.tiny()
+    world.built()
+    path = newest(world) / "evidence.json"
+    path.write_text(path.read_text().replace('"exit": 0', '"exit": 1', 1))
+    done = world.run("report", "verify", "last", "--json")
+    assert (done.rc, done.json["ok"]) == (5, False)
+    assert {each["code"] for each in done.json["findings"] if each["kind"] == "problem"} >= {"report-exit-differs"}
+    page = world.run("report", "verify", str(newest(world) / "report.html"))
+    assert page.rc == 0

@@ -10,6 +10,11 @@ DIGEST = "3f1c9a0b72d4" + "e5" * 26
 ROOT = "9b2e44d0aa17" + "0c" * 26
 
 
+def shown(html: str) -> str:
+    """A page without the evidence that it carries."""
+    return html.partition('<script type="application/json"')[0]
+
+
 def facts(node: str, gpus: int = 0) -> dict[str, Any]:
     """NodeFacts JSON of a Debian machine, with or without GPUs."""
     gpu = {"name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "compute_capability": "8.0"}

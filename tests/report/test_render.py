@@ -14,7 +14,8 @@ from markdown_it import MarkdownIt
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
-from envbuild.report.render import load_evidence, render_html, render_json, render_markdown, write_report
+from envbuild.report.evidence_file import load_evidence
+from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.verdict import make_verdict
 from envbuild.report.view import make_view
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node, resolution
@@ -156,10 +157,12 @@ def test_what_a_brief_probe_did_not_look_for_is_not_said_to_be_missing() -> None
     assert "| GPUs | none visible |" in text
 
 
-def test_the_page_needs_nothing_from_outside_and_no_script() -> None:
+def test_the_page_needs_nothing_from_outside_and_runs_nothing() -> None:
     for run in (evidence(), failing_fleet(), hostile()):
         page = Page(render_html(run))
-        assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "form", "base"}
+        scripts = [attributes for tag, attributes in page.tags if tag == "script"]
+        assert scripts == [{"type": "application/json", "id": "evidence"}]
+        assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "form", "base"}
         for _, attributes in page.tags:
             assert not {"src", "href", "action", "srcset"} & attributes.keys()
             assert not any(name.startswith("on") for name in attributes)

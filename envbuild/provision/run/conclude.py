@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild import __version__
-from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.evidence import Evidence, NodeEvidence, run_exit
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, utc_now
@@ -35,7 +35,7 @@ def write_evidence(
         profile=prepared.profile,
         target=prepared.target.name,
         lock_digest=prepared.lock_digest,
-        exit=collect.run_exit(nodes),
+        exit=run_exit(nodes),
         command=work.settings.command,
         nodes=tuple(nodes),
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),

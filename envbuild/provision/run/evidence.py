@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, gravest
-from envbuild.model.evidence import Check, NodeEvidence
+from envbuild.model.evidence import Check, NodeEvidence, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
@@ -25,7 +25,7 @@ def node_evidence(
     """What one node answered, verb by verb; `error` when a step could not answer at all (killed, unreachable)."""
     error = error or first_error(responses.values())
     checks = tuple(_checks(responses))
-    exit_code = gravest([int(error.exit_code) if error else 0, _checks_exit(checks)])
+    exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
     install, activate, verify = (_result(responses, verb) for verb in ("install", "activate", "verify"))
     install = install or _result(responses, "unpack")
     rooted = _rooted(responses)
@@ -54,7 +54,7 @@ def inspected_node(node: str, responses: Responses) -> NodeEvidence:
     """What a node answered to a verb that changes nothing."""
     error = first_error(responses.values())
     checks = tuple(_checks(responses))
-    exit_code = gravest([int(error.exit_code) if error else 0, _checks_exit(checks)])
+    exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
     drift, rooted = _result(responses, "verify"), _rooted(responses)
     return NodeEvidence(
         node=node,
@@ -117,14 +117,6 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     return (f"{count} file{'s' * (count != 1)} trusted on first use: nobody else has recorded {those}",)
 
 
-def run_exit(nodes: Iterable[NodeEvidence]) -> ExitCode:
-    """The exit code of a run: the gravest, and `PARTIAL` among them when some nodes are good and some are not."""
-    codes = [node.exit for node in nodes]
-    if any(codes) and not all(codes):
-        codes.append(ExitCode.PARTIAL)
-    return gravest(codes)
-
-
 def all_well(responses: Responses) -> bool:
     """Every verb was answered well, and found nothing wrong."""
     return all(answer.get("ok") and (answer.get("result") or {}).get("ok", True) for answer in responses.values())
@@ -185,16 +177,6 @@ def _checks(responses: Responses) -> Iterable[Check]:
                 says = f"every file hashed for the stamp, root {str(stamped['root'])[:12]} measured"
                 check = Check(name="files", status="passed", says=says, level="measured")
             yield check
-
-
-def _checks_exit(checks: Iterable[Check]) -> int:
-    """A floor that was missed is its own exit code; any other failed check is 1."""
-    codes = [
-        ExitCode.BELOW_FLOOR if check.details.get("only_floors") else ExitCode.CHECK_FAILED
-        for check in checks
-        if check.status == "failed"
-    ]
-    return gravest(codes)
 
 
 def _status(code: int) -> Any:

@@ -1,0 +1,82 @@
+"""Evidence read from a file, strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
+from envbuild.report import strict_json
+
+LIMIT = 64 * 1024 * 1024
+
+
+def load_evidence(path: Path) -> Evidence:
+    """Read an evidence file.
+
+    Raises EnvbuildError `evidence-missing`, `evidence-invalid`, or `evidence-version` for another schema version.
+    """
+    return read_evidence(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of at most 64 MiB. Raises EnvbuildError `evidence-missing` or `evidence-invalid`."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(LIMIT + 1)
+    except OSError as error:
+        raise EnvbuildError(
+            "evidence-missing", f"cannot read {path}", why=str(error), hint="`envbuild run list` names the runs"
+        ) from error
+    if len(data) > LIMIT:
+        raise _invalid(path, f"it is larger than {LIMIT:,} bytes")
+    return data
+
+
+def read_evidence(data: bytes, path: Path) -> Evidence:
+    """Evidence from the bytes of a file; `path` is what messages call it. Raises as `load_evidence` does."""
+    from pydantic import ValidationError
+
+    try:
+        found = strict_json.parse(data)
+    except ValueError as error:
+        raise _invalid(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _invalid(path, "it is not a JSON object")
+    _check_version(path, found.get("schema_version"))
+    if "ansible_tasks" in found:  # as 1.0 calls them
+        found["steps_run"] = found.pop("ansible_tasks")
+    try:
+        return Evidence.from_plain(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise _invalid(path, f"{where}: {first['msg']} (and {error.error_count() - 1} more)") from error
+
+
+def _invalid(path: Path, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "evidence-invalid", f"{path} is not evidence", why=why, hint="give the evidence.json of a run directory"
+    )
+
+
+def _check_version(path: Path, version: object) -> None:
+    if version in get_args(Evidence.model_fields["schema_version"].annotation):
+        return
+    raise EnvbuildError(
+        "evidence-version",
+        f"{path} has evidence schema {str(version)[:40]!r}",
+        why=_why(version),
+        hint="use the envbuild version that wrote it (the field `envbuild` says which)",
+    )
+
+
+def _why(version: object) -> str:
+    major, _, _ = str(version).partition(".")
+    own = EVIDENCE_VERSION.partition(".")[0]
+    if major.isdigit() and len(major) < 6 and int(major) > int(own):
+        return (
+            f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major number means other"
+        )
+    return f"this envbuild reads schema {EVIDENCE_VERSION}; another number may mean something else"

@@ -1,0 +1,111 @@
+"""The checks: none twice, none that nobody asked for, none left out, numbers in order, floors against metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.model.lock import Variant
+from envbuild.report.recheck.attached import Attached
+from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.verdict import all_checks
+from envbuild.report.view import below_floor
+
+# What is checked beside the smoke test, and of that what needs no item of the stack.
+_KNOWN = frozenset({"record", "required", "stamp", "packages", "link", "files", "bytecode", "pack"})
+_ALWAYS = frozenset({"nodes", "cuda"})
+_ITEM = {"step-cpu-trial": "step"}
+
+
+def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    """All findings about checks and what they measured."""
+    problems = list[Finding]()
+    unknown = set[str]()
+    for node in evidence.nodes:
+        variant = attached.variants.get(str(node.variant_digest))
+        problems += _names(node, variant)
+        problems += _levels(node)
+        for check in node.checks:
+            problems += _numbers(node.node, check)
+            if not check.name.startswith(("smoke/", "image/")) and check.name not in _KNOWN:
+                unknown.add(check.name)
+    count = len(all_checks(evidence))
+    yield from judged("checks", f"{count} are in order: asked for, once, and as their numbers say", problems)
+    lowered = list(_lowered(evidence, attached))
+    metrics = sum(len(check.metrics) for check in all_checks(evidence))
+    if metrics:
+        yield from judged("floors", f"{metrics} metrics against their floors", _floors(evidence))
+    if lowered:
+        yield not_checked("floors", f"lower than the stack's, by the target's word alone: {', '.join(lowered[:5])}")
+    if unknown:
+        yield not_checked("checks", f"this envbuild does not know: {', '.join(sorted(unknown)[:8])}")
+
+
+def _smoke_item(check: Check) -> str | None:
+    """The item of a smoke list that a check is of; None for one of something else."""
+    top, _, rest = check.name.partition("/")
+    item = rest.partition("/")[0]
+    return _ITEM.get(item, item) if top == "smoke" and item not in _ALWAYS else None
+
+
+def _names(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
+    for name, count in Counter(check.name for check in node.checks).items():
+        if count > 1:
+            yield problem("report-check-twice", "checks", f"{node.node}: {name} is there {count} times")
+    if variant is None:
+        return
+    asked = {item.name for item in variant.smoke}
+    ran = {item: check for check in node.checks if (item := _smoke_item(check)) is not None}
+    for item in sorted(ran.keys() - asked):
+        if ran[item].status != "skipped":
+            says = f"{node.node}: {ran[item].name}, and the lock's smoke list has no {item}"
+            yield problem("report-check-unasked", "checks", says)
+    if any(check.status == "passed" for check in ran.values()):
+        for item in sorted(asked - ran.keys()):
+            yield problem("report-check-missing", "checks", f"{node.node}: no check of the smoke item {item}")
+
+
+def _levels(node: NodeEvidence) -> Iterator[Finding]:
+    unread = any(check.name == "files" and check.level == "not-checked" for check in node.checks)
+    if unread and node.root_level == "measured":
+        yield problem(
+            "report-level-differs", "checks", f"{node.node}: the root is called measured, and nothing was read"
+        )
+
+
+def _numbers(node: str, check: Check) -> Iterator[Finding]:
+    for metric in check.metrics:
+        if metric.n < 1 or not metric.least <= metric.median <= metric.greatest:
+            yield problem("report-metric-invalid", "checks", f"{node}: {metric.name}: {_said(metric)}")
+    first, last = check.details.get("loss_first"), check.details.get("loss_last")
+    if check.status == "passed" and isinstance(first, float) and isinstance(last, float) and last >= first:
+        says = f"{node}: {check.name} passed, and the loss rose from {first:g} to {last:g}"
+        yield problem("report-metric-invalid", "checks", says)
+
+
+def _said(metric: Metric) -> str:
+    return f"{metric.median:g} of {metric.n}, between {metric.least:g} and {metric.greatest:g}"
+
+
+def _floors(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        for check in node.checks:
+            missed = [metric for metric in check.metrics if below_floor(metric)]
+            for metric in missed if check.status != "failed" else ():
+                says = f"{node.node}: {metric.name} is {metric.median:g}, below {metric.floor:g}, and {check.status}"
+                yield problem("report-floor-missed", "floors", says)
+            if check.status == "failed" and check.details.get("only_floors") and not missed:
+                says = f"{node.node}: {check.name} failed for a floor, and its metrics miss none"
+                yield problem("report-floor-missed", "floors", says)
+
+
+def _lowered(evidence: Evidence, attached: Attached) -> Iterator[str]:
+    """Metrics whose floor in the lock's smoke list is higher than the one that they were compared with, or not used."""
+    for node in evidence.nodes:
+        variant = attached.variants.get(str(node.variant_digest))
+        locked = {name: floor for item in variant.smoke for name, floor in item.floors.items()} if variant else {}
+        for check in node.checks:
+            for metric in check.metrics:
+                if metric.name in locked and (metric.floor is None or metric.floor < locked[metric.name]):
+                    yield f"{metric.name} on {node.node}"

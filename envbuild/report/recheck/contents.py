@@ -1,0 +1,248 @@
+"""What the environments are: lock, variants, package hashes, sources, patches, roots, each against the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.model import file_list
+from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.stack import Profile
+from envbuild.report.recheck.attached import Attached
+from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
+from envbuild.report.sources import mapping
+from envbuild.report.verdict import GOOD
+
+
+def check_contents(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    """All findings about contents."""
+    yield from _lock(evidence, attached)
+    yield from _variants(evidence, attached)
+    yield from _packages(evidence, attached)
+    yield from _sources(evidence, attached)
+    yield from _roots(evidence, attached)
+
+
+def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    digest = next((item.sha256 for item in evidence.attachments if item.kind == "lock"), None)
+    if digest is not None and digest != evidence.lock_digest:
+        yield problem("report-lock-differs", "lock", "the lock beside the evidence is not the one that it names")
+    lock, profile = attached.lock, attached.profile
+    if lock is None:
+        yield not_checked("lock", "the lock could not be read: packages and variants are compared with nothing")
+        return
+    if (lock.stack, lock.profile) != (evidence.stack, evidence.profile):
+        says = f"the lock is of {lock.stack} ({lock.profile}), the report of {evidence.stack} ({evidence.profile})"
+        yield problem("report-lock-of-another-stack", "lock", says)
+    yield checked("lock", f"{len(lock.variants)} variant digests computed from the lock's contents agree")
+    if profile is None:
+        yield not_checked("stack", "the stack's profile is not there: the lock is compared with no stack")
+    elif attached.profile_digest != lock.manifest_digest:
+        yield problem("report-profile-differs", "stack", "the lock was not made from the profile beside the evidence")
+    else:
+        yield from _stack(lock, profile)
+    yield from _shipped(evidence)
+
+
+def _stack(lock: Lock, profile: Mapping[str, Any]) -> list[Finding]:
+    from envbuild.lock.agreement import contents
+
+    found = contents(lock, Profile.from_plain(profile["contents"]))
+    problems = [problem("report-lock-not-of-stack", "stack", f"{each.subject}: {each.says}") for each in found]
+    return judged("stack", "the lock holds what the stack's profile asks for, and names its digest", problems)
+
+
+def _shipped(evidence: Evidence) -> Iterator[Finding]:
+    from envbuild.resources import lockfiles
+
+    path = lockfiles() / f"{evidence.stack}.{evidence.profile}.lock.toml"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == evidence.lock_digest:
+        yield checked("lock", f"it is the lock of {evidence.stack} ({evidence.profile}) that this envbuild ships")
+    else:
+        yield not_checked(
+            "lock", "it is no lock that this envbuild ships: whether it is the right one, you have to know"
+        )
+
+
+def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    named = {each.digest for each in evidence.variants}
+    problems = []
+    for digest, variant in attached.variants.items():
+        if not variant.compute_digest(evidence.stack, evidence.profile) == variant.digest == digest:
+            problems.append(problem("report-variant-differs", "variants", f"{variant.id}: not what its digest says"))
+        elif attached.lock is not None and not _is_of(variant, attached.lock):
+            says = f"{variant.id} is no variant of the lock"
+            problems.append(problem("report-variant-not-of-lock", "variants", says))
+    for node in evidence.nodes:
+        good = node.status in GOOD and node.variant_digest
+        if named and good and node.variant_digest not in named:
+            says = f"{node.node} has the variant {str(good)[:12]}, which the evidence does not hold"
+            problems.append(problem("report-variant-unknown", "variants", says))
+    if attached.variants:
+        yield from judged("variants", f"{len(attached.variants)} built as the lock has it", problems)
+    else:
+        yield from problems
+        yield not_checked("variants", "no variant as it was built is there")
+
+
+def _is_of(variant: Variant, lock: Lock) -> bool:
+    """Whether the lock gives this variant with that base, these GPUs, and the hashes that a first user took."""
+    for locked in lock.variants:
+        if locked.id == variant.id:
+            theirs = {package.name: package for package in variant.packages}
+            filled = tuple(_filled(package, theirs.get(package.name)) for package in locked.packages)
+            made = locked.model_copy(update={"packages": filled, "arch_list": variant.arch_list})
+            if made.base.kind != "none":
+                made = made.with_provided(lock.stack, lock.profile, variant.provided)
+            return made.compute_digest(lock.stack, lock.profile) == variant.digest
+    return False
+
+
+def _filled(package: LockedPackage, theirs: LockedPackage | None) -> LockedPackage:
+    known = {file.file: file.sha256 for file in theirs.files} if theirs else {}
+    files = tuple(_with_hash(file, known.get(file.file)) for file in package.files)
+    return package.model_copy(update={"files": files})
+
+
+def _with_hash(file: ArtifactFile, sha256: str | None) -> ArtifactFile:
+    return file.model_copy(update={"sha256": sha256}) if file.sha256 == "unrecorded" and sha256 else file
+
+
+def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    known = attached.variants
+    problems = [
+        found for each in evidence.variants if each.digest in known for found in _hashes(each, known[each.digest])
+    ]
+    count = len({(row.file, row.sha256) for each in evidence.variants if each.digest in known for row in each.packages})
+    nodes = [node for node in evidence.nodes if node.packages and node.variant_digest in known]
+    for node in nodes:
+        problems += _installed(node, known[str(node.variant_digest)])
+    if not nodes:
+        yield not_checked("packages", "what is installed could be compared with no variant")
+        yield from problems
+        return
+    says = f"on {len(nodes)} node{'s' * (len(nodes) != 1)} the locked versions; {count} hashes are those of the lock"
+    yield from judged("packages", says, problems)
+
+
+def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
+    locked = {(p.name, p.version, f.file, f.sha256, p.index) for p in variant.packages for f in p.files}
+    for row in built.packages:
+        if (row.name, row.version, row.file, row.sha256, row.index) not in locked:
+            yield problem("report-package-not-of-lock", "packages", f"{row.file} with {row.sha256[:12]} is not locked")
+
+
+def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
+    there = {canonicalize_name(name): version for name, version in node.packages.items()}
+    for package in variant.packages:
+        version = there.get(canonicalize_name(package.name))
+        if version is None:
+            yield problem("report-package-missing", "packages", f"{node.node}: {package.name} is not there")
+        elif not _is_equal(version, package.version):
+            says = f"{node.node}: {package.name} is {version}, the lock says {package.version}"
+            yield problem("report-package-not-of-lock", "packages", says)
+
+
+def _is_equal(one: str, other: str) -> bool:
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
+
+
+def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    problems, compared = list[Finding](), 0
+    for node in evidence.nodes:
+        variant = attached.variants.get(str(node.variant_digest))
+        locked = {source.name: source for source in variant.sources} if variant else {}
+        if variant is None or not node.sources:
+            continue
+        for source in node.sources:
+            name = str(source.get("name"))
+            compared += 1
+            if name not in locked:
+                says = f"{node.node}: {name} is no source of the lock"
+                problems.append(problem("report-source-differs", "sources", says))
+            else:
+                problems += _source(node.node, source, locked[name])
+    if compared:
+        yield from judged("sources", f"{compared} have the commit, tree and patches of the lock", problems)
+
+
+def _source(node: str, source: Mapping[str, Any], locked: LockedSource) -> Iterator[Finding]:
+    for key in ("git", "commit", "tree", "install"):
+        if key in source and source[key] != getattr(locked, key):
+            says = f"{node}: {locked.name}: {key} is {source[key]}, the lock says {getattr(locked, key)}"
+            yield problem("report-source-differs", "sources", says)
+    pins = {pin.name: pin for pin in locked.patch_pins}
+    patches = source.get("patches")
+    for patch in map(mapping, patches if isinstance(patches, list) else ()):
+        pin = pins.get(str(patch.get("name")))
+        if not patch:
+            continue
+        if pin is None or patch.get("digest") != pin.digest:
+            says = f"{node}: {locked.name}: the patch {patch.get('name')} is not the locked one"
+            yield problem("report-patch-differs", "sources", says)
+        elif isinstance(patch.get("hits"), int) and patch.get("changed") and not pin.least <= patch["hits"] <= pin.most:
+            says = f"{node}: {pin.name} found {patch['hits']} places, {pin.least} to {pin.most} are locked"
+            yield problem("report-patch-differs", "sources", says)
+
+
+def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    problems = []
+    for said, files in attached.lists.items():
+        found = file_list.root(files)
+        if found != said:
+            says = f"the list of {len(files):,} files gives {found[:12]}, not {said[:12]}"
+            problems.append(problem("report-root-differs", "root", says))
+    rooted = [node for node in evidence.nodes if node.root]
+    good = [node for node in rooted if node.root in attached.lists]
+    sums = {said: _sum(files) for said, files in attached.lists.items()}
+    for node in good:
+        problems += _counts(node, sums[str(node.root)])
+    if good:
+        says = f"computed from the list of files for {len(good)} of {len(rooted)} nodes with one"
+        yield from judged("root", says, problems)
+    if rest := len(rooted) - len(good):
+        yield not_checked("root", f"of {rest} node{'s' * (rest != 1)} no list of files is there that would give it")
+    stamped = [node for node in rooted if node.root_level != "measured"]
+    if stamped:
+        yield not_checked("root", f"of {len(stamped)} nodes it was not measured in this run, but taken from the stamp")
+    if rooted:
+        yield not_checked("root", "that the list is what lies on the disk: only `verify --deep` on the node can say so")
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A list of files in short: how many, their bytes, and the version of each package (by its dist-info)."""
+
+    files: int
+    bytes: int
+    packages: dict[str, str]
+
+
+def _sum(files: file_list.Files) -> _Sum:
+    folders = {path.rpartition("/")[0] for path in files if ".dist-info/" in path and "site-packages/" in path}
+    names = (folder.rpartition("/")[2] for folder in folders if folder.endswith(".dist-info"))
+    parts = (name.removesuffix(".dist-info").partition("-") for name in names)
+    return _Sum(
+        len(files),
+        sum(row[2] for row in files.values()),
+        {canonicalize_name(name): version for name, _, version in parts},
+    )
+
+
+def _counts(node: NodeEvidence, found: _Sum) -> Iterator[Finding]:
+    if node.files is not None and (node.files, node.bytes) != (found.files, found.bytes):
+        says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {found.files:,} of {found.bytes:,}"
+        yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
+    for name, version in node.packages.items():
+        if found.packages and not _is_equal(found.packages.get(canonicalize_name(name), ""), version):
+            says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
+            yield problem("report-package-not-in-files", "root", says)

@@ -1,0 +1,176 @@
+"""How the run went: its id, times, nodes, exit codes and equality, computed again and not believed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from envbuild.errors import ExitCode, gravest
+from envbuild.model.evidence import Evidence, NodeEvidence, checks_exit, run_exit
+from envbuild.report.recheck.attached import Attached
+from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.verdict import GOOD
+
+_RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
+# A run makes its directory first; a slow file system takes a while for it.
+_SLACK = timedelta(minutes=10)
+
+
+def check_course(evidence: Evidence, attached: Attached, folder: str, wanted: str | None) -> Iterator[Finding]:
+    """All findings about the course; `folder` is the name of the report's folder, `wanted` the run asked for."""
+    yield from judged("run", f"{evidence.run} fits its times and its folder", _run(evidence, folder, wanted))
+    yield from judged("times", "begin, end and phases are in order", _times(evidence))
+    yield from judged("summary", "exit codes and states follow from checks and errors", _exits(evidence))
+    yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
+    yield from _nodes(evidence, attached)
+    yield from _deviations(evidence, attached)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _run(evidence: Evidence, folder: str, wanted: str | None) -> Iterator[Finding]:
+    found = _RUN.fullmatch(evidence.run)
+    if found is None:
+        yield problem("report-run-invalid", "run", f"{evidence.run[:60]!r} is no id of a run")
+        return
+    if wanted is not None and evidence.run != wanted:
+        yield problem("report-run-differs", "run", f"it is of the run {evidence.run}, not of {wanted}")
+    if _RUN.fullmatch(folder) and folder != evidence.run:
+        yield problem(
+            "report-run-differs", "run", f"it is of the run {evidence.run} and lies in the folder of {folder}"
+        )
+    began = _moment(evidence.started)
+    try:
+        named = datetime.strptime(found.group(1), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        yield problem("report-run-invalid", "run", f"{evidence.run} names no time")
+        return
+    if began and not named <= began < named + _SLACK:
+        yield problem(
+            "report-run-differs", "run", f"the run {evidence.run} is said to have started at {evidence.started}"
+        )
+
+
+def _times(evidence: Evidence) -> Iterator[Finding]:
+    began, ended = _moment(evidence.started), _moment(evidence.finished)
+    if began is None or ended is None:
+        yield problem("report-times-differ", "times", "begin or end is no time with its zone")
+        return
+    if ended < began:
+        yield problem("report-times-differ", "times", f"it finished at {evidence.finished}, before it began")
+    took = (ended - began).total_seconds()
+    for name, seconds in evidence.phases.items():
+        if not 0 <= seconds <= took + 1:
+            yield problem("report-times-differ", "times", f"{name} took {seconds:g} s of {took:.1f} s")
+
+
+def _exits(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        error = _code((node.error or {}).get("exit", 0 if node.error is None else ExitCode.INTERNAL))
+        # Where a node could not be asked to the end, its error alone stands for it.
+        due = (
+            {error or ExitCode.OK, gravest([error, checks_exit(node.checks)])} if error else {checks_exit(node.checks)}
+        )
+        if _code(node.exit) not in due:
+            says = f"{node.node}: exit {node.exit}, its checks and errors give {' or '.join(str(int(c)) for c in due)}"
+            yield problem("report-exit-differs", "summary", says)
+        if (node.status in GOOD) != (node.exit == 0):
+            yield problem("report-status-differs", "summary", f"{node.node}: {node.status} with exit {node.exit}")
+        if node.drift_count < len(node.drift) or (node.drift_count and node.exit == 0):
+            says = f"{node.node}: {node.drift_count} files drifted, exit {node.exit}"
+            yield problem("report-drift-differs", "summary", says)
+    known = [node for node in evidence.nodes if _code(node.exit) == node.exit]
+    if evidence.exit != run_exit(known):
+        says = f"the run: exit {evidence.exit}, its nodes give {int(run_exit(known))}"
+        yield problem("report-exit-differs", "summary", says)
+
+
+def _code(number: object) -> ExitCode:
+    """An exit code of ours; what is none counts as a mistake of the tool."""
+    try:
+        return ExitCode(number)  # type: ignore[arg-type]
+    except ValueError:
+        return ExitCode.INTERNAL
+
+
+def _equality(evidence: Evidence) -> Iterator[Finding]:
+    rooted = [node for node in evidence.nodes if node.root]
+    counts = Counter(str(node.root) for node in rooted if not node.drift_count)
+    found = evidence.equality
+    if len(rooted) < 2 or not counts:
+        if found is not None:
+            yield problem("report-equality-differs", "equality", "there are no two nodes with a root to compare")
+        return
+    if found is None:
+        yield problem("report-equality-differs", "equality", "nodes have roots, and nothing is said of their equality")
+        return
+    root = counts.most_common(1)[0][0]
+    equal = {node.node for node in rooted if node.root == root and not node.drift_count}
+    rest = {node.node for node in rooted} - equal
+    told = [name for each in found.deviating for name in each.nodes]
+    if found.root != root or set(found.nodes) != equal or sorted(told) != sorted(rest):
+        says = f"{len(equal)} nodes have the root {root[:12]} and {len(rest)} deviate; another thing is said"
+        yield problem("report-equality-differs", "equality", says)
+
+
+def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    names = [node.node for node in evidence.nodes]
+    problems = [
+        problem("report-node-twice", "nodes", f"{name} is there {count} times")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
+    planned = _planned(attached)
+    journal = {
+        str(event.get("node")): event.get("data") for event in attached.events if event.get("kind") == "node-finished"
+    }
+    for name in sorted({*planned, *journal} - set(names)):
+        problems.append(problem("report-node-missing", "nodes", f"{name} was part of the run and is not in the report"))
+    for node in evidence.nodes:
+        problems += _against_journal(node, journal)
+    started = next((event.get("data") for event in attached.events if event.get("kind") == "run-started"), None)
+    if isinstance(started, dict) and (started.get("verb"), started.get("command")) != (
+        evidence.verb,
+        list(evidence.command),
+    ):
+        problems.append(problem("report-journal-differs", "nodes", "the journal is of another command"))
+    if planned or journal:
+        yield from judged("nodes", f"{len(names)}: all of the plan and the journal, as these say", problems)
+    else:
+        yield from problems
+        yield not_checked("nodes", "neither plan nor journal say which nodes were part of the run")
+
+
+def _planned(attached: Attached) -> set[str]:
+    nodes = (attached.plan or {}).get("nodes")
+    return {str(each.get("node")) for each in nodes if isinstance(each, dict)} if isinstance(nodes, list) else set()
+
+
+def _against_journal(node: NodeEvidence, journal: dict[str, object]) -> Iterator[Finding]:
+    told = journal.get(node.node)
+    if isinstance(told, dict) and (told.get("status"), told.get("exit")) != (node.status, node.exit):
+        says = (
+            f"{node.node}: {node.status}, exit {node.exit}; the journal says {told.get('status')}, {told.get('exit')}"
+        )
+        yield problem("report-journal-differs", "nodes", says)
+
+
+def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    if attached.profile is None:
+        yield not_checked("deviations", "the stack's profile, which names those from its document, is not there")
+        return
+    wanted = attached.profile["contents"].get("deviations", ())
+    missing = [str(text) for text in wanted if text not in evidence.deviations]
+    trusted = any(node.first_use for node in evidence.nodes)
+    if trusted and not any("trusted on first use" in text for text in evidence.deviations):
+        missing.append("files trusted on first use")
+    problems = [problem("report-deviation-missing", "deviations", f"not told: {text}") for text in missing]
+    yield from judged("deviations", f"{len(wanted)} of the stack are told", problems)

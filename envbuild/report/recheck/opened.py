@@ -1,0 +1,94 @@
+"""A report as it lies on a disk: a run directory, its `evidence.json`, or a page that carries the evidence inside."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import Evidence
+from envbuild.report import page
+from envbuild.report.evidence_file import read_bytes, read_evidence
+
+SIGNATURE = "evidence.dsse.json"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """`text` is the evidence as bytes, `folder` where its attachments would lie; `html` and `markdown` the pages."""
+
+    path: Path
+    folder: Path
+    text: bytes
+    evidence: Evidence
+    envelope: bytes | None = None
+    html: str | None = None
+    markdown: str | None = None
+
+
+def open_report(path: Path) -> Opened:
+    """Read a report.
+
+    Raises EnvbuildError `report-page-invalid` (exit 5) and what `read_evidence` raises, with exit 5 as well.
+    """
+    if path.is_dir():
+        return _folder(path)
+    data = read_bytes(path)
+    if data.lstrip()[:1] != b"<":
+        return _folder(path.parent, path, data)
+    html = _text(path, data)
+    carried = page.carried(html, path)
+    return Opened(path, path.parent, carried.evidence, _evidence(carried.evidence, path), carried.envelope, html)
+
+
+def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -> Opened:
+    path = path or folder / "evidence.json"
+    text = read_bytes(path) if data is None else data
+    pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
+    signature = folder / SIGNATURE
+    envelope = read_bytes(signature) if os.path.lexists(signature) else None
+    return Opened(path, folder, text, _evidence(text, path), envelope, pages["report.html"], pages["report.md"])
+
+
+def _page(path: Path) -> str | None:
+    return _text(path, read_bytes(path)) if os.path.lexists(path) else None
+
+
+def _text(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise page.invalid(path, f"it is not UTF-8: byte {error.start}") from error
+
+
+def _evidence(data: bytes, path: Path) -> Evidence:
+    try:
+        return read_evidence(data, path)
+    except EnvbuildError as error:
+        error.exit_code = ExitCode.INTEGRITY
+        raise
+
+
+def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:
+    """A regular file below `folder`, not through a link; None where there is none. Raises ValueError with why not."""
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    if path.parent.resolve() != (folder.resolve() / name).parent:
+        raise ValueError("a link leads out of the folder")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("it is not a regular file")
+        if facts.st_size > limit:
+            raise ValueError(f"it is larger than {limit:,} bytes")
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            return stream.read(limit)
+    finally:
+        os.close(handle)

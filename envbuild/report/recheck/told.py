@@ -1,0 +1,57 @@
+"""What the checks of a report found, for people and for programs: the verdict first, what was not checked as large."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from envbuild.report.recheck.finding import Finding, Kind
+from envbuild.report.recheck.opened import Opened
+from envbuild.report.text import visible
+from envbuild.report.verdict import plural
+
+_KINDS: tuple[tuple[Kind, str, str, str], ...] = (
+    ("problem", "Does not hold", "✗", "bold red"),
+    ("checked", "Checked", "✓", "green"),
+    ("not-checked", "Not checked", "○", "yellow"),
+)
+_WIDEST = 12
+
+
+def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
+    """For `--json`: `ok`, the run, and the findings; `error` is the first problem."""
+    problems = [finding for finding in findings if finding.kind == "problem"]
+    first = {"error": {"code": problems[0].code, "what": problems[0].says, "exit": 5}} if problems else {}
+    told = {
+        "run": report.evidence.run,
+        "stack": report.evidence.stack,
+        "findings": [each.as_dict() for each in findings],
+    }
+    return {"ok": not problems, **first, **told}
+
+
+def lines(report: Opened, findings: Sequence[Finding], *, width: int) -> list[tuple[str, str]]:
+    """Lines of (text, style)."""
+    problems = [finding for finding in findings if finding.kind == "problem"]
+    open_ = sum(finding.kind == "not-checked" for finding in findings)
+    name = visible(f"{report.evidence.stack}, run {report.evidence.run}")
+    sure = f"{plural(open_, 'thing')} could not be checked" if open_ else "everything was checked"
+    if problems:
+        says, style = f"✗ {name}: {plural(len(problems), 'statement')} of this report do not hold; {sure}", "bold red"
+    else:
+        says, style = f"✓ {name}: what could be checked holds; {sure}", "bold green"
+    out = [(says, style)]
+    for kind, title, mark, colour in _KINDS:
+        rows = [finding for finding in findings if finding.kind == kind]
+        out += [("", ""), (title, "bold")] if rows else []
+        for row in rows:
+            out += _row(row, mark, colour, width)
+    return out
+
+
+def _row(row: Finding, mark: str, colour: str, width: int) -> list[tuple[str, str]]:
+    text = visible(f"{row.code}: {row.says}" if row.code else row.says)
+    head = f"  {mark} {row.topic:{_WIDEST}}"
+    wrapped = textwrap.wrap(text, max(30, width - len(head))) or [""]
+    return [(head + wrapped[0], colour), *((" " * len(head) + part, "") for part in wrapped[1:])]

@@ -1,0 +1,69 @@
+"""What is no report, or a hostile one, is a coded error in an instant."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.report.recheck.verify import verify_report
+from tests.report.samples import evidence
+
+GOOD = json.dumps(evidence().to_json_dict())
+
+
+def edited(old: str, new: str) -> bytes:
+    """The evidence with the first `old` replaced."""
+    assert old in GOOD
+    return GOOD.replace(old, new, 1).encode("utf-8", "surrogateescape")
+
+
+NESTED = '"phases": {"x": ' + "[" * 80 + "]" * 80 + ", "
+# The bytes of a file, the code of the error, and words of its reason.
+BAD = {
+    "truncated": (GOOD[:-500].encode(), "evidence-invalid", "ends in the middle"),
+    "empty": (b"", "evidence-invalid", "not JSON"),
+    "a byte order mark": (b"\xef\xbb\xbf" + GOOD.encode(), "evidence-invalid", "byte order mark"),
+    "UTF-16": (GOOD.encode("utf-16"), "evidence-invalid", "byte order mark"),
+    "invalid UTF-8": (edited("torch", "\udcff"), "evidence-invalid", "UTF-8"),
+    "a key twice": (edited('"exit"', '"exit": 5, "exit"'), "evidence-invalid", "'exit' is there twice"),
+    "NaN": (edited('"exit": 0', '"exit": NaN'), "evidence-invalid", "NaN"),
+    "infinity by its size": (edited("31.2", "1e999"), "evidence-invalid", "larger than any number"),
+    "a number of 5000 digits": (edited('"exit": 0', '"exit": ' + "9" * 5000), "evidence-invalid", "digits"),
+    "deeply nested": (b"[" * 200_000, "evidence-invalid", "nested"),
+    "nested where it may be": (edited('"phases": {', NESTED), "evidence-invalid", "nested"),
+    "a list": (b"[]", "evidence-invalid", "object"),
+    "a newer major version": (edited('_version": "1.', '_version": "2.'), "evidence-version", "newer envbuild"),
+    "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
+    "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
+    "a page that is no UTF-8": (b"<html>\xff", "report-page-invalid", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("data", "code", "why"), BAD.values(), ids=BAD)
+def test_what_is_no_report_is_refused_with_the_reason(tmp_path: Path, data: bytes, code: str, why: str) -> None:
+    path = tmp_path / "evidence.json"
+    path.write_bytes(data)
+    with pytest.raises(EnvbuildError) as caught:
+        verify_report(path)
+    assert (caught.value.code, caught.value.exit_code) == (code, ExitCode.INTEGRITY)
+    assert why in caught.value.why
+
+
+def test_a_hundred_megabytes_are_refused_in_an_instant(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.json"
+    with path.open("wb") as stream:
+        stream.truncate(100_000_000)
+    begun = time.monotonic()
+    with pytest.raises(EnvbuildError, match="is not evidence"):
+        verify_report(path)
+    assert time.monotonic() - begun < 2
+
+
+def test_nothing_there_is_a_coded_error(tmp_path: Path) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        verify_report(tmp_path / "none.json")
+    assert caught.value.code == "evidence-missing"

@@ -1,0 +1,267 @@
+"""A report that was changed is rejected by name; an honest one holds, and says what nobody could check."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli.report_cmd import report as command
+from envbuild.model.lock import canonical_json
+from envbuild.report import page
+from envbuild.report.recheck.told import lines
+from envbuild.report.recheck.verify import verify_report
+from tests.report.sealed import RUN, Sealed
+
+Data = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Sealed(tmp_path_factory.mktemp("made")).folder
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Sealed:
+    return Sealed(tmp_path)
+
+
+def problems(path: Path, **more: Any) -> set[str]:
+    """The codes of what does not hold."""
+    return {each.code for each in verify_report(path, **more)[1] if each.kind == "problem"}
+
+
+def unchecked(path: Path) -> set[str]:
+    return {each.topic for each in verify_report(path)[1] if each.kind == "not-checked"}
+
+
+def test_an_honest_report_holds_as_folder_as_evidence_and_as_page(made: Path) -> None:
+    for path in (made, made / "evidence.json", made / "report.html"):
+        assert problems(path) == set()
+    assert unchecked(made) == {"root"}
+
+
+def test_a_page_alone_holds_and_says_that_it_lacks_everything_else(made: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "mailed.html"
+    shutil.copy(made / "report.html", alone)
+    assert problems(alone) == set()
+    assert unchecked(alone) >= {"files", "lock", "packages", "root", "nodes", "deviations", "variants"}
+    report, findings = verify_report(alone)
+    text = "\n".join(line for line, _ in lines(report, findings, width=80))
+    assert "could not be checked" in text.splitlines()[0]
+    assert "not beside the report: attachments/lock.toml" in text.replace("\n", " ").replace("  ", "")
+
+
+def first(data: Data) -> Data:
+    node = data["nodes"][0]
+    assert isinstance(node, dict)
+    return node
+
+
+def check(data: Data, name: str) -> Data:
+    found = next(each for each in first(data)["checks"] if each["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def forged_metric(data: Data) -> None:
+    check(data, "smoke/training")["metrics"][0]["median"] = 9e9
+
+
+def forged_below_floor(data: Data) -> None:
+    check(data, "smoke/training")["metrics"][0].update(median=93_000.0)
+
+
+def drop_node(data: Data) -> None:
+    data["nodes"].pop()
+    data["equality"] = None
+
+
+def another_lock(data: Data) -> None:
+    data["lock_digest"] = "ab" * 32
+
+
+# What a careful forger changes, who makes every page and every file digest anew, and the code that names it.
+FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
+    "a number that is no median": (forged_metric, "report-metric-invalid"),
+    "a number below its floor": (forged_below_floor, "report-floor-missed"),
+    "a loss that rose": (
+        lambda d: check(d, "smoke/training")["details"].update(loss_last=9.0), "report-metric-invalid",
+    ),
+    "another exit of the run": (lambda d: d.update(exit=1), "report-exit-differs"),
+    "a failed check that is called passed": (lambda d: first(d).update(exit=1), "report-exit-differs"),
+    "a state that is no exit": (lambda d: first(d).update(status="failed"), "report-status-differs"),
+    "another root on one node": (lambda d: first(d).update(root="cd" * 32), "report-equality-differs"),
+    "an equality that nobody has": (lambda d: d.update(equality=None), "report-equality-differs"),
+    "drift that is not told": (lambda d: first(d).update(drift_count=3), "report-drift-differs"),
+    "a node left out": (drop_node, "report-node-missing"),
+    "a node twice": (lambda d: d["nodes"].append(first(d)), "report-node-twice"),
+    "a node that failed in the journal": (lambda d: first(d).update(status="unchanged"), "report-journal-differs"),
+    "a command that was not given": (lambda d: d["command"].append("--repair"), "report-journal-differs"),
+    "an extra check": (
+        lambda d: first(d)["checks"].append({"name": "smoke/extensions", "status": "passed", "says": "good"}),
+        "report-check-unasked",
+    ),
+    "a check twice": (lambda d: first(d)["checks"].append(check(d, "files")), "report-check-twice"),
+    "a check left out": (
+        lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"]),
+        "report-check-missing",
+    ),
+    "a root called measured that nobody read": (
+        lambda d: check(d, "files").update(level="not-checked"), "report-level-differs",
+    ),
+    "an older run": (lambda d: d.update(run="20260301T100000Z-4f2a"), "report-run-differs"),
+    "no id of a run": (lambda d: d.update(run="../../etc"), "report-run-invalid"),
+    "an end before the beginning": (lambda d: d.update(finished="2026-03-02T09:00:00Z"), "report-times-differ"),
+    "a phase longer than the run": (lambda d: d["phases"].update(install=9000.0), "report-times-differ"),
+    "a time without a zone": (lambda d: d.update(started="2026-03-02T10:00:00"), "report-times-differ"),
+    "another lock": (another_lock, "report-lock-differs"),
+    "another stack": (lambda d: d.update(stack="metaseq"), "report-lock-of-another-stack"),
+    "a variant that is not held": (lambda d: first(d).update(variant_digest="ef" * 32), "report-variant-unknown"),
+    "another package version": (lambda d: first(d)["packages"].update(sympy="0.1"), "report-package-not-of-lock"),
+    "a package left out": (lambda d: first(d)["packages"].pop("sympy"), "report-package-missing"),
+    "another package hash": (
+        lambda d: d["variants"][0]["packages"][0].update(sha256="12" * 32), "report-package-not-of-lock",
+    ),
+    "more packages than files": (lambda d: first(d)["packages"].update(extra="1"), "report-package-not-in-files"),
+    "another count of files": (lambda d: first(d).update(files=7), "report-file-count-differs"),
+    "a source that is not locked": (
+        lambda d: first(d).update(sources=[{"name": "apex", "commit": "0" * 40}]), "report-source-differs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "code"), FORGED.values(), ids=FORGED)
+def test_evidence_that_was_forged_with_care_is_rejected_by_name(
+    sealed: Sealed, change: Callable[[Data], object], code: str
+) -> None:
+    sealed.forge(change)
+    assert code in problems(sealed.folder)
+
+
+def test_a_root_that_the_list_of_files_does_not_give_is_rejected(sealed: Sealed) -> None:
+    path = next(iter(sealed.files))
+    sealed.reforge_files(lambda files: files.update({path: ["file", "00" * 32, 100, 0]}))
+    assert problems(sealed.folder) == {"report-root-differs"}
+
+
+def test_a_lock_changed_by_hand_and_one_of_another_profile_are_rejected(sealed: Sealed) -> None:
+    path = sealed.folder / "attachments" / "lock.toml"
+    before = path.read_bytes()
+    sealed.attach(
+        "lock", "attachments/lock.toml", before.replace(sealed.variant.packages[0].version.encode(), b"0.0.1")
+    )
+    sealed.write()
+    assert problems(sealed.folder) >= {"report-lock-invalid", "report-lock-differs"}
+    sealed.attach("lock", "attachments/lock.toml", before)
+    profile = json.loads((sealed.folder / "attachments" / "profile.json").read_text())
+    profile["contents"]["deviations"] = ["torch from another source"]
+    sealed.attach("profile", "attachments/profile.json", canonical_json(profile))
+    sealed.write()
+    assert problems(sealed.folder) == {"report-profile-differs", "report-deviation-missing"}
+
+
+def test_a_variant_that_is_not_of_the_lock_is_rejected(sealed: Sealed) -> None:
+    other = sealed.variant.model_copy(update={"packages": sealed.variant.packages[1:]})
+    sealed.attach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), sealed.variant.digest)
+    sealed.write()
+    assert "report-variant-differs" in problems(sealed.folder)
+    digest = other.compute_digest("torch-smoke", "exact")
+    other = other.model_copy(update={"digest": digest})
+    sealed.attach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), digest)
+    sealed.write()
+    assert "report-variant-not-of-lock" in problems(sealed.folder)
+
+
+# What is done to the files of a report, and the code that names it.
+TOUCHED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a truncated attachment": (lambda f: cut(f / "attachments" / "lock.toml"), "report-file-truncated"),
+    "a changed attachment": (lambda f: swap(f / "plan.json", b"gpu01", b"gpu99"), "report-file-differs"),
+    "a longer attachment": (lambda f: add(f / "attachments" / "variant.json"), "report-file-differs"),
+    "a changed journal": (lambda f: swap(f / "journal.jsonl", b"ok", b"no"), "report-file-differs"),
+    "a file that nobody lists": (lambda f: add(f / "attachments" / "more.json"), "report-file-unlisted"),
+    "a link instead of a file": (lambda f: link(f / "plan.json"), "report-file-unsafe"),
+    "a folder instead of a file": (lambda f: folder(f / "plan.json"), "report-file-unsafe"),
+    "a page that shows another number": (lambda f: swap(f / "report.html", b"<td>", b"<td>9"), "report-page-differs"),
+    "a page with other evidence": (
+        lambda f: swap(f / "report.html", b'"exit": 0', b'"exit": 1'), "report-page-of-another",
+    ),
+    "another text beside it": (lambda f: add(f / "report.md"), "report-page-differs"),
+}  # fmt: skip
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def add(path: Path) -> None:
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + b"\n")
+
+
+def swap(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+    path.symlink_to(path.with_suffix(".kept"))
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(("change", "code"), TOUCHED.values(), ids=TOUCHED)
+def test_files_that_were_touched_are_rejected_by_name(
+    made: Path, tmp_path: Path, change: Callable[[Path], object], code: str
+) -> None:
+    copy = tmp_path / RUN
+    shutil.copytree(made, copy)
+    change(copy)
+    assert problems(copy) == {code}
+
+
+def test_a_report_in_the_folder_of_another_run_or_of_another_than_the_asked_one_is_rejected(
+    made: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(made, tmp_path / "20260303T100000Z-aaaa")
+    assert problems(tmp_path / "20260303T100000Z-aaaa") == {"report-run-differs"}
+    assert problems(made, run="20260303T100000Z-aaaa") == {"report-run-differs"}
+    assert problems(made, run=RUN) == set()
+
+
+def test_what_a_report_says_does_not_act_on_the_terminal(sealed: Sealed) -> None:
+    sealed.forge(lambda data: data.update(run="\x1b[2J\u202egnp.exe"))
+    report, findings = verify_report(sealed.folder)
+    text = "".join(line for line, _ in lines(report, findings, width=80))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\\x1b[2J" in text
+
+
+def test_the_evidence_in_a_page_is_the_file_byte_for_byte_and_cannot_leave_its_element(sealed: Sealed) -> None:
+    sealed.forge(lambda data: first(data)["checks"][0].update(says="</script><script>alert(1)</script><!--"))
+    html = (sealed.folder / "report.html").read_text()
+    assert page.carried(html, sealed.folder).evidence == (sealed.folder / "evidence.json").read_bytes()
+    assert html.count("<script") == html.count("</script") == 1
+    assert problems(sealed.folder) == set()
+
+
+def test_the_command_is_there() -> None:
+    assert "verify" in command.commands
+
+
+def test_every_code_is_in_the_documentation() -> None:
+    folder = Path(page.__file__).parent / "recheck"
+    codes = {code for path in folder.glob("*.py") for code in re.findall(r'"(report-[a-z-]+)"', path.read_text())}
+    told = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
+    assert len(codes) > 20
+    assert sorted(code for code in codes if f"`{code}`" not in told) == []
