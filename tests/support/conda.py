@@ -6,6 +6,7 @@ import bz2
 import hashlib
 import io
 import json
+import os
 import platform
 import struct
 import sys
@@ -195,3 +196,31 @@ def make_python(standalone: Path, folder: Path) -> Package:
             files[name] = File(data, placeholder="text" if text else None, executable=bool(path.stat().st_mode & 0o100))
     files["lib/libplace.so"] = File(b"\x7fELF\0" + PLACEHOLDER.encode() + b"/lib\0\0end", placeholder="binary")
     return Package("python", version, "h0_0_cpython", files)
+
+
+def fill(channel: Channel, python: Path) -> Channel:
+    """A Python, a library whose place is in a binary file, scripts of activation, and a noarch package."""
+    mark = PLACEHOLDER.encode()
+    archive = next((python / "linux-64").iterdir())
+    place = channel.folder / "linux-64" / archive.name
+    os.link(archive, place)
+    channel.take(place, json.loads((python / "index.json").read_text()))
+    tool = Package(
+        "tool",
+        "2.0",
+        "h1_3",
+        {
+            "lib/libtool.so": File(b"\0" + mark + b"/share\0end", placeholder="binary"),
+            "etc/conda/activate.d/tool.sh": b'export TOOL_HOME="$CONDA_PREFIX/share"\n',
+            "etc/conda/deactivate.d/tool.sh": b"unset TOOL_HOME\n",
+        },
+        depends=(f"python {sys.version_info.major}.{sys.version_info.minor}.*",),
+    )
+    module = b"VERSION = '1.5'\ndef main():\n    print('pure')\n"
+    info = b"Metadata-Version: 2.1\nName: pure\nVersion: 1.5\n"
+    files = {"site-packages/pure/__init__.py": module, "site-packages/pure-1.5.dist-info/METADATA": info}
+    pure = Package("pure", "1.5", "py_0", files, depends=("python",), subdir="noarch",
+                   entry_points=("pure-run = pure:main",))  # fmt: skip
+    channel.add(tool)
+    channel.add(pure)
+    return channel
