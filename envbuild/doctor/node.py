@@ -26,7 +26,7 @@ _SHOWN = 6
 def diagnose_node(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     """The lines of one host. `site` as the node verb `doctor` gives it."""
     parts: tuple[Callable[[NodeFacts, Mapping[str, Any], Target], list[Diagnosis]], ...] = (
-        _role, _scheduler, _gpus, _prefix, _temporary, _network, _containers, _modules,
+        _role, _scheduler, _gpus, _prefix, _temporary, _network, _containers, _modules, _conda,
     )  # fmt: skip
     return [line for part in parts for line in part(facts, site, target)]
 
@@ -298,6 +298,20 @@ def _modules(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list
         bad = target.base == "module"
         return [_line("modules", "missing" if bad else "ok", "none", "base: module cannot be used")]
     return [_line("modules", "ok", facts.modules, "environments can be loaded with `module load`")]
+
+
+def _conda(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    """Whose conda is there; nothing where none is and nobody asks for one."""
+    there = site.get("conda") or ()
+    if not there:
+        return [_line("conda", "ok", "none", "engine: conda works without")] if target.installer == "conda" else []
+    whose = {facts.user: "yours", "root": "the site's"}
+    found = ", ".join(f"{each['path']} ({whose.get(each['owner'], each['owner'])})" for each in there)
+    so = "engine: conda does not use it: locked packages are installed by py-rattler"
+    anaconda = any(part in each["path"] for each in there for part in ("/anaconda3/", "/miniconda3/"))
+    if anaconda:
+        so += "; the channel `defaults` of such an installation needs a licence in larger organisations"
+    return [_line("conda", "ok", found, so)]
 
 
 def _few(names: list[str]) -> str:

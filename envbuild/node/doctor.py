@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEADLINE = 12.0
 # A cluster of thousands of nodes prints some hundred kilobytes.
 LIMIT = 1024 * 1024
+CONDA_HOMES = ("conda", "miniconda3", "anaconda3", "miniforge3", "mambaforge")
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - looked at, not used
 # `%R|%D|%T|%G` is what `schedule/slurm_answers.py` reads.
 _SLURM = {
@@ -57,6 +58,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": _has_subordinate_ids(),
+        "conda": _conda(folders),
     }  # type: dict[str, Any]
     return False, {"facts": answers[0][1], "site": site}
 
@@ -153,6 +155,29 @@ def _temporary() -> "list[str]":
     own = os.environ.get("TMPDIR", "")
     named = ([os.path.abspath(own)] if own.startswith("/") else []) + list(TEMPORARY)
     return [path for index, path in enumerate(named) if path not in named[:index] and os.path.isdir(path)]
+
+
+def _conda(folders: "list[str]") -> "list[dict[str, str]]":
+    """The conda, mamba and micromamba that are there: `program`, `path` and `owner` of the file."""
+    home = os.path.expanduser("~")
+    homes = [os.path.join(top, name, "bin") for top in (home, "/opt") for name in CONDA_HOMES]
+    named = [os.path.dirname(os.environ.get(name, "")) for name in ("CONDA_EXE", "MAMBA_EXE")]
+    found = []
+    for program in ("conda", "mamba", "micromamba"):
+        path = which(program, folders + [each for each in named if each] + homes)
+        if path is not None:
+            found.append({"program": program, "path": path, "owner": _owner(path)})
+    return found
+
+
+def _owner(path: "str") -> "str":
+    import pwd
+
+    number = os.stat(path).st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def _has_subordinate_ids() -> "bool":

@@ -233,3 +233,15 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
     line = lines(facts(reachable=pytorch), site(), target())["network"]
     assert f"not reached: {host}; the default index is not configured here and was not asked" in line.found
     assert line.consequence == "this machine fetches and sends, where it can"
+
+
+def test_a_conda_that_is_there_is_told_with_its_owner_and_a_missing_one_only_where_it_is_asked_for() -> None:
+    there = [
+        {"program": "conda", "path": "/opt/miniconda3/bin/conda", "owner": "root"},
+        {"program": "micromamba", "path": "/home/me/bin/micromamba", "owner": "me"},
+    ]
+    line = lines(facts(), site(conda=there), target())["conda"]
+    assert line.found == "/opt/miniconda3/bin/conda (the site's), /home/me/bin/micromamba (yours)"
+    assert "licence" in line.consequence
+    assert "conda" not in lines(facts(), site(), target())
+    assert lines(facts(), site(), target(engine="conda"))["conda"].found == "none"

@@ -44,3 +44,20 @@ def test_a_strange_request_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeError) as caught:
         ask(tmp_path, submit="--nodes=1")
     assert caught.value.code == "request-invalid"
+
+
+def test_conda_and_its_kin_are_found_with_their_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("bin/micromamba", "home/miniforge3/bin/conda"):
+        program = tmp_path / place
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(doctor, "CONDA_HOMES", ("miniforge3",))
+    found = ask(tmp_path / "prefix")["site"]["conda"]
+    me = (tmp_path / "bin").owner()
+    assert [row for row in found if row["path"].startswith(str(tmp_path))] == [
+        {"program": "conda", "path": f"{tmp_path}/home/miniforge3/bin/conda", "owner": me},
+        {"program": "micromamba", "path": f"{tmp_path}/bin/micromamba", "owner": me},
+    ]
