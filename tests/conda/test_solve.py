@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -234,3 +237,43 @@ def run_python() -> Callable[[str], str]:
     import sys
 
     return lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, word: str) -> Iterator[str]:
+    """A server of a channel that lets in who says `word` as the authorization header."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != word:
+                self.send_error(401)
+                return
+            super().do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("where", ["netrc", "auth-file"])
+def test_credentials_are_the_user_s_own_files(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    channel(tmp_path / "forge", record("lib", "1.0"))
+    home.mkdir()
+    word = "Basic " + base64.b64encode(b"me:hunter2hunter2").decode()
+    with guarded(tmp_path / "forge", word) as url:
+        asked = wish(Place("forge", ((url,),)), specs=("lib",))
+        assert refused(asked).code == "channel-refused"
+        if where == "netrc":
+            (home / ".netrc").write_text("machine 127.0.0.1 login me password hunter2hunter2\n")
+        else:
+            logins = {"127.0.0.1": {"BasicHTTP": {"username": "me", "password": "hunter2hunter2"}}}
+            (home / "auth.json").write_text(json.dumps(logins))
+            monkeypatch.setenv("RATTLER_AUTH_FILE", str(home / "auth.json"))
+        assert [each.version for each in solve(asked)] == ["1.0"]
