@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.world import World
+from tests.e2e.world import MINOR, World
 from tests.node.forge import FILES, PATCH, need_compiler
 from tests.support.conda import Channel, fill
 
@@ -56,3 +56,16 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     said = world.run("verify", "--stack", f"./{stack.name}")
     assert "lib/libtool.so (tool 2.0 h1_3)" in said.out
     assert world.built("--engine", "conda", "--repair")["root"] == node["root"]
+
+
+def test_an_environment_yml_becomes_a_verified_environment_in_three_commands(world: World, conda_python: Path) -> None:
+    channel = fill(Channel(world.top / "forge", "forge"), conda_python)
+    world.wheel()
+    text = f"name: tiny\nchannels: ['{channel.url}']\ndependencies: [python={MINOR}, pure, {{pip: [alpha==1.0]}}]\n"
+    (world.work / "environment.yml").write_text(text)
+    world.good("lock", "create", "environment.yml")
+    node = world.good("provision", "--stack", "environment.yml", "--engine", "conda", "--json").node
+    assert node["packages"]["pure"] == "1.5 py_0 (conda)"
+    assert node["packages"]["alpha"] == "1.0"
+    assert world.good("verify", "--stack", "environment.yml").rc == 0
+    assert world.python("import alpha, pure; print(alpha.VERSION, pure.VERSION)") == "1.0 1.5"
