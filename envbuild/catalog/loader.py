@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
+from envbuild.catalog.environment_yml import as_stack, is_environment
 from envbuild.catalog.manifest_file import refuse
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.validation import manifest_error, show_value
@@ -76,17 +77,18 @@ def stack_of(target: LoadedTarget) -> str | None:
 
 
 def load_stack(ref: str) -> LoadedStack:
-    """A stack by shipped name or by path.
+    """A stack by shipped name or by path; an `environment.yml` of conda stands for one.
 
-    Raises EnvbuildError, exit 2: `stack-unknown`, `manifest-*`.
+    Raises EnvbuildError, exit 2: `stack-unknown`, `environment-yml`, `manifest-*`.
     """
     path = _find(ref, "stack", Path())
     document = read_yaml(path)
     _need_mapping(document, "stack")
+    data = as_stack(document, path) if is_environment(document.data) else document.data
     try:
-        stack = Stack.from_plain(document.data)
+        stack = Stack.from_plain(data)
     except ValidationError as error:
-        raise manifest_error(error, Stack, document.data, [document]) from None
+        raise manifest_error(error, Stack, data, [document]) from None
     return LoadedStack(ref, stack, path, shipped=not is_path(ref))
 
 

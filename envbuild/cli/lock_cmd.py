@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +225,7 @@ def diff(ui: Ui, before: Path, after: Path) -> int:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["pylock", "requirements", "conda-explicit"]),
+    type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock"]),
     default="pylock",
     show_default=True,
     help="What the other tool reads.",
@@ -248,13 +249,13 @@ def export(
     find_links: tuple[str, ...],
     output: Path | None,
 ) -> int:
-    """Write one variant of the lock of STACK for pip, uv and others.
+    """Write one variant of the lock of STACK for pip, uv, conda and others.
 
-    A pylock holds addresses: paths in the wheelhouse, or what the configured index says now. Do not commit it.
+    All but requirements hold addresses: paths in the wheelhouse, or what the configuration says now. Do not commit it.
     """
-    from envbuild.export.lock_formats import export_lock, find_variant
+    from envbuild.export.lock_formats import Places, export_lock, find_variant
 
-    _, made, _ = _read(stack, profile, lock_file)
+    loaded, made, _ = _read(stack, profile, lock_file)
     variant = find_variant(made, variant_id)
     if output and form == "pylock" and not _is_pylock_name(output.name):
         raise EnvbuildError(
@@ -263,7 +264,8 @@ def export(
             why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
-    places = None if wheelhouse or form != "pylock" else _places(variant, find_links)
+    places = _places(variant, find_links) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
+    places = replace(places, channels=_channels(loaded, made, variant))
     text = export_lock(made, variant.id, form, wheelhouse, places=places)
     if output:
         _write(output, text)
@@ -344,6 +346,14 @@ def _places(variant: Variant, find_links: tuple[str, ...]) -> Places:
     indexes = {name: Index(name, entry.url, entry.kind) for name, entry in load_indexes().items() if name in used}
     # An index that does not answer is left out: the file may still be in a find-links folder.
     return Places(supply.find_links, {name: index for name, index in indexes.items() if supply.reachable(index)})
+
+
+def _channels(loaded: LoadedStack, made: Lock, variant: Variant) -> dict[str, tuple[str, ...]]:
+    """Where the conda channels of a variant lie for this user."""
+    from envbuild.conda.channels import addresses
+
+    profile = loaded.stack.profiles.get(made.profile)
+    return addresses(profile.conda) if variant.conda and profile and profile.conda else {}
 
 
 def _is_pylock_name(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import choice_of, configured, place_options, settings_of, target_of
+from envbuild.cli.choose import choice_of, configured, engine_option, place_options, settings_of, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, gravest
 
@@ -109,6 +109,7 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 
 @click.command("verify")
 @place_options
+@engine_option
 @click.option("--quick", is_flag=True, help="Read no contents: stamp, names and versions of packages, link.")
 @click.option("--deep", is_flag=True, hidden=True, help="What is done without --quick anyway.")
 @DEADLINE_OPTION
@@ -137,6 +138,7 @@ def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: 
 
 @click.command("smoke")
 @place_options
+@engine_option
 @click.option("--cpu-trial", is_flag=True, help="Where no GPU is, try the stack's training script on the CPU.")
 @common_options
 def smoke(ui: Ui, /, *, cpu_trial: bool, **flags: Any) -> int:

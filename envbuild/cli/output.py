@@ -186,7 +186,9 @@ def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
     for name, texts in entries:
         beside = column if not width or column <= width // 2 else 4
         wrapped = [
-            part for text in texts for part in (textwrap.wrap(text, max(20, width - beside)) if width else [text])
+            part
+            for text in texts
+            for part in (textwrap.wrap(text, max(20, width - beside), break_on_hyphens=False) if width else [text])
         ]
         if beside < column:
             lines.append(name)

@@ -1,4 +1,4 @@
-"""Exports one variant for other tools: `pylock` (PEP 751) and `requirements` (hash-pinned).
+"""Exports one variant for other tools: `pylock` (PEP 751), `requirements` (hash-pinned), and what conda reads.
 
 A lock has no addresses. A pylock needs one for each file: a path in a wheelhouse, or the URL that the configured index
 gives at that moment. An export is made on request and never shipped.
@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.export.conda_formats import conda_lock, explicit
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
-Format = Literal["pylock", "requirements", "conda-explicit"]
-FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit")
+Format = Literal["pylock", "requirements", "conda-explicit", "conda-lock"]
+FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where to ask for addresses when there is no wheelhouse: find-links entries and the named indexes."""
+    """Where to ask for addresses when there is no wheelhouse: find-links entries, named indexes, conda's channels."""
 
     find_links: tuple[str, ...] = ()
     indexes: Mapping[str, Index] | None = None
+    channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def find_variant(lock: Lock, variant_id: str | None) -> Variant:
@@ -53,22 +55,22 @@ def export_lock(
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
     `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`,
-    `wheelhouse-hash`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's resolution raises.
+    `wheelhouse-hash`, `address-mismatch` (exit 5); `conda-unrecorded` (exit 7); `address-missing` (exit 75); what uv's
+    resolution raises.
     """
     variant = find_variant(lock, variant_id)
-    if format == "conda-explicit":
-        raise EnvbuildError(
-            "format-not-available",
-            "conda-explicit needs a conda variant, and this lock has none",
-            why="only the engine `venv` can be locked today",
-            hint="export pylock or requirements",
-        )
     if format not in FORMATS:
         raise EnvbuildError("format-unknown", f"no export format {format}", hint=f"one of: {', '.join(FORMATS)}")
     _refuse_unrecorded(variant)
+    places = places or Places()
     if format == "requirements":
         return _requirements(lock, variant)
-    where = _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places or Places())
+    if format == "conda-explicit":
+        return explicit(variant, _header(lock, variant), places.channels)
+    where = _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places)
+    if format == "conda-lock":
+        wheels = {file: entry.get("url") or Path(entry["path"]).as_uri() for file, entry in where.items()}
+        return conda_lock(variant, _header(lock, variant), places.channels, wheels)
     return _pylock(lock, variant, where)
 
 

@@ -117,7 +117,7 @@ class Equality(StrictModel):
 class PackageFile(StrictModel):
     """The file of a locked package that fits the nodes of a variant; an installer that is given hashes takes no other.
 
-    `sha256` as locked, `index` the *name* of the index that has it.
+    `sha256` as locked, `index` the *name* of the index that has it; of conda's, of the channel, and where it is in it.
     """
 
     name: str
@@ -125,6 +125,9 @@ class PackageFile(StrictModel):
     file: str
     sha256: str
     index: str
+    kind: Literal["pip", "conda"] = "pip"
+    subdir: str | None = None
+    build: str | None = None
 
 
 class BuiltVariant(StrictModel):

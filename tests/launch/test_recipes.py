@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -423,3 +424,12 @@ def test_launch_data_of_ones_own_that_lack_something_are_told(name: str, data: d
         launch(own_stack(name, **data), "exact", {}, place())
     assert (caught.value.code, caught.value.exit_code) == ("launch-data", ExitCode.USAGE)
     assert repr(lacks) in caught.value.what
+
+
+@pytest.mark.parametrize(("profile", "stages", "timers"), [("ported-cu130", 1, True), ("ported-cu130", 2, False)])
+def test_slurm_with_a_new_deepspeed_has_no_timers_in_a_pipeline(profile: str, stages: int, timers: bool) -> None:
+    values = {"pipeline_parallel": str(stages), "tensor_parallel": "2"}
+    made = started(SLURM, place(1, 4), profile=profile, **values)
+    assert json.loads(made.files[0].text)["wall_clock_breakdown"] is timers
+    assert any("wall_clock_breakdown is off" in note for note in made.notes) is not timers
+    assert json.loads(started(SLURM, place(1, 4), **values).files[0].text)["wall_clock_breakdown"] is True

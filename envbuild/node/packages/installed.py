@@ -5,7 +5,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable, Iterator
     from typing import Any
 
     from envbuild.node import merkle
@@ -69,13 +69,10 @@ def requires(environment: "str") -> "dict[str, set[str]]":
         name, wanted = "", set()
         try:
             with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
-                for line in stream:
-                    key, _, value = line.partition(":")
-                    if not line.strip():
-                        break
-                    if key.lower() == "name":
-                        name = normal_name(value.strip())
-                    elif key.lower() == "requires-dist":
+                for key, value in headers(stream):
+                    if key == "name":
+                        name = normal_name(value)
+                    elif key == "requires-dist":
                         wanted.add(required_name(value))
         except OSError:
             continue
@@ -83,19 +80,28 @@ def requires(environment: "str") -> "dict[str, set[str]]":
     return found
 
 
+def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
+    """Key (lower case) and first line of every header of metadata; only a line with nothing at all ends them."""
+    for line in lines:
+        if not line.strip("\r\n"):
+            return
+        key, colon, value = line.partition(":")
+        if colon and not line[0].isspace():  # else it continues the header before it
+            yield key.lower(), value.strip()
+
+
 def _metadata(path: "str") -> "tuple[str, str]":
     """Name and version from the headers of a METADATA file."""
     name = version = ""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                if not line.strip() or (name and version):
+            for key, value in headers(stream):
+                if key == "name":
+                    name = value
+                elif key == "version":
+                    version = value
+                if name and version:
                     break
-                key, _, value = line.partition(":")
-                if key.lower() == "name":
-                    name = value.strip()
-                elif key.lower() == "version":
-                    version = value.strip()
     except OSError:
         pass
     return name, version

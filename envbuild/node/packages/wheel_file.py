@@ -103,11 +103,8 @@ def _text(archive: "zipfile.ZipFile", name: "str", wanted: "dict[str, Any]") -> 
 def _check_identity(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str, Any]") -> "None":
     """The names in METADATA are those that the lock asked for."""
     said = {}  # type: dict[str, str]
-    for line in _text(archive, folder + "/METADATA", wanted).splitlines():
-        if not line.strip():
-            break
-        key, _, value = line.partition(":")
-        said.setdefault(key.lower(), value.strip())
+    for key, value in installed.headers(_text(archive, folder + "/METADATA", wanted).split("\n")):
+        said.setdefault(key, value)
     name, version = said.get("name", ""), said.get("version", "")
     same = installed.normal_name(name) == installed.normal_name(wanted["package"])
     if not same or installed.normal_version(version) != installed.normal_version(wanted["version"]):

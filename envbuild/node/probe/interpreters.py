@@ -44,7 +44,7 @@ def packages():
             fields = {}
             for line in text.split("\\n"):
                 key, colon, value = line.partition(":")
-                if not line.strip():
+                if not line.strip("\\r"):
                     break
                 if colon and key in ("Name", "Version"):
                     fields[key] = value.strip()

@@ -92,6 +92,9 @@ def _files(variant: Variant, facts: NodeFacts) -> Iterator[PackageFile]:
 
     glibc = numbers(facts.libc.version) if facts.libc.kind == "glibc" else ()
     platform = Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
+    for each in variant.conda.packages if variant.conda else ():
+        row = {key: getattr(each, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
+        yield PackageFile(kind="conda", index=each.channel, **row)
     for package in variant.packages:
         file = fitting_file(package, platform)
         if file is not None:

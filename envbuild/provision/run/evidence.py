@@ -40,7 +40,7 @@ def node_evidence(
         variant_digest=plan.variant_digest,
         root=rooted.get("root"),
         root_level=rooted.get("level"),
-        packages=verify.get("packages") or install.get("packages") or {},
+        packages={**(verify.get("packages") or install.get("packages") or {}), **_of_conda(verify or install)},
         base_packages=verify.get("base_packages") or install.get("base_packages") or {},
         sources=tuple(install.get("sources") or verify.get("sources") or ()),
         checks=checks,
@@ -48,6 +48,12 @@ def node_evidence(
         files=activate.get("files") or verify.get("files"),
         bytes=activate.get("bytes") or verify.get("bytes"),
     )
+
+
+def _of_conda(result: Mapping[str, Any]) -> dict[str, str]:
+    """What conda installed, by its own names: `1.26.4 py39_0 (conda)`."""
+    pins = (result.get("conda") or {}).get("packages") or {}
+    return {name: f"{pin} (conda)" for name, pin in pins.items()}
 
 
 def inspected_node(node: str, responses: Responses) -> NodeEvidence:
@@ -166,6 +172,7 @@ def _checks(responses: Responses) -> Iterable[Check]:
             details={"record_wrong": list(install["record_wrong"])} if install.get("record_wrong") else {},
             seconds=(install.get("seconds") or {}).get("record"),
         )
+    yield from _conda_checks(install.get("conda") or {})
     if install.get("required"):
         yield Check(name="required", status="passed", says=_wanted(**install["required"]), level="measured")
     stamped = _rooted({verb: response for verb, response in responses.items() if verb != "verify"})
@@ -177,6 +184,19 @@ def _checks(responses: Responses) -> Iterable[Check]:
                 says = f"every file hashed for the stamp, root {str(stamped['root'])[:12]} measured"
                 check = Check(name="files", status="passed", says=says, level="measured")
             yield check
+
+
+def _conda_checks(told: Mapping[str, Any]) -> Iterable[Check]:
+    """What a reader of conda packages takes for granted and what was not so: scripts that did not run, shared files."""
+    skipped, shared = told.get("link_scripts_skipped") or (), told.get("clobbered") or ()
+    if skipped:
+        says = f"the post-link scripts of {', '.join(skipped)} were not run: `link_scripts` does not list them"
+        yield Check(name="post-link", status="skipped", says=says)
+    if shared:
+        says = f"{len(shared)} file{'s' * (len(shared) != 1)} of two conda packages, with equal contents"
+        yield Check(
+            name="clobbered", status="passed", says=says, level="measured", details={"files": list(shared)[:20]}
+        )
 
 
 def _status(code: int) -> Any:

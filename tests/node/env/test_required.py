@@ -68,3 +68,12 @@ def test_requirements_are_read_of_every_distribution_and_of_its_headers_alone(tm
     assert installed.requires(str(tmp_path)) == {}
     (info / "METADATA").write_text("Name: A_b\nRequires-Dist: C.d>1\nrequires-dist: e\n\nRequires-Dist: text\n")
     assert installed.requires(str(tmp_path)) == {"a-b": {"c-d", "e"}}
+
+
+def test_a_blank_line_within_a_header_hides_no_requirement(tmp_path: Path) -> None:
+    """The text of a licence has such lines; matplotlib's does."""
+    info = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages" / "a-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("License: one\n        \n\ttwo\n  Requires-Dist: text\nName: a\nRequires-Dist: b\n")
+    assert installed.requires(str(tmp_path)) == {"a": {"b"}}
+    assert list(installed.installed(str(tmp_path))) == ["a"]

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import NodeEvidence
-from envbuild.provision.run.evidence import coded, inspected_node
+from envbuild.model.lock import Variant
+from envbuild.model.plan import NodePlan
+from envbuild.model.resolution import Resolution
+from envbuild.provision.run.attachments import built
+from envbuild.provision.run.evidence import coded, inspected_node, node_evidence
+from tests.lock.build import SHA
+from tests.resolve.builders import node_facts
 
 UNREAD = {"name": "files", "status": "not-run", "level": "not-checked", "says": "contents not read"}
 
@@ -54,3 +60,40 @@ def test_d31_a_root_is_as_sure_as_the_surest_answer() -> None:
     measured = {"ok": True, "result": {"root": "a" * 64, "level": "measured"}}
     found = inspected_node("gpu1", {"verify": stamped, "activate": measured})
     assert (found.root_level, found.checks[0].status, found.checks[0].level) == ("measured", "passed", "measured")
+
+
+def conda_node(**told: Any) -> NodeEvidence:
+    result = {"packages": {"numpy": "1.26.4", "six": "1.17"}, "record_checked": 3, "conda": told}
+    resolution = Resolution(
+        node="n", stack="s", profile="p", variant_id="v", variant_digest=SHA, interpreter=None, decisions=(),
+        candidates=(),
+    )  # fmt: skip
+    plan = NodePlan(node="n", environment="/e", variant_digest=SHA, python=None, steps=(), resolution=resolution)
+    return node_evidence(plan, node_facts("cpu-laptop"), {"install": {"ok": True, "result": result}})
+
+
+def test_conda_s_pins_stand_in_one_table_with_those_of_wheels() -> None:
+    node = conda_node(packages={"numpy": "1.26.4 py311_0", "libfoo": "2.0 h1_3"})
+    assert node.packages == {"numpy": "1.26.4 py311_0 (conda)", "six": "1.17", "libfoo": "2.0 h1_3 (conda)"}
+
+
+def test_scripts_that_did_not_run_and_files_of_two_packages_are_said() -> None:
+    node = conda_node(packages={}, link_scripts_skipped=["font-ttf"], clobbered=["lib/a", "lib/b"])
+    said = {check.name: (check.status, check.says) for check in node.checks}
+    assert said["post-link"][0] == "skipped"
+    assert "font-ttf" in said["post-link"][1]
+    assert said["clobbered"] == ("passed", "2 files of two conda packages, with equal contents")
+    assert {check.name for check in conda_node(packages={}).checks} == {"record"}
+
+
+def test_the_archives_of_conda_are_among_the_files_of_a_variant() -> None:
+    row = {"name": "python", "version": "3.11.9", "build": "h0_0", "channel": "forge", "subdir": "linux-64"}
+    archive = {**row, "file": "python-3.11.9-h0_0.conda", "sha256": SHA}
+    variant = Variant.from_plain(
+        {"id": "v", "digest": SHA, "python": "3.11", "engine": "conda", "conda": {"packages": [archive]}}
+    )
+    (made,) = built({SHA: variant}, [conda_node(packages={})])
+    (file,) = made.packages
+    assert (file.kind, file.index, file.subdir, file.build, file.file) == (
+        "conda", "forge", "linux-64", "h0_0", "python-3.11.9-h0_0.conda",
+    )  # fmt: skip
