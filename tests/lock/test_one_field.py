@@ -25,6 +25,18 @@ A, B = "1" * 40, "2" * 40
 IMAGE = f"registry.example.org/a:1@sha256:{SHA}"
 Where = tuple[str | int, ...]
 
+STEP: dict[str, Any] = {
+    "source": "k",
+    "script": "train.py",
+    "launcher": "mpi",
+    "arguments": ["--a"],
+    "on_cpu": ["--cpu"],
+    "environment": {"X": "1"},
+    "files": {"ds.json": {"a": 1}},
+    "data": "gpt2",
+    "log": "megatron",
+    "steps": 3,
+}
 # Every field of every model is said once.
 RICH: dict[str, Any] = {
     "python": ["3.11", "3.12"],
@@ -94,11 +106,12 @@ RICH: dict[str, Any] = {
     "system_packages": [{"name": "make", "why": "builds"}],
     "imports": ["alpha"],
     "environment": {"A": "1", "F": {"path": "/f", "if": "exists"}},
-    "smoke": [{"name": "sound", "deadline": 60.0, "floors": {"x": 1.0}}],
+    "smoke": [{"name": "sound", "deadline": 60.0, "floors": {"x": 1.0}}, {"name": "step", "step": STEP}],
     "training": {"precision": "bf16", "gpus": 8, "zero_stage": 1, "pipeline": True, "peak_tflops": 989.0},
     "deviations": ["one"],
 }
 _BUILD: Where = ("sources", 0, "build")
+_STEP: Where = ("smoke", 1, "step")
 _KERNEL: Where = ("sources", 1, "build", "modules", 0)
 # (model, field): where it is in RICH, and another value.
 STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
@@ -119,7 +132,10 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Profile", "as_of"): (("as_of",), "2024-01-02"),
     ("Profile", "packages"): (("packages",), ["alpha>=1", "gamma"]),
     ("Profile", "constraints"): (("constraints",), ["beta<3"]),
-    ("Profile", "sources"): (("sources",), []),
+    ("Profile", "sources"): (
+        ("sources",),
+        [{"name": "k", "git": "https://x.example.org", "commit": A, "install": "path"}],
+    ),
     ("Profile", "system_packages"): (("system_packages",), []),
     ("Profile", "imports"): (("imports",), ["beta"]),
     ("Profile", "environment"): (("environment", "A"), "2"),
@@ -166,6 +182,17 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("SmokeItem", "name"): (("smoke", 0, "name"), "machine"),
     ("SmokeItem", "deadline"): (("smoke", 0, "deadline"), 61.0),
     ("SmokeItem", "floors"): (("smoke", 0, "floors"), {"x": 2.0}),
+    ("SmokeItem", "step"): (("smoke", 1, "step"), {**STEP, "steps": 4}),
+    ("Step", "source"): ((*_STEP, "source"), "a"),
+    ("Step", "script"): ((*_STEP, "script"), "other.py"),
+    ("Step", "launcher"): ((*_STEP, "launcher"), "torchrun"),
+    ("Step", "arguments"): ((*_STEP, "arguments"), []),
+    ("Step", "on_cpu"): ((*_STEP, "on_cpu"), []),
+    ("Step", "environment"): ((*_STEP, "environment", "X"), "2"),
+    ("Step", "files"): ((*_STEP, "files"), {}),
+    ("Step", "data"): ((*_STEP, "data"), None),
+    ("Step", "log"): ((*_STEP, "log"), "deepspeed"),
+    ("Step", "steps"): ((*_STEP, "steps"), 4),
     ("Training", "precision"): (("training", "precision"), "fp16"),
     ("Training", "gpus"): (("training", "gpus"), 4),
     ("Training", "zero_stage"): (("training", "zero_stage"), 0),

@@ -40,7 +40,7 @@ def node_evidence(
         variant_digest=plan.variant_digest,
         root=rooted.get("root"),
         root_level=rooted.get("level"),
-        packages={**(verify.get("packages") or install.get("packages") or {}), **_of_conda(verify or install)},
+        packages={**(verify.get("packages") or install.get("packages") or {}), **_of_conda(install)},
         base_packages=verify.get("base_packages") or install.get("base_packages") or {},
         sources=tuple(install.get("sources") or verify.get("sources") or ()),
         checks=checks,
