@@ -42,8 +42,12 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
 @report.command("verify")
 @click.argument("path", metavar="REPORT", default="last")
 @click.option("--run", help="The run that the report has to be of.")
+@click.option(
+    "--signers", type=click.Path(path_type=Path, dir_okay=False),
+    help="The keys that you trust, as ssh-keygen's allowed_signers has them: demands a signature of one of them.",
+)  # fmt: skip
 @common_options
-def verify(ui: Ui, path: str, run: str | None) -> int:
+def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     """Check REPORT again without trusting it: a run (as `report show` takes it), its evidence.json or its report.html.
 
     Asks no network and no node. Exit 5 where something does not hold; what could not be checked is listed.
@@ -51,9 +55,26 @@ def verify(ui: Ui, path: str, run: str | None) -> int:
     from envbuild.report.recheck.told import as_dict, lines
     from envbuild.report.recheck.verify import verify_report
 
-    opened, findings = verify_report(_place(path), run=run)
+    opened, findings = verify_report(_place(path), run=run, signers=signers)
     ui.lines(as_dict(opened, findings), lambda width: lines(opened, findings, width=width))
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
+
+
+@report.command("sign")
+@click.argument("run", default="last")
+@click.option(
+    "--key", type=click.Path(path_type=Path, dir_okay=False), required=True,
+    help="A private SSH key, or the public one of a key that the agent has.",
+)  # fmt: skip
+@common_options
+def sign(ui: Ui, run: str, key: Path) -> int:
+    """Sign the report of RUN (an id, `last`, or its folder) with an SSH key, after checking that it holds."""
+    from envbuild.report.sign import sign_report
+
+    path = _place(run)
+    written = sign_report(path if path.is_dir() else path.parent, key)
+    ui.result({"signature": str(written)}, lambda: f"written: {written}")
+    return ExitCode.OK
 
 
 def _place(run: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,14 +34,18 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
     if pages:
         texts["html"] = ("report.html", render_html(clean))
         texts["md"] = ("report.md", render_markdown(clean))
-    paths = {}
+    write_whole(directory, {name: text.encode() for name, text in texts.values()})
+    return {form: directory / name for form, (name, _) in texts.items()}
+
+
+def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files` (name to contents), each whole or not at all. Raises EnvbuildError `report-not-written`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for form, (name, text) in texts.items():
-            paths[form] = directory / name
+        for name, data in files.items():
             partial = directory / f".{name}.{os.getpid()}"
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(paths[form])
+            partial.write_bytes(data)
+            partial.replace(directory / name)
     except OSError as error:
         raise EnvbuildError(
             "report-not-written",
@@ -48,7 +53,6 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
             why=str(error),
             hint="make the directory writable, or free some space",
         ) from error
-    return paths
 
 
 def render_json(evidence: Evidence) -> str:

@@ -38,7 +38,8 @@ def lines(report: Opened, findings: Sequence[Finding], *, width: int) -> list[tu
     name = visible(f"{report.evidence.stack}, run {report.evidence.run}")
     sure = f"{plural(open_, 'thing')} could not be checked" if open_ else "everything was checked"
     if problems:
-        says, style = f"✗ {name}: {plural(len(problems), 'statement')} of this report do not hold; {sure}", "bold red"
+        count = f"{plural(len(problems), 'statement')} of this report do{'es' * (len(problems) == 1)} not hold"
+        says, style = f"✗ {name}: {count}; {sure}", "bold red"
     else:
         says, style = f"✓ {name}: what could be checked holds; {sure}", "bold green"
     out = [(says, style)]

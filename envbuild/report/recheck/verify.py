@@ -11,13 +11,19 @@ from envbuild.report.recheck.course import check_course
 from envbuild.report.recheck.finding import Finding
 from envbuild.report.recheck.opened import Opened, open_report
 from envbuild.report.recheck.shown import check_pages
+from envbuild.report.recheck.signed import check_signature
 
 
-def verify_report(path: Path, *, run: str | None = None) -> tuple[Opened, list[Finding]]:
-    """Open a report and check it; `run` is the run that it has to be of. Raises EnvbuildError as `open_report` does."""
+def verify_report(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
+    """Open a report and check it; `run` is the run that it has to be of, `signers` an allowed_signers of ssh-keygen.
+
+    Raises EnvbuildError as `open_report` does, `signers-unreadable` (exit 2) and `ssh-keygen-missing` (exit 7).
+    """
     report = open_report(path)
-    attached, findings = read_all(report)
     evidence = report.evidence
+    findings = list(check_signature(report, signers))
+    attached, found = read_all(report)
+    findings += found
     findings += check_course(evidence, attached, report.folder.resolve().name, run)
     findings += check_contents(evidence, attached)
     findings += check_checks(evidence, attached)

@@ -1,0 +1,47 @@
+"""Sign a report: its evidence, and with that everything whose digest the evidence has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.report import page, ssh_signature
+from envbuild.report.recheck.opened import SIGNATURE
+from envbuild.report.recheck.verify import verify_report
+from envbuild.report.render import render_html, render_markdown, write_whole
+from envbuild.report.statement import pae, seal, statement
+
+
+def sign_report(folder: Path, key: Path) -> Path:
+    """Write the signature into the folder of a report, and the page anew, which carries it; the signature's path.
+
+    An earlier signature is replaced. Raises EnvbuildError `report-not-holding` (exit 5) where the report does not hold
+    without it, `report-not-signed`, and what `verify_report` raises.
+    """
+    report, findings = verify_report(folder)
+    # Pages and an earlier signature are made anew below.
+    problems = [each for each in findings if each.kind == "problem" and each.topic not in ("page", "signature")]
+    if problems:
+        raise EnvbuildError(
+            "report-not-holding",
+            f"{folder} is not signed: its report does not hold",
+            why="; ".join(f"{each.code}: {each.says}" for each in problems[:3]),
+            hint="`envbuild report verify` says all of it",
+            exit_code=ExitCode.INTEGRITY,
+        )
+    # Evidence of an early envbuild may hold signs that could end its element in the page.
+    text = page.embeddable(report.text)
+    payload = statement(text, report.evidence)
+    signature = ssh_signature.sign(pae(payload), key)
+    signed = ssh_signature.check(pae(payload), signature)
+    if signed is None:
+        raise EnvbuildError("report-not-signed", f"{key} made a signature that is not right", why="see `ssh-keygen -Y`")
+    envelope = seal(payload, signed.key, signature)
+    written = {
+        "evidence.json": text,
+        "report.html": render_html(report.evidence, text, envelope).encode(),
+        "report.md": render_markdown(report.evidence).encode(),
+        SIGNATURE: envelope,
+    }
+    write_whole(folder, written)
+    return folder / SIGNATURE

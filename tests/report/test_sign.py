@@ -1,0 +1,270 @@
+"""Signed reports: verified here, by plain ssh-keygen and by in-toto's own library; what was changed is not accepted."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.report.recheck.opened import SIGNATURE
+from envbuild.report.recheck.verify import verify_report
+from envbuild.report.sign import sign_report
+from envbuild.report.ssh_signature import sign
+from envbuild.report.statement import PREDICATE, pae, seal, statement, unseal
+from tests.report.sealed import RUN, Sealed
+
+NAME = "author@example.org"
+
+
+class Keys:
+    """Two SSH keys, and an allowed_signers that has the first."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make them."""
+        self.own, self.other = folder / "own", folder / "other"
+        for key in (self.own, self.other):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
+        self.signers = folder / "allowed_signers"
+        self.signers.write_text(f'{NAME} namespaces="envbuild" {self.own.with_suffix(".pub").read_text()}')
+        self.empty = folder / "empty"
+        self.empty.write_text("# nobody\n")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Path:
+    folder = Sealed(tmp_path_factory.mktemp("signed")).folder
+    sign_report(folder, keys.own)
+    return folder
+
+
+@pytest.fixture
+def copy(signed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(signed, tmp_path / RUN)
+    return tmp_path / RUN
+
+
+def problems(path: Path, signers: Path | None) -> set[str]:
+    return {each.code for each in verify_report(path, signers=signers)[1] if each.kind == "problem"}
+
+
+def signature_of(path: Path, signers: Path | None) -> list[tuple[str, str]]:
+    return [(each.kind, each.says) for each in verify_report(path, signers=signers)[1] if each.topic == "signature"]
+
+
+def test_a_signed_report_holds_as_folder_as_evidence_and_as_page(signed: Path, keys: Keys) -> None:
+    for path in (signed, signed / "evidence.json", signed / "report.html"):
+        assert problems(path, keys.signers) == set()
+        ((kind, says),) = signature_of(path, keys.signers)
+        assert kind == "checked"
+        assert says.startswith(f"{NAME} signed exactly this evidence, with the key SHA256:")
+
+
+def test_without_signers_it_says_that_nobody_knows_whose_key_it_is(signed: Path, tmp_path: Path) -> None:
+    assert [kind for kind, _ in signature_of(signed, None)] == ["checked", "not-checked"]
+    unsigned = Sealed(tmp_path).folder
+    ((kind, says),) = signature_of(unsigned, None)
+    assert (kind, says) == ("not-checked", "there is none: whoever can write these files can make all of them up")
+
+
+def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys: Keys) -> None:
+    text = (Path(__file__).parents[2] / "docs/reports.md").read_text()
+    (block,) = re.findall(r"<!-- plain -->\n\n((?:    .*\n)+)", text)
+    script = "set -e\n" + block.replace("author@example.org", NAME).replace("allowed_signers", str(keys.signers))
+    for damage, good in ((b"", True), (b" ", False)):
+        (copy / "evidence.json").write_bytes((copy / "evidence.json").read_bytes() + damage)
+        done = subprocess.run(["sh", "-c", script], cwd=copy, capture_output=True, text=True)
+        assert (done.returncode == 0) == good, done.stderr
+        assert f'Good "envbuild" signature for {NAME}' in done.stdout
+
+
+def test_in_totos_own_library_reads_the_statement(signed: Path) -> None:
+    payload, _, _ = unseal((signed / SIGNATURE).read_bytes())
+    told = json.loads(payload)
+    made = json_format.ParseDict(told, statement_pb2.Statement())
+    Statement.copy_from_pb(made).validate()
+    assert (made.predicate_type, made.subject[0].name) == (PREDICATE, "evidence.json")
+    known = {key: value for key, value in told["predicate"].items() if not key.startswith("urn:")}
+    result = json_format.ParseDict(known, test_result_pb2.TestResult())
+    assert result.result == "PASSED"
+    assert "gpu01/smoke/training" in result.passed_tests
+
+
+def test_what_does_not_hold_is_not_signed_and_what_is_signed_can_be_signed_again(tmp_path: Path, keys: Keys) -> None:
+    sealed = Sealed(tmp_path)
+    sealed.forge(lambda data: data.update(exit=1))
+    with pytest.raises(EnvbuildError, match="does not hold") as caught:
+        sign_report(sealed.folder, keys.own)
+    assert (caught.value.code, caught.value.exit_code) == ("report-not-holding", ExitCode.INTEGRITY)
+    assert not (sealed.folder / SIGNATURE).exists()
+    sealed.forge(lambda data: data.update(exit=0))
+    sign_report(sealed.folder, keys.other)
+    sign_report(sealed.folder, keys.own)
+    assert problems(sealed.folder, keys.signers) == set()
+
+
+def test_a_key_that_is_none_and_signers_that_cannot_be_read_are_coded_errors(copy: Path, keys: Keys) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        sign_report(copy, keys.signers)
+    assert caught.value.code == "report-not-signed"
+    assert problems(copy, keys.signers) == set()
+    with pytest.raises(EnvbuildError) as caught:
+        verify_report(copy, signers=copy / "none")
+    assert caught.value.code == "signers-unreadable"
+
+
+Envelope = dict[str, Any]
+
+
+def edit(folder: Path, change: Callable[[Envelope], object]) -> None:
+    """Change the envelope and carry it in the page too, as a careful forger does."""
+    data = json.loads((folder / SIGNATURE).read_bytes())
+    change(data)
+    put(folder, json.dumps(data, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+
+
+def put(folder: Path, envelope: bytes) -> None:
+    old = (folder / SIGNATURE).read_bytes()
+    (folder / SIGNATURE).write_bytes(envelope)
+    page = folder / "report.html"
+    page.write_bytes(page.read_bytes().replace(old, envelope))
+
+
+def payload(folder: Path, old: bytes, new: bytes) -> None:
+    text = base64.b64decode(json.loads((folder / SIGNATURE).read_bytes())["payload"]).replace(old, new)
+    edit(folder, lambda data: data.update(payload=base64.b64encode(text).decode()))
+
+
+def resign(folder: Path, old: bytes, new: bytes, key: Path) -> None:
+    """The statement changed, and signed by `key`."""
+    text, name, _ = unseal((folder / SIGNATURE).read_bytes())
+    text = text.replace(old, new)
+    put(folder, seal(text, name, sign(pae(text), key)))
+
+
+def swapped(folder: Path, keys: Keys) -> None:
+    """The right signature of the same author over another report."""
+    other = Sealed(folder.parent / "other")
+    other.forge(lambda data: data["warnings"].append("another"))
+    sign_report(other.folder, keys.own)
+    put(folder, (other.folder / SIGNATURE).read_bytes())
+
+
+def evidence_changed(folder: Path, _: Keys) -> None:
+    """A number that contradicts nothing, in the file and in the pages."""
+    for name in ("evidence.json", "report.html", "report.md"):
+        path = folder / name
+        path.write_bytes(path.read_bytes().replace(b"115472.1", b"115999.1").replace(b"115,472", b"115,999"))
+
+
+def unsigned_page(folder: Path, _: Keys) -> None:
+    page = folder / "report.html"
+    block = r'<script type="application/json" id="signature">.*?</script>\n'
+    page.write_text(re.sub(block, "", page.read_text(), flags=re.DOTALL))
+
+
+def other_plan(folder: Path, _: Keys) -> None:
+    plan = folder / "plan.json"
+    plan.write_bytes(plan.read_bytes().replace(b"gpu01", b"gpu09"))
+
+
+def first(data: Envelope) -> Envelope:
+    found = data["signatures"][0]
+    assert isinstance(found, dict)
+    return found
+
+
+REJECTED: dict[str, tuple[Callable[[Path, Keys], object], str]] = {
+    "a tampered number": (evidence_changed, "report-signature-of-another"),
+    "a swapped signature": (swapped, "report-signature-of-another"),
+    "an unknown key": (lambda f, k: sign_report(f, k.other), "report-signer-unknown"),
+    "a statement that was edited": (lambda f, k: payload(f, b"PASSED", b"FAILED"), "report-signature-invalid"),
+    "a statement that says more": (lambda f, k: resign(f, b"PASSED", b"WARNED", k.own), "report-statement-differs"),
+    "another kind of statement": (lambda f, k: resign(f, b"test-result/", b"test/", k.own), "report-envelope-invalid"),
+    "the id of another key": (lambda f, k: edit(f, lambda d: first(d).update(keyid="A")), "report-signature-invalid"),
+    "a second signature": (
+        lambda f, k: edit(f, lambda d: d["signatures"].append({**first(d), "keyid": "x"})), "report-envelope-invalid",
+    ),
+    "no signature inside": (lambda f, k: edit(f, lambda d: d.update(signatures=[])), "report-envelope-invalid"),
+    "an unsigned section": (lambda f, k: edit(f, lambda d: d.update(note="all good")), "report-envelope-invalid"),
+    "another payload type": (lambda f, k: edit(f, lambda d: d.update(payloadType="text")), "report-envelope-invalid"),
+    "no signature at all": (lambda f, k: edit(f, lambda d: first(d).update(sig="AA==")), "report-envelope-invalid"),
+    "an envelope that is no JSON": (lambda f, k: put(f, b"-----BEGIN-----\n"), "report-envelope-invalid"),
+    "a signature taken away": (lambda f, k: (f / SIGNATURE).unlink(), "report-unsigned"),
+    "a signature taken out of the page": (unsigned_page, "report-page-of-another"),
+    "a file that the evidence names": (other_plan, "report-file-differs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "code"), REJECTED.values(), ids=REJECTED)
+def test_a_signed_report_that_was_changed_is_rejected_by_name(
+    copy: Path, keys: Keys, change: Callable[[Path, Keys], object], code: str
+) -> None:
+    change(copy, keys)
+    assert code in problems(copy, keys.signers)
+
+
+def test_signers_without_the_key_or_for_something_else_are_nobody(copy: Path, keys: Keys, tmp_path: Path) -> None:
+    assert problems(copy, keys.empty) == {"report-signer-unknown"}
+    for number, option in enumerate(('namespaces="git"', 'valid-before="20200101"')):
+        signers = tmp_path / f"signers-{number}"
+        signers.write_text(f"{NAME} {option} {keys.own.with_suffix('.pub').read_text()}")
+        assert problems(copy, signers) == {"report-signer-unknown"}
+
+
+def test_the_statement_is_the_same_for_everybody_who_makes_it(signed: Path) -> None:
+    report, _ = verify_report(signed)
+    assert unseal((signed / SIGNATURE).read_bytes())[0] == statement(report.text, report.evidence)
+
+
+def flipped(folder: Path, chance: random.Random) -> tuple[Path, bytes]:
+    """A file of the report with one bit changed, and what it was; of the journal what the evidence covers."""
+    told = json.loads((folder / "evidence.json").read_text())
+    covered = {each["path"]: each["bytes"] for each in told["attachments"]}
+    path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    before = path.read_bytes()
+    place = chance.randrange(covered.get(path.relative_to(folder).as_posix(), len(before)))
+    changed = bytearray(before)
+    changed[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(changed)
+    return path, before
+
+
+def is_accepted(folder: Path, signers: Path) -> bool:
+    try:
+        return not problems(folder, signers)
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.INTEGRITY
+        return False
+
+
+@pytest.mark.parametrize(
+    ("seed", "times"), [(0, 20), *(pytest.param(seed, 95, marks=pytest.mark.slow) for seed in range(1, 11))]
+)
+def test_no_flipped_bit_of_a_signed_report_is_ever_accepted_and_the_original_always(
+    copy: Path, keys: Keys, seed: int, times: int
+) -> None:
+    chance = random.Random(seed)
+    for number in range(times):
+        path, before = flipped(copy, chance)
+        assert not is_accepted(copy, keys.signers), f"{path.name}, seed {seed}, number {number}"
+        path.write_bytes(before)
+        if number % 10 == 0:
+            assert is_accepted(copy, keys.signers)
