@@ -132,15 +132,20 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
     rows = []
     for name, each in _all_locks() if stack is None else [(stack, profile)]:
-        _, made, path = _read(name, each, lock_file)
+        loaded, made, path = _read(name, each, lock_file)
         ui.note(f"measuring {path.name}")
         places = [_places(variant, find_links) for variant in made.variants]
         indexes = {name: index for place in places for name, index in (place.indexes or {}).items()}
-        filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn)
+        channels = {name: urls for each in made.variants for name, urls in _channels(loaded, made, each).items()}
+        filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn, channels)
         if filled != made:
             write_lock(path, filled)
         files = [file for variant in filled.variants for package in variant.packages for file in package.files]
-        left = sorted({file.file for file in files if file.unpacked is None})
+        archives = [each for variant in filled.variants if variant.conda for each in variant.conda.packages]
+        left = sorted(
+            {each.file for each in files if each.unpacked is None}
+            | {each.file for each in archives if each.unpacked is None}
+        )
         rows.append({"lock": str(path), "changed": filled != made, "unmeasured": left})
     ui.result({"locks": rows}, lambda: "\n".join(_measured(row) for row in rows))
     return ExitCode.OK

@@ -18,7 +18,7 @@ from envbuild.model.conda import CondaPackage
 from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
-    from rattler import Channel, Gateway, MatchSpec, RepoDataRecord
+    from rattler import Channel, Client, Config, Gateway, MatchSpec, RepoDataRecord
     from rattler.repo_data.multi_source import MultiSource
 
 MOST_LINES = 10
@@ -71,17 +71,28 @@ def match_spec(text: str) -> MatchSpec:
 
 
 def _gateway() -> Gateway:
-    """The way to channels, with the certificates, proxies and credentials of the user's rattler configuration."""
-    from rattler import Config, Gateway
+    from rattler import Gateway
+
+    return Gateway.from_config(_config())
+
+
+def client() -> Client:
+    """What asks channels, with the certificates, proxies and credentials of the user's rattler configuration."""
+    from rattler import Client
+
+    return Client.from_config(_config())
+
+
+def _config() -> Config:
+    from rattler import Config
     from rattler.exceptions import ConfigError
 
     files = rattler_files(os.environ)
     try:
-        config = Config.load_from_locations([(path, True) for path in reversed(files)])
+        return Config.load_from_locations([(path, True) for path in reversed(files)])
     except ConfigError as error:
         named = ", ".join(map(str, files))
         raise EnvbuildError("conda-config-invalid", f"rattler cannot read {named}", why=str(error)) from error
-    return Gateway.from_config(config)
 
 
 class _Solver:

@@ -66,7 +66,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
     """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
 
     `indexes`: index name to `url` and `kind` (`simple`, `find-links`), for those that the plan's requests do not name.
-    Raises EnvbuildError `hash-unrecorded` (exit 5) and `version-unusable` (exit 2).
+    Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
     parts = [_HEADER.replace("@TITLE@", comment(title))]
@@ -80,6 +80,8 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
             + "\nfail 'no node of this plan has anything that fits' 7\n"
         )
     built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
+    for variant in built:
+        _refuse_conda(variant)
     needs, check, helpers = needs_of(built)
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
     parts += helpers
@@ -153,6 +155,16 @@ def _delivered(folders: Sequence[str]) -> list[str]:
         "  export UV_OFFLINE=1",
         *(f"  [ -d {quote(folder)} ] || fail {quote(f'{folder}: {lacking}')} 7" for folder in folders),
     ]
+
+
+def _refuse_conda(variant: Variant) -> None:
+    if variant.conda is not None:
+        raise EnvbuildError(
+            "conda-in-a-script",
+            f"{variant.id} begins with conda packages, which neither uv nor git installs",
+            hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
+            exit_code=ExitCode.REFUSED,
+        )
 
 
 def _first_use(step: Step) -> EnvbuildError:

@@ -47,6 +47,7 @@ def lock_conda(
     if spec is None or plan.virtual is None:
         return None
     from envbuild.conda.channels import places
+    from envbuild.conda.sizes import with_sizes
     from envbuild.conda.solve import Wish, solve
 
     said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
@@ -57,7 +58,8 @@ def lock_conda(
     kept = old.conda.packages if old and old.conda else ()
     wish = Wish(specs(profile, spec, plan.python), there, plan.virtual, SUBDIR, as_of, kept)
     before = {each.sha256: each for each in kept}
-    return LockedConda(packages=tuple(_measured(each, before) for each in solve(wish, say)), **said)
+    found = [_measured(each, before) for each in solve(wish, say)]
+    return LockedConda(packages=with_sizes(found, {place.name: place.urls for place in there}, say), **said)
 
 
 def solver_version(profile: Profile) -> dict[str, str]:

@@ -9,6 +9,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import with_sizes
 from envbuild.lock.readers.unpacked import of_source
+from envbuild.model.conda import LockedConda
 from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.unpacked import Unpacked
 
@@ -31,8 +32,17 @@ def with_trees(sources: Sequence[LockedSource], previous: Lock | None, say: Say)
     return tuple(each.model_copy(update={"unpacked": known.get((each.git, each.commit))}) for each in sources)
 
 
-def with_all_sizes(lock: Lock, find_links: tuple[str, ...], indexes: Mapping[str, Index], say: Say) -> Lock:
-    """The lock with what can be found out now, and nothing else changed; `say` is told of what could not be asked."""
+def with_all_sizes(
+    lock: Lock,
+    find_links: tuple[str, ...],
+    indexes: Mapping[str, Index],
+    say: Say,
+    channels: Mapping[str, Sequence[str]] | None = None,
+) -> Lock:
+    """The lock with what can be found out now, and nothing else changed; `say` is told of what could not be asked.
+
+    `channels`: base addresses of conda's, by name.
+    """
     known: dict[str, Unpacked | None] = {}
     for variant in lock.variants:
         lacking = [package for package in variant.packages if _lacks(package, known)]
@@ -47,7 +57,15 @@ def with_all_sizes(lock: Lock, find_links: tuple[str, ...], indexes: Mapping[str
     def filled(variant: Variant) -> Variant:
         packages = tuple(_with_known(package, known) for package in variant.packages)
         own = (each.model_copy(update={"unpacked": trees[each.git, each.commit].unpacked}) for each in variant.sources)
-        return variant.model_copy(update={"packages": packages, "sources": tuple(own)})
+        changes = {"packages": packages, "sources": tuple(own), "conda": _with_archives(variant.conda)}
+        return variant.model_copy(update=changes)
+
+    def _with_archives(conda: LockedConda | None) -> LockedConda | None:
+        if conda is None or not channels:
+            return conda
+        from envbuild.conda.sizes import with_sizes
+
+        return conda.model_copy(update={"packages": with_sizes(conda.packages, channels, say)})
 
     return lock.model_copy(update={"variants": tuple(map(filled, lock.variants))})
 
