@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import platform
-import tarfile
 from functools import cache
 from pathlib import Path
 from typing import IO, cast
@@ -85,6 +83,9 @@ def _installed() -> tuple[Path, Path]:
 
 def _write(path: Path, package: Path) -> None:
     """Owner, time and mode are fixed, so that equal packages give equal bytes."""
+    import gzip
+    import tarfile
+
     files = [each for each in sorted(package.rglob("*")) if each.is_file() and "__pycache__" not in each.parts]
     with (
         path.open("wb") as out,
