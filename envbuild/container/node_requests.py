@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,8 @@ CUDA_HOME = "/usr/local/cuda"
 # What packages are installed by; nothing of a source is in it, so it stays the same when only a source changes.
 _OF_PACKAGES = ("base", "engine", "flavour", "id", "image", "interpreter", "packages", "platform", "provided", "python",
                 "torch")  # fmt: skip
-_ASKED_OF_PACKAGES = ("cache", "controller", "environment", "interpreter", "profile", "stack", "tmp", "tools", "wait")
+_ASKED_OF_PACKAGES = ("asked", "cache", "controller", "environment", "interpreter", "profile", "stack", "tmp", "tools",
+                      "wait")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,11 @@ def make_requests(
     prefix: str,
     compat: Compat,
     patches: Mapping[str, Patch],
+    asked: Collection[str],
 ) -> Requests:
-    """Requests for one variant at one place. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
+    """Requests for one variant at one place; `asked` as for the planner.
+
+    Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
 
     The environment is named by its packages, not by the whole variant: an image has one, and a layer of packages has to
     lie where it is used.
@@ -96,7 +100,7 @@ def make_requests(
     uv = next(each for each in toolchain.uv if each.arch == machine)
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
     out = f"{prefix}/fetched"
-    steps = _planned(lock, variant, target, facts, tools, out, prefix, patches)
+    steps = _planned(lock, variant, target, facts, tools, out, prefix, patches, asked)
     common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}
     files = [_row(package, file) for package, file in _chosen(variant, place)]
     fetch = {**common, **_with_tools(files, uv, tools.uv, python, folder), "addresses": f"{prefix}/image/indexes.json"}
@@ -192,7 +196,7 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
 
 def _planned(
     lock: Lock, variant: Variant, target: Target, facts: NodeFacts, tools: _Tools, out: str, prefix: str,
-    patches: Mapping[str, Patch],
+    patches: Mapping[str, Patch], asked: Collection[str],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Install, smoke and activate as the planner has them for a node that fetches nothing itself."""
     # What the base brings is not known here: its digest stands for it.
@@ -220,7 +224,7 @@ def _planned(
         lock.stack, lock.profile, inner, lock, {NODE: facts}, {NODE: resolution},
         run=RUN, controller={}, pyz_digest="", tools={NODE: tools},
         artifacts={NODE: {"find_links": [f"{out}/wheels"], "indexes": {}, "offline": True, "sources": bundles}},
-        patches=patches,
+        patches=patches, asked=asked,
     )  # fmt: skip
     steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]
     for step in steps:

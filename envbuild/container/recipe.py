@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,14 @@ def make_recipe(
     compat: Compat,
     patches: Mapping[str, Patch],
     digests: Mapping[str, AskedDigest],
+    asked: Collection[str],
 ) -> ImageRecipe:
-    """The recipe of one variant.
+    """The recipe of one variant; `asked` are the packages that the lock has for themselves.
 
     Raises EnvbuildError: `hash-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
     """
     _refuse_unrecorded(variant)
-    requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches)
+    requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches, asked)
     warnings: list[str] = []
     maker = _Maker(lock, requests, place, containers.prefix, digests, warnings)
     if requests.variant.arch_list == ():

@@ -13,6 +13,7 @@ from envbuild.container.base_images import StackImage, load_containers, read_dig
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError
+from envbuild.lock.agreement import asked, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock, Variant
@@ -39,7 +40,9 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     # The shipped choice of a variant is one of its own profile.
     usual = known if known is not None and known.profile == profile else None
     path = lock_path(loaded, profile)
-    lock = fill(read_lock(path), read_first_uses())
+    lock = read_lock(path)
+    refuse_edited(lock, loaded.stack, profile, path.name)
+    lock = fill(lock, read_first_uses())
     digests = {**read_digests(), **read_digests(path.with_name("images.toml"))}
     target = load_target(choice.target or (known.target if known else "local"), template=True).target
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
@@ -48,6 +51,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     return make_recipe(
         lock, variant, target, place,
         containers=containers, compat=compat, patches=patches_of(lock), digests=digests,
+        asked=asked(lock, loaded.stack.profiles[profile]),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.export import bash_required
 from envbuild.export.bash_sources import comment, needs_of, quote, sources
 from envbuild.lock.unpinned import CODE, hash_unrecorded
 from envbuild.model.lock import Lock, LockedPackage, Variant
@@ -84,7 +85,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
         _refuse_conda(variant)
     needs, check, helpers = needs_of(built)
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
-    parts += helpers
+    parts += [bash_required.function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
         parts.append(_function(f"build_{number}", nodes, lock, indexes or {}))
     parts.append(_dispatch(groups))
@@ -141,6 +142,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, named)
+        lines += bash_required.call(variant, args.get("asked"))
         lines += sources(variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])

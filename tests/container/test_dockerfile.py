@@ -217,6 +217,7 @@ def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: p
             )
 
         monkeypatch.setattr(select, "read_lock", read)
+        monkeypatch.setattr(select, "refuse_edited", lambda *_: None)
         return recipe_for(Choice("opt-175b"))
 
     def another_commit(variant: Variant) -> dict[str, Any]:
@@ -234,6 +235,7 @@ def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: p
 
     part = json.loads(before.files["packages.json"])["args"]
     assert part["request"]["args"]["part"] == "packages"
+    assert {"hydra-core", "torch"} <= set(part["request"]["args"]["asked"])
     assert part["variant"]["packages"] == json.loads(before.files["variant.json"])["packages"]
     steps = json.loads(before.files["build.json"])["args"]["requests"]
     assert {each["args"]["environment"] for each in steps} == {before.environment}

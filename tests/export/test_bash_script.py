@@ -21,11 +21,13 @@ from envbuild.plan.planner import make_plan
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
 from tests.node.build.test_editable import PROJECT as OLD_PROJECT
+from tests.node.env_support import locked
 from tests.node.forge import FILES, PATCH, download, need_compiler
 from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import git, make_repository
+from tests.support.wheels import write_wheel
 
 HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -164,6 +166,30 @@ def test_a_file_with_another_hash_stops_the_script(tmp_path: Path, home: Path) -
     assert done.returncode != 0
     assert "hash" in done.stderr.lower()
     assert not (tmp_path / "p/current/demo").exists()
+
+
+@pytest.mark.parametrize(("asked", "stops"), [(["alpha"], True), (["alpha", "extra"], False)])
+def test_d23_a_package_that_nothing_asks_for_stops_the_script_before_its_code_can_run(
+    tmp_path: Path, home: Path, asked: list[str], stops: bool
+) -> None:
+    wheels, ran = tmp_path / "wheels", tmp_path / "ran"
+    start = {"extra.pth": f"import pathlib; pathlib.Path({str(ran)!r}).touch()\n"}
+    packages = [
+        locked(write_wheel(wheels, name, "1.0", contents, requires=requires), name, "1.0")
+        for name, contents, requires in (
+            ("alpha", {}, ["Beta_x>=1; extra == 'all'"]),
+            ("beta-x", {}, []),
+            ("extra", start, []),
+        )
+    ]
+    lock = make_lock({"id": "v", "python": PYTHON, "packages": packages})
+    script = render_script(planned(lock, str(tmp_path / "p"), asked=asked), lock)
+    syntax_ok(script)
+    done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_OFFLINE="1")
+    assert done.returncode == (5 if stops else 0), done.stderr
+    assert ("names: extra\n" in done.stderr) is stops
+    assert (tmp_path / "p/current/demo").exists() is not stops
+    assert not (stops and ran.exists())
 
 
 def test_another_tree_stops_the_script(tmp_path: Path, home: Path) -> None:

@@ -162,6 +162,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "d
     if job.part == "packages":
         packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
+        _required(job, interpreter)
         done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
         return dict(done, **stands_on.told)
     made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
@@ -170,10 +171,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "d
     if job.part is None:
         packages.install(tool, job.environment, locked, job.artifacts)
         job.phase("packages")
-    required = {}
-    if job.args.get("asked") is not None:
-        # Before anything of them can run.
-        required = packages.check_required(job.environment, locked, job.args["asked"], interpreter.requires)
+    required = _required(job, interpreter)
     if made.pins:
         made.prepare()
         job.phase("wheels")
@@ -208,6 +206,14 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "d
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
     return result
+
+
+def _required(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, int]":
+    """What `packages.check_required` says, before anything of the packages can run; nothing where nobody says it."""
+    if job.args.get("asked") is None:
+        return {}
+    locked = job.variant.get("packages", [])
+    return packages.check_required(job.environment, locked, job.args["asked"], interpreter.requires)
 
 
 def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "None":

@@ -62,11 +62,8 @@ def check_required(
     `package-not-required` (exit 5), which names the others: somebody wrote them into the lock.
     """
     edges, locked = installed.requires(environment), {installed.normal_name(each["name"]): each for each in packages}
-    reached, found = set(), set(asked) | base | (set(edges) - set(locked))  # type: set[str], set[str]
-    while found:
-        reached |= found
-        found = set().union(*(edges.get(name, set()) for name in found)) - reached
-    odd = ["%s %s" % (name, locked[name]["version"]) for name in sorted(set(locked) - reached)]
+    found = installed.unwanted(locked, edges, set(asked) | (set(edges) - set(locked)), base)
+    odd = ["%s %s" % (name, locked[name]["version"]) for name in found]
     if odd:
         raise NodeError(
             "package-not-required",

@@ -65,7 +65,7 @@ def installed(environment: "str") -> "dict[str, str]":
 def requires(environment: "str") -> "dict[str, set[str]]":
     """Name -> names of what it requires (both in normal form) of every dist-info; under whatever marker or extra."""
     found = {}  # type: dict[str, set[str]]
-    for folder in _dist_infos(environment):
+    for folder in dist_infos(environment):
         name, wanted = "", set()
         try:
             with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
@@ -78,6 +78,20 @@ def requires(environment: "str") -> "dict[str, set[str]]":
             continue
         found.setdefault(name, set()).update(wanted)
     return found
+
+
+def unwanted(
+    names: "Iterable[str]", edges: "dict[str, set[str]]", asked: "Iterable[str]", base: "Iterable[str]"
+) -> "list[str]":
+    """Those of `names` (sorted) that are not `asked` for and that neither `base` nor what is asked for requires.
+
+    `edges` as from `requires`, `base` what the packages below the environment require. All in normal form.
+    """
+    reached, found = set(), set(asked).union(base)  # type: set[str], set[str]
+    while found:
+        reached |= found
+        found = set().union(*(edges.get(name, set()) for name in found)) - reached
+    return sorted(set(names) - reached)
 
 
 def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
@@ -127,7 +141,7 @@ def check(
     checked = 0
     wrong = []  # type: list[dict[str, Any]]
     known = known or {}
-    for folder in _dist_infos(environment):
+    for folder in dist_infos(environment):
         record = folder + "/RECORD"
         if normal_name(os.path.basename(folder).split("-")[0]) in others:
             continue
@@ -143,7 +157,8 @@ def check(
     return checked, wrong
 
 
-def _dist_infos(environment: "str") -> "list[str]":
+def dist_infos(environment: "str") -> "list[str]":
+    """The dist-info folders of an environment, relative to it."""
     found = []
     for site in site_packages(environment):
         names = sorted(os.listdir(os.path.join(environment, site)))

@@ -38,6 +38,13 @@ def test_d23_an_added_package_is_named_before_its_code_can_run(node: Node, tmp_p
     assert os.path.realpath(node.prefix / "current" / "demo") == str(in_use)
 
 
+def test_d23_the_layer_of_packages_of_an_image_is_asked_too(node: Node) -> None:
+    variant = make_variant([wheel(node, "alpha"), wheel(node, "extra")])
+    with pytest.raises(NodeError) as caught:
+        node.install(variant, asked=["alpha"], part="packages")
+    assert caught.value.code == "package-not-required"
+
+
 def test_d23_two_that_require_each_other_are_both_named(node: Node) -> None:
     variant = make_variant([wheel(node, "alpha"), wheel(node, "one", "two"), wheel(node, "two", "one")])
     with pytest.raises(NodeError) as caught:
