@@ -77,16 +77,18 @@ def compare(
 
 
 def in_words(comparison: Comparison) -> str:
-    """One sentence: the figure, the claim, and what follows."""
-    said = f"{comparison.measured:.4g} {comparison.unit}{_of_peak(comparison.share, comparison.gpu)}"
-    if comparison.claim is None:
-        return f"{said}; {comparison.why}"
-    claim = f"{comparison.claim:.4g}{_of_peak(comparison.claim_share, comparison.claim_gpu)} ({comparison.source})"
-    return f"{said}; claimed: {claim}; {comparison.why}"
+    """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
+    said = [comparison.why]
+    if comparison.claim is not None:
+        shares = [f"claimed: {comparison.claim:.4g}", _of_peak(comparison.claim_share, comparison.claim_gpu)]
+        said.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
+    if comparison.share is not None:
+        said.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")
+    return "; ".join(said)
 
 
 def _of_peak(share: float | None, gpu: str | None) -> str:
-    return "" if share is None else f", {share:.0f} % of the dense peak of {gpu}"
+    return "" if share is None else f"{share:.0f} % of the dense peak of {gpu}"
 
 
 def _share(bench: Bench, value: float, peak: float | None) -> float | None:

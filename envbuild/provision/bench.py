@@ -19,6 +19,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.lock import Variant
 from envbuild.model.reference import Bench, Reference
+from envbuild.node.protocol import plural
 from envbuild.node.smoke.training_log import read_line
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
@@ -70,7 +71,7 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
         facts = _facts(work)
         node = nodes[0] if nodes else NodeEvidence(node="localhost", status="ok", exit=0)
         if node.exit == ExitCode.OK:
-            with work.phase("bench", f"running {asked.launch.model} on {asked.launch.gpus_per_node} GPUs"):
+            with work.phase("bench", f"running {asked.launch.model} on {plural(asked.launch.gpus_per_node, 'GPU')}"):
                 check = _check(work, reference, reference.bench, asked, facts)
             node = _with(node.model_copy(update={"facts": facts}), check)
         evidence = write_evidence(work, "bench", [node], warnings=tuple(work.notes))

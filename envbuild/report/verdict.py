@@ -66,6 +66,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
             return f"{name} on {where} is as it was stamped for this lock: every file that the root covers was read."
         said = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
         return f"{name} on {where}: {said or 'no check ran'}."
+    if evidence.verb == "bench":
+        return f"{name} ran on {where}: {_measured(evidence)}."
     if evidence.verb == "smoke":
         return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
     if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
@@ -74,6 +76,12 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     checked = f"{plural(passed, 'check')} passed" if passed else "no check ran"
     some = f"; contents not read on {len(unread)} of {where}" if unread else ""
     return f"{name} is provisioned on {where}; {checked}{some}."
+
+
+def _measured(evidence: Evidence) -> str:
+    """The figure of a stack's own run and what it says beside its claim."""
+    told = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
+    return f"{told.measured:.4g} {told.unit}, {told.why}" if told else "nothing was measured"
 
 
 def _unread(evidence: Evidence) -> list[Check]:

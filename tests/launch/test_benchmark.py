@@ -36,8 +36,11 @@ def test_on_another_gpu_nothing_is_compared_and_both_shares_of_their_peaks_are_t
     found = alpa(260.1)
     assert (found.verdict, found.share, found.claim_share) == ("not-comparable", 26.3, 44.7)
     words = in_words(found)
-    assert "260.1 TFLOP/s per GPU, 26 % of the dense peak of NVIDIA H200; claimed: 55.89, 45 %" in words
-    assert "not comparable: other GPU (H200-SXM-141GB, claimed for V100-SXM2-16GB)" in words
+    assert words == (
+        "not comparable: other GPU (H200-SXM-141GB, claimed for V100-SXM2-16GB); "
+        f"claimed: 55.89, 45 % of the dense peak of V100-SXM2-16GB ({found.source}); "
+        "here: 26 % of the dense peak of NVIDIA H200"
+    )
 
 
 def test_a_claim_for_the_gpu_that_is_there_comes_before_the_document_s() -> None:
