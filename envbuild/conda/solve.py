@@ -59,6 +59,16 @@ def solve(wish: Wish, say: Callable[[str], None] = lambda _: None) -> tuple[Cond
     return asyncio.run(_Solver(wish, _gateway(), say).run())
 
 
+def offered(packages: Sequence[CondaPackage], places: Sequence[Place]) -> dict[tuple[str, str, str], str]:
+    """What the channels have now under the names of packages: channel, subdir and file to sha256 ("" without one).
+
+    Raises EnvbuildError as `solve` does for channels.
+    """
+    subdir = next((each.subdir for each in packages if each.subdir != "noarch"), "linux-64")
+    asked = _Solver(Wish((), tuple(places), {}, subdir, keep=tuple(packages)), _gateway(), lambda _: None)
+    return asyncio.run(asked.offered())
+
+
 def match_spec(text: str) -> MatchSpec:
     """A match spec as conda reads it. Raises EnvbuildError `conda-spec-invalid` (exit 2)."""
     from rattler import MatchSpec
@@ -123,6 +133,14 @@ class _Solver:
         order = PackageRecord.sort_topologically(list(by_name.values()))
         records = [by_name[record.name.normalized] for record in order]
         return tuple(package_of(record, self.names[record.channel], self.wish.subdir) for record in records)
+
+    async def offered(self) -> dict[tuple[str, str, str], str]:
+        self.sources = [await self._source(place) for place in self.wish.places]
+        there = await self._all(each.name for each in self.wish.keep)
+        return {
+            (self.names[each.channel], each.subdir, each.file_name): each.sha256.hex() if each.sha256 else ""
+            for each in there
+        }
 
     async def _source(self, place: Place) -> MultiSource:
         """A channel whose parts all answer, each through the first of its mirrors that does."""

@@ -35,6 +35,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     findings += _unrecorded(lock)
     if online:
         findings += _upstream(lock, profile)
+        findings += _channels(lock, profile)
         findings += _added(lock, stack, supply) if supply else []
     return findings
 
@@ -123,6 +124,30 @@ def _added(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
         for variant, names in added.items()
         if names
     ]
+
+
+def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
+    """Conda packages that their channels do not have any more, or have with other contents."""
+    rows = [(variant.id, each) for variant in lock.variants if variant.conda for each in variant.conda.packages]
+    if not rows or profile.conda is None:
+        return []
+    from envbuild.conda.channels import places
+    from envbuild.conda.solve import offered
+
+    try:
+        there = offered([each for _, each in rows], places(profile.conda))
+    except EnvbuildError as error:
+        return [_failed(error, "conda")]
+    findings = []
+    for name, each in rows:
+        now = there.get((each.channel, each.subdir, each.file))
+        if now is None:
+            says = f"{each.channel} does not have {each.file} any more; the lock is not affected"
+            findings.append(LockFinding("conda-package-gone", "problem", name, says))
+        elif now != each.sha256:
+            says = f"{each.file} has sha256 {now or 'unknown'} in {each.channel}, {each.sha256} in the lock"
+            findings.append(LockFinding("conda-package-changed", "problem", name, says, ExitCode.INTEGRITY))
+    return findings
 
 
 def _upstream(lock: Lock, profile: Profile) -> list[LockFinding]:

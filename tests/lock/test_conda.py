@@ -215,3 +215,15 @@ def test_lock_create_solves_for_recorded_facts_and_says_how_much_is_conda_s(
     made = parse_lock((tmp_path / "my.lock.toml").read_text(), "x")
     (node,) = map(of_facts, load_facts("polaris").values())
     assert made.variants[0].conda and made.variants[0].conda.solved_for == node
+
+
+def test_lock_check_asks_the_channels_what_they_have_now(forge: Place, supply: MakeSupply, tmp_path: Path) -> None:
+    wanted = stack(forge, {"packages": ["numpy"]})
+    lock = make(wanted, supply())
+    assert check_lock(lock, wanted) == []
+    channel(tmp_path / "forge", record("numpy", "1.26.0", "py311", sha256="f" * 64))
+    found = {(finding.code, finding.kind, int(finding.exit_code)) for finding in check_lock(lock, wanted)}
+    assert found == {("conda-package-gone", "problem", 1), ("conda-package-changed", "problem", 5)}
+    for path in (tmp_path / "forge" / "noarch").iterdir():
+        path.unlink()
+    assert [finding.code for finding in check_lock(lock, wanted)] == ["channel-missing"]
