@@ -151,14 +151,17 @@ for update in range(1, 9):
 WITHOUT_A_STAND_IN = "import amp_C\namp_C.multi_tensor_lamb(1, None, [])\n"
 
 
-def trial(tmp_path: Path, text: str, log: str = "megatron", **more: Any) -> Check:
+def trial(
+    tmp_path: Path, text: str, log: str = "megatron", programs: dict[str, str] | None = None, **more: Any
+) -> Check:
     environment = torch_environment()
     tree = tmp_path / "tree"
-    tree.mkdir()
+    tree.mkdir(exist_ok=True)
     (tree / "train.py").write_text(HEAD + text)
     step = {"source": str(tree), "script": "train.py", "log": log, "steps": 8, **more}
     spec = smoke.Spec(str(environment), {}, False, trial=True)
-    (raw,) = smoke.smoke_items(spec, [{"name": "step", "deadline": 90, "step": step}], str(tmp_path / "scratch"))
+    item = {"name": "step", "deadline": 90, "step": step}
+    (raw,) = smoke.smoke_items(spec, [item], str(tmp_path / "scratch"), programs)
     return Check.from_plain(raw)
 
 
@@ -188,3 +191,32 @@ def test_a_kernel_that_has_no_stand_in_is_named(tmp_path: Path) -> None:
 def test_a_model_that_does_not_learn_fails(tmp_path: Path) -> None:
     check = trial(tmp_path, METASEQ.replace("    optimizer.step()\n", ""), "metaseq")
     assert check.says.startswith("the loss did not fall")
+
+
+OLD = """\
+from megatron.fused_kernels import scaled_masked_softmax_cuda
+
+model = torch.nn.Linear(16, 16).half().cuda()
+x = torch.randn(8, 16, device="cuda").half()
+assert model.weight.dtype == x.dtype == torch.float16 == torch.half and isinstance(x, torch.cuda.HalfTensor)
+assert scaled_masked_softmax_cuda.get_batch_per_block(8, 8, 2, 2) > 0
+assert torch.cuda.Stream() == torch.cuda.current_stream()
+for step in range(1, 9):
+    model.zero_grad()
+    loss = ((model(x) - x) ** 2).mean()
+    loss.backward()
+    for each in model.parameters():
+        each.data.sub_(each.grad)
+    print(f" iteration {step:8d}/{8:8d} | lm loss: {loss.item():.6E} |", flush=True)
+dist.barrier()  # no rank leaves before the other has come
+"""
+
+
+def test_where_the_cpu_has_no_half_precision_single_stands_in_and_it_is_said(tmp_path: Path) -> None:
+    """As with torch 1.10: here a newer one is taken for it."""
+    common = Path(smoke.__file__).parent / "programs" / "common.py"
+    old = common.read_text() + "\n\ndef torch_version(torch: Any) -> List[int]:\n    return [1, 10]\n"
+    (tmp_path / "tree" / "megatron" / "fused_kernels").mkdir(parents=True)
+    check = trial(tmp_path, OLD, programs={"common": old})
+    assert check.status == "passed", check.says
+    assert check.says.startswith("CPU trial: kernels, NCCL and copies not run; half precision ran as single: torch ")

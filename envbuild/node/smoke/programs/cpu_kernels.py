@@ -12,6 +12,8 @@ from torch.nn import functional
 
 # Kernels that envbuild built ahead of time lie in this package, see node/build/kernels.py.
 AHEAD = "envbuild_kernels"
+# Where kernels are looked for: at the top, there, and in the wheel that a Megatron makes of itself.
+_PACKAGES = ("", AHEAD, "megatron.fused_kernels")
 
 
 def _overflow(flag: Any, tensor: Any) -> None:
@@ -123,6 +125,10 @@ KERNELS: Dict[str, Dict[str, Any]] = {
         "backward": _softmax_grad,
         "get_batch_per_block": lambda *_: 1,
     },
+    # MegatronAPP's transfers: one pipeline stage prepares them and makes none.
+    "shm_tensor_new_rdma": dict.fromkeys(
+        ("init_shared_memory", "init_forward_rdma", "init_backward_rdma"), lambda *_: None
+    ),
     "scaled_softmax_cuda": {
         "forward": lambda x, scale: torch.softmax(x.float() * float(scale), -1).to(x.dtype),
         "backward": _softmax_grad,
@@ -148,8 +154,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
         """A spec for a module of KERNELS, None for every other."""
-        own = name[len(AHEAD) + 1 :] if name.startswith(AHEAD + ".") else name
-        return importlib.machinery.ModuleSpec(name, self) if own in KERNELS else None
+        package, _, own = name.rpartition(".")
+        known = package in _PACKAGES and own in KERNELS
+        return importlib.machinery.ModuleSpec(name, self) if known else None
 
     def create_module(self, spec: Any) -> Any:
         """The module, filled."""

@@ -7,6 +7,7 @@ nowhere else.
 
 import contextlib
 import functools
+import os
 import time
 from typing import Any, Callable
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import cpu_kernels
+from .common import torch_version
 
 _MEMORY = 16 * 1024**3  # bytes that the stand-in says it has
 # torch's functions that make a tensor on the device that they are given.
@@ -25,8 +27,9 @@ _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 _TYPES = ("Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "BFloat16", "Float", "Double")
 
 
-def install(gpus: int) -> None:
-    """Replace what a training script asks of CUDA; `gpus` is how many devices it is told of."""
+def install(gpus: int) -> str:
+    """Replace what a script asks of CUDA; `gpus`: of how many it is told. Returns what else must be said."""
+    os.environ.setdefault("DS_IGNORE_CUDA_DETECTION", "1")  # DeepSpeed would ask nvcc which kernels it could compile
     cpu_kernels.install()
     _devices(gpus)
     _memory()
@@ -34,6 +37,10 @@ def install(gpus: int) -> None:
     _tensors()
     _collectives()
     torch.jit.script = lambda function=None, *_, **__: function  # what is fused for a GPU runs as it is written
+    if torch_version(torch) >= [2, 1]:
+        return ""
+    _half_as_single()
+    return "half precision ran as single: torch %s has none on a CPU" % torch.__version__
 
 
 class _Properties:
@@ -82,6 +89,12 @@ class Stream:
 
     def __exit__(self, *_: Any) -> None:
         """Leave it."""
+
+    def __eq__(self, other: object) -> bool:
+        """All are one."""
+        return isinstance(other, Stream)
+
+    __hash__ = object.__hash__
 
     def record_event(self, event: Any = None) -> Any:
         """An event of now."""
@@ -189,6 +202,12 @@ def _tensors() -> None:
     for name in _TYPES:
         setattr(torch.cuda, name + "Tensor", getattr(torch, name + "Tensor"))
     _methods(torch.Tensor.to, torch.Tensor.type, torch.nn.Module.to)
+
+
+def _half_as_single() -> None:
+    torch.half = torch.float16 = torch.float32
+    torch.HalfTensor = torch.cuda.HalfTensor = torch.FloatTensor
+    torch.Tensor.half, torch.nn.Module.half = torch.Tensor.float, torch.nn.Module.float
 
 
 def _methods(move: Any, kind: Any, move_module: Any) -> None:

@@ -74,7 +74,7 @@ def main() -> None:
         from . import cpu_trial
 
         request.channel.stage("preparing the CPU trial")
-        cpu_trial.install(int(args["ranks"]))
+        request.channel.facts({"stand_ins": cpu_trial.install(int(args["ranks"]))})
     script = str(args["script"])
     sys.argv = [script] + [str(word) for word in args["words"]]
     sys.path[0] = os.path.dirname(script)  # in the place of the programs' own folder
