@@ -18,7 +18,12 @@ def report() -> None:
 @report.command("show")
 @click.argument("run", default="last")
 @click.option("--format", "form", type=click.Choice(["summary", "md", "html"]), default="summary", show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write all forms into a folder.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write all forms, and what belongs to them, into a folder.",
+)
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
@@ -28,9 +33,13 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     path = _place(run)
     evidence = load_evidence(path / "evidence.json" if path.is_dir() else path)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        for written in render.write_report(evidence, output).values():
-            ui.note(f"written: {written}")
+        from envbuild.report.copies import copy_report
+
+        written, left = copy_report(path, output)
+        for each in written:
+            ui.note(f"written: {each}")
+        for name in left:
+            ui.warn(f"{name} belongs to the report and is not there")
     if form == "summary":
         ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
     else:

@@ -39,13 +39,17 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
 
 
 def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write `files` (name to contents), each whole or not at all. Raises EnvbuildError `report-not-written`."""
+    """Write `files` (path below `directory` to contents), each whole or not at all.
+
+    Raises EnvbuildError `report-not-written`.
+    """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            partial = directory / f".{name}.{os.getpid()}"
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
             partial.write_bytes(data)
-            partial.replace(directory / name)
+            partial.replace(path)
     except OSError as error:
         raise EnvbuildError(
             "report-not-written",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 from envbuild.lock.files import read_lock
@@ -88,3 +89,21 @@ def test_a_forged_number_is_exit_5_with_its_code(world: World) -> None:
     assert {each["code"] for each in done.json["findings"] if each["kind"] == "problem"} >= {"report-exit-differs"}
     page = world.run("report", "verify", str(newest(world) / "report.html"))
     assert page.rc == 0
+
+
+def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(world: World) -> None:
+    world.wheel()
+    world.tiny()
+    world.built()
+    key = world.top / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    signers = world.top / "signers"
+    signers.write_text(f"author@example.org {key.with_suffix('.pub').read_text()}")
+    unsigned = world.run("report", "verify", "last", "--signers", str(signers), "--json")
+    assert (unsigned.rc, unsigned.json["error"]["code"]) == (5, "report-unsigned")
+    world.good("report", "sign", "last", "--key", str(key))
+    copy = world.top / "copy"
+    world.good("report", "show", "last", "--output", str(copy))
+    for path in ("last", str(copy), str(copy / "report.html")):
+        told = world.good("report", "verify", path, "--signers", str(signers)).out
+        assert "author@example.org signed exactly this evidence" in " ".join(told.split())

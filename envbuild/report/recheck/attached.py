@@ -18,7 +18,7 @@ from envbuild.report import strict_json
 from envbuild.report.recheck.finding import Finding, checked, not_checked, problem
 from envbuild.report.recheck.opened import Opened, read_attachment
 
-_LIMIT = 64 * 1024 * 1024
+LIMIT = 64 * 1024 * 1024
 _ONCE = ("lock", "profile", "plan", "journal")
 _TOPIC = "files"
 
@@ -41,7 +41,7 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
     found, findings, missing, good = Attached(), list[Finding](), list[str](), 0
     for item in report.evidence.attachments:
         try:
-            data = read_attachment(report.folder, item.path, _LIMIT)
+            data = read_attachment(report.folder, item.path, LIMIT)
         except ValueError as error:
             findings.append(problem("report-file-unsafe", _TOPIC, f"{item.path}: {error}"))
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from envbuild import __version__
+from envbuild.errors import EnvbuildError
 from envbuild.report import page
 from envbuild.report.recheck.finding import Finding, checked, not_checked, problem
 from envbuild.report.recheck.opened import Opened
@@ -24,7 +25,14 @@ def check_pages(report: Opened) -> Iterator[Finding]:
 
 
 def _html(report: Opened, html: str) -> Iterator[Finding]:
-    inside = page.carried(html, report.path)
+    try:
+        inside = page.carried(html, report.path)
+    except EnvbuildError as error:
+        if report.evidence.schema_version == "1.0":
+            yield not_checked("page", "report.html is of an envbuild whose pages did not carry their evidence")
+        else:
+            yield problem(error.code, "page", f"report.html: {error.why}")
+        return
     if inside.evidence != page.embeddable(report.text):
         yield problem("report-page-of-another", "page", "report.html carries other evidence than evidence.json")
         return
@@ -45,4 +53,4 @@ def _is_ours(report: Opened) -> bool:
 def _said(name: str, same: bool) -> Finding:
     if same:
         return checked("page", f"{name} shows what the evidence holds, byte by byte")
-    return problem("report-page-differs", "page", f"{name} is not what this envbuild makes of its evidence")
+    return problem("report-page-differs", "page", f"{name} is not what envbuild {__version__} makes of its evidence")

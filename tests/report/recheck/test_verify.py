@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.cli.report_cmd import report as command
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import canonical_json
 from envbuild.report import page
 from envbuild.report.recheck.told import lines
@@ -191,12 +193,20 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a page with other evidence": (
         lambda f: swap(f / "report.html", b'"exit": 0', b'"exit": 1'), "report-page-of-another",
     ),
+    "a page without its evidence": (
+        lambda f: swap(f / "report.html", b'id="evidence"', b'id="other"'), "report-page-invalid",
+    ),
+    "half a page": (lambda f: half(f / "report.html"), "report-page-invalid"),
     "another text beside it": (lambda f: add(f / "report.md"), "report-page-differs"),
 }  # fmt: skip
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def add(path: Path) -> None:
@@ -227,6 +237,22 @@ def test_files_that_were_touched_are_rejected_by_name(
     shutil.copytree(made, copy)
     change(copy)
     assert problems(copy) == {code}
+
+
+def test_evidence_of_an_older_schema_is_checked_and_its_page_is_called_not_checked(sealed: Sealed) -> None:
+    path = sealed.folder / "evidence.json"
+    old = json.loads(path.read_text())
+    old |= {"schema_version": "1.0", "ansible_tasks": old.pop("steps_run"), "attachments": [], "variants": []}
+    for name in ("attachments", "plan.json", "journal.jsonl"):
+        shutil.move(sealed.folder / name, sealed.folder.parent / name)
+    path.write_text(json.dumps(old))
+    (sealed.folder / "report.html").write_text("<!doctype html><p>as pages were then")
+    (sealed.folder / "report.md").unlink()
+    assert problems(sealed.folder) == set()
+    assert unchecked(sealed.folder) >= {"files", "lock", "page", "root"}
+    old["exit"] = 1
+    path.write_text(json.dumps(old))
+    assert problems(sealed.folder) == {"report-exit-differs"}
 
 
 def test_a_report_in_the_folder_of_another_run_or_of_another_than_the_asked_one_is_rejected(
@@ -265,3 +291,37 @@ def test_every_code_is_in_the_documentation() -> None:
     told = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
     assert len(codes) > 20
     assert sorted(code for code in codes if f"`{code}`" not in told) == []
+
+
+NASTY = (None, True, -1, 10**18, 1e308, "", "\x1b[2J", "../../x", "0" * 64, [], {}, [[]], {"a": {"b": []}})
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value in JSON-like data."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*at, key)
+        yield from paths(item, (*at, key))
+
+
+def test_whatever_a_report_holds_it_is_judged_or_refused_and_nothing_breaks(made: Path, tmp_path: Path) -> None:
+    text = (made / "evidence.json").read_text()
+    places = list(paths(json.loads(text)))
+    chance = random.Random(15)
+    path = tmp_path / "evidence.json"
+    shutil.copytree(made / "attachments", tmp_path / "attachments")
+    judged = 0
+    for _ in range(80):
+        data = json.loads(text)
+        *way, last = chance.choice(places)
+        holder = data
+        for key in way:
+            holder = holder[key]
+        holder[last] = chance.choice(NASTY)
+        path.write_text(json.dumps(data))
+        try:
+            verify_report(path)
+            judged += 1
+        except EnvbuildError as error:
+            assert error.exit_code == ExitCode.INTEGRITY
+    assert 5 < judged < 80
