@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from envbuild.conda.channels import Place, rattler_files
@@ -25,6 +26,8 @@ MOST_LINES = 10
 # Channels that a channel names for itself are not followed: the stack says which there are.
 ALONE: Final = "disabled"
 NEWEST = "9999"
+# Seconds to look for the nearest solution: a list of a whole environment has hundreds of specs.
+PATIENCE = 20.0
 _SAYS = "Cannot solve the request because of: "
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
 _MISSING = re.compile(r"could not find subdir|HTTP status client error \((404|410)")
@@ -208,13 +211,14 @@ class _Solver:
 
     async def _settled(self, found: list[RepoDataRecord]) -> list[RepoDataRecord]:
         """The same with the first build string of those between which nothing but the order of an index decides."""
-        everything = await self._all(record.name.normalized for record in found)
+        alike: dict[tuple[str, str], list[RepoDataRecord]] = {}
+        for each in await self._all(record.name.normalized for record in found):
+            alike.setdefault((each.name.normalized, str(each.version)), []).append(each)
         settled = list(found)
         for place, record in enumerate(found):
-            twins = [each for each in everything if _is_twin(each, record)]
+            twins = [each for each in alike[record.name.normalized, str(record.version)] if _is_twin(each, record)]
             best = min((record, *twins), key=lambda each: (str(each.build), each.file_name))
-            others = [each for number, each in enumerate(settled) if number != place]
-            if twins and self._accepts(best, others):
+            if twins and self._accepts(best, [*settled[:place], *settled[place + 1 :]]):
                 settled[place] = best
                 builds = ", ".join(sorted({str(each.build) for each in (record, *twins)}))
                 name = f"{record.name.normalized} {record.version}"
@@ -245,7 +249,10 @@ class _Solver:
         """The first change of one thing with which there is a solution, in words; empty where none helps."""
         from rattler.exceptions import SolverError
 
+        end = monotonic() + PATIENCE
         for words, name, wish in _relaxed(self.wish):
+            if monotonic() > end:
+                break
             try:
                 found = await self._solve(wish)
             except SolverError:
@@ -274,14 +281,9 @@ def _relaxed(wish: Wish) -> Iterator[tuple[str, str, Wish]]:
 
 
 def _is_twin(one: RepoDataRecord, other: RepoDataRecord) -> bool:
-    """Whether nothing but the build string and the file tell two records of one channel apart."""
+    """Whether nothing but the build string and the file tells two records of one name and version apart."""
     same = ("channel", "subdir", "build_number", "depends", "constrains", "timestamp", "track_features")
-    return (
-        one.name.normalized == other.name.normalized
-        and str(one.version) == str(other.version)
-        and one.file_name != other.file_name
-        and all(getattr(one, key) == getattr(other, key) for key in same)
-    )
+    return one.file_name != other.file_name and all(getattr(one, key) == getattr(other, key) for key in same)
 
 
 def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
