@@ -169,22 +169,25 @@ def _origin() -> dict[str, str]:
 
 
 def wanted_files(recipe: ImageRecipe) -> dict[str, str]:
-    """File name -> sha256 of everything that the fetch stage fetches by hash."""
-    return {each["file"]: each["sha256"] for each in json.loads(recipe.files["fetch.json"])["args"]["files"]}
+    """File name (of conda: below its channel) -> sha256 of everything that the fetch stage fetches by hash."""
+    files = json.loads(recipe.files["fetch.json"])["args"]["files"]
+    return {f"{each['subdir']}/{each['file']}" if "subdir" in each else each["file"]: each["sha256"] for each in files}
 
 
 @contextmanager
 def _wheelhouse(recipe: ImageRecipe, options: Options) -> Iterator[Path]:
     """One folder with what the user's folders have of the wanted files, and their sources.
 
-    Folders of pip's find-links count too: the build does not see them.
+    Folders of pip's find-links count too, and channels that are folders: the build does not see them.
     """
-    folders = [*options.wheelhouses]
-    folders += [Path(each) for each in pip_config.folders(pip_config.read(options.environ).find_links)]
+    indexes = json.loads(recipe.uncommitted.get(INDEXES, "{}")).values()
+    links = [*pip_config.read(options.environ).find_links, *(url for each in indexes for url in each.get("urls", ()))]
+    folders = [*options.wheelhouses, *map(Path, pip_config.folders(links))]
     with tempfile.TemporaryDirectory(prefix="envbuild-wheelhouse-") as top:
         house = Path(top)
         for name, digest in wanted_files(recipe).items():
-            there = next((each / name for each in folders if (each / name).is_file()), None)
+            places = (each / path for each in folders for path in (name, Path(name).name))
+            there = next((path for path in places if path.is_file()), None)
             if there is not None and sha256_of(there) == digest:
                 _link(there, house / name)
         for each in options.wheelhouses:

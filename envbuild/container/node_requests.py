@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.toolchain import Toolchain, ToolchainPython, ToolchainUv, load_toolchain
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.patch import Patch
@@ -21,18 +22,21 @@ from envbuild.node.image.fetch_stage import repository
 from envbuild.node.protocol import PROTOCOL
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import make_plan
+from envbuild.provision.contact.rattler_tool import LEAST_PYTHON
+from envbuild.provision.contact.toolchain import BOOTSTRAP_PYTHON
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.inside_image import image_tag
 from envbuild.resolve.variant_checks import request_for
+from envbuild.resolve.versions import numbers
 
 NODE = "image"
 RUN = "image"
 CUDA_HOME = "/usr/local/cuda"
 # What packages are installed by; nothing of a source is in it, so it stays the same when only a source changes.
-_OF_PACKAGES = ("base", "engine", "flavour", "id", "image", "interpreter", "packages", "platform", "provided", "python",
-                "torch")  # fmt: skip
+_OF_PACKAGES = ("base", "conda", "engine", "flavour", "id", "image", "interpreter", "packages", "platform", "provided",
+                "python", "torch")  # fmt: skip
 _ASKED_OF_PACKAGES = ("asked", "cache", "controller", "environment", "interpreter", "profile", "stack", "tmp", "tools",
                       "wait")  # fmt: skip
 
@@ -50,7 +54,7 @@ class Requests:
     environment: str
     fetch: dict[str, Any]
     sources: dict[str, Any] | None
-    indexes: dict[str, dict[str, str]]
+    indexes: dict[str, dict[str, Any]]
     packages: dict[str, Any]
     build: dict[str, Any]
     out: str
@@ -81,13 +85,12 @@ def make_requests(
     compat: Compat,
     patches: Mapping[str, Patch],
     asked: Collection[str],
+    channels: Mapping[str, Sequence[str]],
 ) -> Requests:
-    """Requests for one variant at one place; `asked` as for the planner.
-
-    Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
+    """Requests for one variant at one place; `asked` as for the planner, `channels`: where those of conda lie.
 
     The environment is named by its packages, not by the whole variant: an image has one, and a layer of packages has to
-    lie where it is used.
+    lie where it is used. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
     """
     toolchain = load_toolchain()
     python = _standalone(variant, place, toolchain)
@@ -98,12 +101,21 @@ def make_requests(
     variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat)).without_sizes()
     machine = variant.platform.removeprefix("linux_")
     uv = next(each for each in toolchain.uv if each.arch == machine)
+    rattler = next(each for each in toolchain.rattler if each.arch == machine) if variant.conda else None
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
+    if rattler is not None:
+        tools = _Tools(tools.uv, None, (), f"{prefix}/tools/py-rattler-{rattler.sha256[:12]}", interpreter)
     out = f"{prefix}/fetched"
     steps = _planned(lock, variant, target, facts, tools, out, prefix, patches, asked)
     common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}
     files = [_row(package, file) for package, file in _chosen(variant, place)]
     fetch = {**common, **_with_tools(files, uv, tools.uv, python, folder), "addresses": f"{prefix}/image/indexes.json"}
+    if variant.conda is not None and rattler is not None:
+        fetch["files"] += [_archive(each) for each in variant.conda.packages]
+        fetch["files"].append(
+            {"package": "py-rattler", "index": "pypi", "file": rattler.file, "sha256": rattler.sha256}
+        )
+        fetch["tools"].append({"file": rattler.file, "folder": tools.rattler})
     named = {file["index"] for file in fetch["files"] if "index" in file}
     sources = {**common, "files": [], "sources": [source.to_json_dict() for source in variant.sources]}
     part = _packages_part(variant)
@@ -121,7 +133,7 @@ def make_requests(
         environment=environment,
         fetch=_request(fetch, prefix),
         sources=_request(sources, prefix) if variant.sources else None,
-        indexes={n: {"url": e.url, "kind": e.kind} for n, e in load_indexes().items() if n in named and e.url},
+        indexes=_addresses(named, variant, channels),
         packages=_request(packages, prefix),
         build=_request(build, prefix),
         out=out,
@@ -131,6 +143,25 @@ def make_requests(
         variables=steps[-1]["args"]["variables"],
         arch_list=tuple((install.get("build") or {}).get("arch_list") or ()),
     )
+
+
+def _addresses(
+    named: Collection[str], variant: Variant, channels: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any]]:
+    """What `fetch` reads from a file of its own, of the indexes and channels that it needs."""
+    found: dict[str, dict[str, Any]] = {
+        name: {"url": each.url, "kind": each.kind}
+        for name, each in load_indexes().items()
+        if name in named and each.url
+    }
+    for name in {each.channel for each in variant.conda.packages} if variant.conda else ():
+        found[f"conda:{name}"] = {"urls": list(channels.get(name, ())), "kind": "channel"}
+    return found
+
+
+def _archive(package: CondaPackage) -> dict[str, Any]:
+    where = {"channel": package.channel, "subdir": package.subdir}
+    return {"package": package.name, "file": package.file, "sha256": package.sha256, **where}
 
 
 def _with_tools(
@@ -165,9 +196,12 @@ def _packages_request(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> ToolchainPython | None:
-    """The build of CPython that goes into the image, None where the image has the interpreter."""
+    """The build of CPython that the environment stands on, None where the image has the interpreter."""
     if variant.interpreter.kind == "standalone":
         return toolchain.by_name(str(variant.interpreter.name))
+    if variant.conda is not None and numbers(variant.python) < LEAST_PYTHON:
+        # For the stages that build: it runs py-rattler, and does not get into the image.
+        return toolchain.find_python(BOOTSTRAP_PYTHON, variant.platform.removeprefix("linux_"))
     if place.python is not None:
         return None
     return toolchain.find_python(variant.python, variant.platform.removeprefix("linux_"))
@@ -220,11 +254,13 @@ def _planned(
         for part in source.submodules:
             name = f"{source.name}/{part.path}"
             bundles[name] = repository(f"{out}/sources", name)
+    artifacts: dict[str, Any] = {"find_links": [f"{out}/wheels"], "indexes": {}, "offline": True}
+    if variant.conda is not None:
+        artifacts["conda"] = {"folder": f"{out}/conda"}
     plan = make_plan(
         lock.stack, lock.profile, inner, lock, {NODE: facts}, {NODE: resolution},
         run=RUN, controller={}, pyz_digest="", tools={NODE: tools},
-        artifacts={NODE: {"find_links": [f"{out}/wheels"], "indexes": {}, "offline": True, "sources": bundles}},
-        patches=patches, asked=asked,
+        artifacts={NODE: {**artifacts, "sources": bundles}}, patches=patches, asked=asked,
     )  # fmt: skip
     steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]
     for step in steps:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,13 +75,14 @@ def make_recipe(
     patches: Mapping[str, Patch],
     digests: Mapping[str, AskedDigest],
     asked: Collection[str],
+    channels: Mapping[str, Sequence[str]],
 ) -> ImageRecipe:
-    """The recipe of one variant; `asked` are the packages that the lock has for themselves.
+    """The recipe of one variant; `asked`: the packages that the lock has for themselves, `channels`: where conda's lie.
 
-    Raises EnvbuildError: `hash-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
+    Raises EnvbuildError: `hash-unrecorded`, `conda-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
     """
     _refuse_unrecorded(variant)
-    requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches, asked)
+    requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches, asked, channels)
     warnings: list[str] = []
     maker = _Maker(lock, requests, place, containers.prefix, digests, warnings)
     if requests.variant.arch_list == ():
@@ -115,8 +116,10 @@ def make_recipe(
 
 
 def _refuse_unrecorded(variant: Variant) -> None:
-    from envbuild.lock.unpinned import hash_unrecorded
+    from envbuild.lock.unpinned import conda_unrecorded, hash_unrecorded
 
+    if variant.conda is not None and not variant.conda.packages:
+        raise conda_unrecorded(variant)
     for package in variant.packages:
         if all(file.sha256 == "unrecorded" for file in package.files):
             raise hash_unrecorded(package.files[0])
@@ -214,11 +217,17 @@ class _Maker:
         return (
             Arg("ENVBUILD_NETWORK", "any"),
             Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
+            *self._archives(),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
             Comment("No network is needed; with ENVBUILD_NETWORK=off one that is there is an error."),
             Run(self._building("packages.json")),
         )
+
+    def _archives(self) -> tuple[Instruction, ...]:
+        """Those of conda, which stay in this stage."""
+        folder = f"{self.requests.out}/conda"
+        return (Copy((folder,), folder, "fetch"),) if self.requests.variant.conda else ()
 
     def _build(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = [Arg("ENVBUILD_NETWORK", "any")]
@@ -238,7 +247,7 @@ class _Maker:
 
     def _installed(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
-        if self.requests.python_folder is not None:
+        if self.requests.python_folder is not None and self.requests.variant.conda is None:
             out.append(Comment("The environment's interpreter; the image brings none."))
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
         out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
@@ -263,6 +272,8 @@ class _Maker:
     def _environment(self, current: str) -> dict[str, str]:
         plain = {key: value for key, value in self.requests.variables.items() if isinstance(value, str)}
         mine = {"VIRTUAL_ENV": current, "ENVBUILD_STACK": self.lock.stack, "PYTHONNOUSERSITE": "1"}
+        if self.requests.variant.conda is not None:
+            mine["CONDA_PREFIX"] = current
         if self.requests.arch_list:
             # Else code that is compiled when it is first used takes what the base was built for.
             mine["TORCH_CUDA_ARCH_LIST"] = ";".join(self.requests.arch_list)

@@ -9,6 +9,7 @@ from envbuild import resources
 from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.patches import patches_of
+from envbuild.conda.channels import addresses
 from envbuild.container.base_images import StackImage, load_containers, read_digests
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
@@ -48,10 +49,11 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     place = find_place(variant, containers, _about(known, usual), choice.given)
     compat = load_compat(resources.catalog() / "compat")
+    channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
     return make_recipe(
         lock, variant, target, place,
         containers=containers, compat=compat, patches=patches_of(lock), digests=digests,
-        asked=asked(lock, loaded.stack.profiles[profile]),
+        asked=asked(lock, loaded.stack.profiles[profile]), channels=channels,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""The one refusal of a file whose hash nobody has recorded."""
+"""The one refusal of a file whose hash nobody has recorded, and of conda packages that nobody has."""
 
 from __future__ import annotations
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.lock import ArtifactFile
+from envbuild.model.lock import ArtifactFile, Variant
 
 CODE = "hash-unrecorded"
 
@@ -16,5 +16,16 @@ def hash_unrecorded(file: ArtifactFile) -> EnvbuildError:
         why=file.reason or "",
         hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256; or create the lock "
         "again where its index can be reached",
+        exit_code=ExitCode.INTEGRITY,
+    )
+
+
+def conda_unrecorded(variant: Variant) -> EnvbuildError:
+    """`conda-unrecorded` (exit 5) for a variant whose channels nobody has asked yet."""
+    return EnvbuildError(
+        "conda-unrecorded",
+        f"the lock has no conda packages of {variant.id}",
+        why=(variant.conda.unrecorded if variant.conda else None) or "",
+        hint="`envbuild lock create` records them where the channel can be reached",
         exit_code=ExitCode.INTEGRITY,
     )

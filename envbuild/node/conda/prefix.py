@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _DEADLINE = 3600.0
 _SCRIPT_DEADLINE = 600.0
 _SYSTEM_PATH = "/usr/bin:/bin"
+# Nothing of the user: no configuration and no credentials have a part in this.
+_ENVIRON = {"PATH": _SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
 
 class Rattler:
@@ -41,8 +43,7 @@ class Rattler:
             self._run({"action": "install", "archives": files, "prefix": environment, "cache": cache})
 
     def _run(self, asked: "dict[str, Any]") -> "None":
-        # Its own home: no configuration and no credentials of the user have a part in this.
-        env = {"PATH": _SYSTEM_PATH, "HOME": self.tmp, "TMPDIR": self.tmp, "LC_ALL": "C.UTF-8"}
+        env = dict(_ENVIRON, HOME=self.tmp, TMPDIR=self.tmp)
         data = json.dumps(dict(asked, rattler=self.folder)).encode("utf-8")
         argv = [self.python, "-I", "-B", "-c", self._program]
         done = proc.run(argv, timeout=_DEADLINE, env=env, cwd=self.tmp, stdin=data)

@@ -9,6 +9,7 @@ import os
 import shutil
 
 from envbuild.node import paths, verbs
+from envbuild.node.conda import meta
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
 from envbuild.node.image import added_files, fetch_stage
@@ -173,10 +174,11 @@ def settle(environment: "str") -> "None":
             for key in _VOLATILE:
                 (source.get("build") or {}).pop(key, None)
         paths.write_json(path, told)
+    of_conda = meta.distributions(environment)
     for site in installed.site_packages(environment):
         top = os.path.join(environment, site)
         for name in sorted(os.listdir(top)):
-            if name.endswith(".dist-info"):
+            if name.endswith(".dist-info") and installed.normal_name(name.split("-")[0]) not in of_conda:
                 _forget_origin(os.path.join(top, name))
 
 

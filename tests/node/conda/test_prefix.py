@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import lease, paths
+from envbuild.node.conda import prefix
 from envbuild.node.env import remove
 from envbuild.node.packs import pack, unpack
 from envbuild.node.protocol import NodeError
@@ -231,3 +232,10 @@ def test_a_pack_of_a_conda_environment_has_the_root_of_what_went_in(conda_node: 
     assert result["conda"]["packages"]["tool"] == "2.0 h1_3"
     assert conda_node.activate(variant)[1]["root"] == made["root"]
     assert run(environment / "bin" / "pure-run") == "pure" and conda_node.verify(deep=True)["ok"]
+
+
+def test_a_node_without_certificates_installs_too(conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rattler makes a client that fetches nothing, and would not without certificates of the system."""
+    empty = {"SSL_CERT_FILE": "/nonexistent", "SSL_CERT_DIR": "/nonexistent"}
+    monkeypatch.setattr(prefix, "_ENVIRON", {**prefix._ENVIRON, **empty})
+    assert conda_node.install(conda_node.variant([]))[0]
