@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,9 @@ def read_lock(path: Path) -> Lock:
     return parse_lock(_read_text(path), str(path))
 
 
+@lru_cache(maxsize=4)
 def parse_lock(text: str, name: str) -> Lock:
-    """The same from text; `name` is what messages call it."""
+    """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
