@@ -28,10 +28,11 @@ def report() -> None:
 def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
     from envbuild.report import render, terminal
-    from envbuild.report.evidence_file import load_evidence
+    from envbuild.report.recheck.opened import open_report
 
     path = _place(run)
-    evidence = load_evidence(path / "evidence.json" if path.is_dir() else path)
+    opened = open_report(path)
+    evidence = opened.evidence
     if output is not None:
         from envbuild.report.copies import copy_report
 
@@ -43,8 +44,11 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
     if form == "summary":
         ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
     else:
-        rendered = render.render_html if form == "html" else render.render_markdown
-        ui.result(evidence.to_json_dict(), lambda: rendered(evidence))
+        pages = {
+            "html": lambda: render.render_html(evidence, opened.text, opened.envelope),
+            "md": lambda: render.render_markdown(evidence),
+        }
+        ui.result(evidence.to_json_dict(), pages[form])
     return 0
 
 

@@ -12,14 +12,6 @@ from envbuild.report import strict_json
 LIMIT = 64 * 1024 * 1024
 
 
-def load_evidence(path: Path) -> Evidence:
-    """Read an evidence file.
-
-    Raises EnvbuildError `evidence-missing`, `evidence-invalid`, or `evidence-version` for another schema version.
-    """
-    return read_evidence(read_bytes(path), path)
-
-
 def read_bytes(path: Path) -> bytes:
     """A file of at most 64 MiB. Raises EnvbuildError `evidence-missing` or `evidence-invalid`."""
     try:
@@ -35,7 +27,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_evidence(data: bytes, path: Path) -> Evidence:
-    """Evidence from the bytes of a file; `path` is what messages call it. Raises as `load_evidence` does."""
+    """Evidence from the bytes of a file; `path` is what messages call it.
+
+    Raises EnvbuildError `evidence-invalid`, or `evidence-version` for another schema version.
+    """
     from pydantic import ValidationError
 
     try:

@@ -104,6 +104,8 @@ def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(wo
     world.good("report", "sign", "last", "--key", str(key))
     copy = world.top / "copy"
     world.good("report", "show", "last", "--output", str(copy))
-    for path in ("last", str(copy), str(copy / "report.html")):
+    page = world.work / "page.html"
+    page.write_text(world.good("report", "show", "last", "--format", "html").out)
+    for path in ("last", str(page), str(copy), str(copy / "report.html")):
         told = world.good("report", "verify", path, "--signers", str(signers)).out
         assert "author@example.org signed exactly this evidence" in " ".join(told.split())

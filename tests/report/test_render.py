@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
-from envbuild.report.evidence_file import load_evidence
+from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.verdict import make_verdict
 from envbuild.report.view import make_view
@@ -92,7 +92,7 @@ def test_three_files_are_written_and_read_back(tmp_path: Path) -> None:
         "report.html",
         "report.md",
     ]
-    assert load_evidence(paths["json"]) == evidence()
+    assert open_report(paths["json"]).evidence == evidence()
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])
@@ -310,7 +310,7 @@ def test_evidence_of_schema_1_0_is_read(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     told = evidence().to_json_dict() | {"schema_version": "1.0"}
     path.write_text(json.dumps(told | {"ansible_tasks": told.pop("steps_run")}))
-    assert load_evidence(path).steps_run == evidence().steps_run > 0
+    assert open_report(path).evidence.steps_run == evidence().steps_run > 0
 
 
 def test_evidence_of_another_schema_version_is_refused(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_evidence_of_another_schema_version_is_refused(tmp_path: Path) -> None:
     for version in ("2.0", 1, None):
         path.write_text(json.dumps(evidence().to_json_dict() | {"schema_version": version}))
         with pytest.raises(EnvbuildError) as error:
-            load_evidence(path)
+            open_report(path)
         assert error.value.code == "evidence-version"
 
 
@@ -330,7 +330,7 @@ def test_what_is_not_evidence_is_a_coded_error(tmp_path: Path, content: bytes) -
     path = tmp_path / "evidence.json"
     path.write_bytes(content)
     with pytest.raises(EnvbuildError) as error:
-        load_evidence(path)
+        open_report(path)
     assert error.value.code == "evidence-invalid"
 
 
@@ -338,13 +338,13 @@ def test_an_unknown_key_in_evidence_is_named(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     path.write_text(json.dumps(evidence().to_json_dict() | {"surprise": 1}))
     with pytest.raises(EnvbuildError) as error:
-        load_evidence(path)
+        open_report(path)
     assert "surprise" in error.value.why
 
 
 def test_missing_evidence_and_an_unwritable_directory_are_coded_errors(tmp_path: Path) -> None:
     with pytest.raises(EnvbuildError) as missing:
-        load_evidence(tmp_path / "none.json")
+        open_report(tmp_path / "none.json")
     assert missing.value.code == "evidence-missing"
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvbuildError) as refused:

@@ -7,7 +7,6 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Evidence
 from envbuild.report import page
 from envbuild.report.evidence_file import read_bytes, read_evidence
@@ -29,10 +28,7 @@ class Opened:
 
 
 def open_report(path: Path) -> Opened:
-    """Read a report.
-
-    Raises EnvbuildError `report-page-invalid` (exit 5) and what `read_evidence` raises, with exit 5 as well.
-    """
+    """Read a report. Raises EnvbuildError `report-page-invalid` (exit 5) and what `read_evidence` raises (exit 2)."""
     if path.is_dir():
         return _folder(path)
     data = read_bytes(path)
@@ -40,7 +36,7 @@ def open_report(path: Path) -> Opened:
         return _folder(path.parent, path, data)
     html = _text(path, data)
     carried = page.carried(html, path)
-    return Opened(path, path.parent, carried.evidence, _evidence(carried.evidence, path), carried.envelope, html)
+    return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.envelope, html)
 
 
 def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -> Opened:
@@ -49,7 +45,7 @@ def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -
     pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
     signature = folder / SIGNATURE
     envelope = read_bytes(signature) if os.path.lexists(signature) else None
-    return Opened(path, folder, text, _evidence(text, path), envelope, pages["report.html"], pages["report.md"])
+    return Opened(path, folder, text, read_evidence(text, path), envelope, pages["report.html"], pages["report.md"])
 
 
 def _page(path: Path) -> str | None:
@@ -61,14 +57,6 @@ def _text(path: Path, data: bytes) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise page.invalid(path, f"it is not UTF-8: byte {error.start}") from error
-
-
-def _evidence(data: bytes, path: Path) -> Evidence:
-    try:
-        return read_evidence(data, path)
-    except EnvbuildError as error:
-        error.exit_code = ExitCode.INTEGRITY
-        raise
 
 
 def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report.recheck.attached import read_all
 from envbuild.report.recheck.checks import check_checks
 from envbuild.report.recheck.contents import check_contents
@@ -17,9 +18,13 @@ from envbuild.report.recheck.signed import check_signature
 def verify_report(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
     """Open a report and check it; `run` is the run that it has to be of, `signers` an allowed_signers of ssh-keygen.
 
-    Raises EnvbuildError as `open_report` does, `signers-unreadable` (exit 2) and `ssh-keygen-missing` (exit 7).
+    Raises EnvbuildError as `open_report` does, but with exit 5; `signers-unreadable` (2), `ssh-keygen-missing` (7).
     """
-    report = open_report(path)
+    try:
+        report = open_report(path)
+    except EnvbuildError as error:
+        error.exit_code = ExitCode.INTEGRITY
+        raise
     evidence = report.evidence
     findings = list(check_signature(report, signers))
     attached, found = read_all(report)
