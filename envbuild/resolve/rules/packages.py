@@ -63,7 +63,7 @@ def package_rule(rule: PackageRule, request: Request) -> Decision | None:
         return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
     name, _, mended = place.partition(" patched by ")
     if mended:
-        return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note, rule.fix)
+        return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note)
     what = f"{rule.says}: {place} uses it, and fails when it gets there"
     return decision(rule.id, "warn", what, compared, rule.note, rule.fix)
 
