@@ -213,11 +213,36 @@ def _starts_group(node: "ast.AST") -> "bool":
     return {"torch.distributed.is_initialized", "torch.distributed.init_process_group"} <= calls
 
 
+_PRECOMPILED = """\
+if not hasattr(fused_kernels, "load"):
+    return  # this Megatron was built with its kernels
+"""
+
+
+def _find_kernel_load(source: "Source") -> "list[Change]":
+    """In `load_megatron_fused_kernel`: behind its imports, nothing is loaded where Megatron has no `load`."""
+    out = []
+    for function in source.tree().body:
+        if not isinstance(function, ast.FunctionDef) or function.name != "load_megatron_fused_kernel":
+            continue
+        calls = [dotted(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+        if "fused_kernels.load" not in calls or 'hasattr(fused_kernels, "load")' in source.code(function):
+            continue
+        imports = [node for node in function.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        if not imports or not any(alias.name == "fused_kernels" for node in imports for alias in node.names):
+            raise UnfitError("does not import fused_kernels", source.span(function)[0])
+        start, end = source.span(imports[-1])
+        indent = source.text[source.line_start(start) : start]
+        out.append(Change(end, end, "\n\n" + "\n".join(indent + line for line in _PRECOMPILED.splitlines())))
+    return out
+
+
 EDITS = {
     "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions"), 1),
     "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call"), 1),
     "megatron-deepspeed-start": (_find_deepspeed_start, _nothing_left(_find_deepspeed_start, "a start without it"), 1),
     "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor"), 1),
     "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI"), 1),
+    "metaseq-kernel-load": (_find_kernel_load, _nothing_left(_find_kernel_load, "a load that is not asked for"), 1),
     "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import"), 1),
 }

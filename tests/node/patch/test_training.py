@@ -358,3 +358,46 @@ def test_another_start_of_the_process_group_is_left_alone(tmp_path: Path, old: s
         apply(tmp_path, "megatron-deepspeed-start")
     assert caught.value.code == code
     assert file.read_text() == START.replace(old, new, 1)
+
+
+GELU = "metaseq/modules/fused_bias_gelu.py"
+LOAD = """\
+def load_megatron_fused_kernel():
+    \"\"\"Compile and load.\"\"\"
+    if getattr(load_megatron_fused_kernel, "has_run", False):
+        return
+    load_megatron_fused_kernel.has_run = True
+
+    from megatron import fused_kernels
+    from argparse import Namespace
+
+    fused_kernels.load(Namespace(rank=0))
+"""
+CALL = "from metaseq.modules.fused_bias_gelu import load_megatron_fused_kernel as load\nload()\nprint('went on')"
+
+
+def test_a_megatron_that_was_built_with_its_kernels_loads_none(tmp_path: Path) -> None:
+    write(tmp_path, GELU, LOAD)
+    kernels = write(tmp_path, "megatron/fused_kernels/__init__.py", "")
+    assert "module 'megatron.fused_kernels' has no attribute 'load'" in run(CALL, tmp_path).stderr
+    assert apply(tmp_path, "metaseq-kernel-load")["hits"] == 1
+    assert run(CALL, tmp_path).stdout == "went on\n"
+    kernels.write_text("def load(args):\n    print('loaded on', args.rank)\n")
+    assert run(CALL, tmp_path).stdout == "loaded on 0\nwent on\n"
+    assert apply(tmp_path, "metaseq-kernel-load")["already"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("    from megatron import fused_kernels\n", "", "patch-precondition"),
+        ("def load_megatron_fused_kernel", "def load_kernels", "patch-no-hits"),
+        ("fused_kernels.load(", "fused_kernels.build(", "patch-no-hits"),
+    ],
+)
+def test_another_load_of_kernels_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
+    file = write(tmp_path, GELU, LOAD.replace(old, new, 1))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "metaseq-kernel-load")
+    assert caught.value.code == code
+    assert file.read_text() == LOAD.replace(old, new, 1)

@@ -205,9 +205,14 @@ for step in range(1, 9):
     model.zero_grad()
     loss = ((model(x) - x) ** 2).mean()
     loss.backward()
+    found, grads = torch.zeros(1, device="cuda"), [each.grad for each in model.parameters()]
+    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.full((1,), 0.5, device="cuda"))
+    assert found.item() == 0
     for each in model.parameters():
         each.data.sub_(each.grad)
     print(f" iteration {step:8d}/{8:8d} | lm loss: {loss.item():.6E} |", flush=True)
+torch._amp_foreach_non_finite_check_and_unscale_([x * float("inf")], found, torch.ones(1))
+assert found.item() == 1
 dist.barrier()  # no rank leaves before the other has come
 """
 

@@ -208,6 +208,15 @@ def _half_as_single() -> None:
     torch.half = torch.float16 = torch.float32
     torch.HalfTensor = torch.cuda.HalfTensor = torch.FloatTensor
     torch.Tensor.half, torch.nn.Module.half = torch.Tensor.float, torch.nn.Module.float
+    torch._amp_foreach_non_finite_check_and_unscale_ = _unscale
+
+
+def _unscale(gradients: Any, found: Any, inverse: Any) -> None:
+    """What such a torch has for GPUs alone: take the loss scale out of gradients, and say where one is not finite."""
+    for gradient in gradients:
+        if not bool(torch.isfinite(gradient).all()):
+            found.fill_(1)
+        gradient.mul_(inverse)
 
 
 def _methods(move: Any, kind: Any, move_module: Any) -> None:
