@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from envbuild.catalog.loader import load_stack, load_target
+from envbuild.catalog.yaml_load import parse_yaml
+from envbuild.model.stack import SmokeItem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -17,9 +20,9 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
-    text, launch = examples("stacks.md")
+    text, conda, launch = examples("stacks.md")
     path = tmp_path / "my.yaml"
-    path.write_text(text + launch, encoding="utf-8")
+    path.write_text(text.replace("findings:\n", conda + "findings:\n", 1) + launch, encoding="utf-8")
     stack = load_stack(str(path)).stack
     assert stack.reference is not None and stack.reference.launch is not None
     assert stack.reference.launch.source in {source.name for source in stack.profiles["exact"].sources}
@@ -27,6 +30,7 @@ def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
     assert stack.name == "tiny-gpt"
     assert profile.python == ("3.11", "3.12")
     assert profile.environment["NOTE"] == "$(arrives as it is written)"
+    assert profile.conda is not None and profile.conda.channels[0].name == "conda-forge"
     assert stack.findings[0].severity == "unpinned"
 
 
@@ -44,3 +48,10 @@ def test_links_of_the_guides_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (DOCS / name).read_text(encoding="utf-8"))
     assert links
     assert [link for link in links if not (DOCS / link).is_file()] == []
+
+
+def test_the_example_of_a_first_step_loads() -> None:
+    [block] = re.findall(r"^    - name: step\n(?:^      .*\n)+", (DOCS / "stacks.md").read_text(encoding="utf-8"), re.M)
+    [item] = parse_yaml(textwrap.dedent(block).encode(), "stacks.md").data
+    step = SmokeItem.from_plain(item).step
+    assert step is not None and (step.source, step.on_cpu, step.steps) == ("trainer", ("--no-fused-adam",), 10)
