@@ -69,6 +69,14 @@ class Check(StrictModel):
     details: dict[str, Any] = {}
 
 
+class NodeLog(StrictModel):
+    """What the node program wrote down on a node while this run changed it: where it lies there, and its digest."""
+
+    file: str
+    bytes: int
+    sha256: Sha256
+
+
 class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
@@ -96,6 +104,7 @@ class NodeEvidence(StrictModel):
     files: int | None = None
     bytes: int | None = None
     image: ImageEvidence | None = None
+    log: NodeLog | None = None
 
 
 class Deviation(StrictModel):

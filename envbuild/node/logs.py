@@ -4,6 +4,7 @@ import json
 import os
 import re
 
+from envbuild.node import hashing
 from envbuild.node.protocol import Exit, NodeError
 
 TYPE_CHECKING = False
@@ -39,6 +40,17 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
             exit_code=Exit.CHECK_FAILED,
         )
     return False, {"file": path, "lines": _lines(path)[-count:]}
+
+
+def digest(prefix: "str", run: "Any") -> "dict[str, Any] | None":
+    """`file`, `bytes` and `sha256` of the log of a run as it is now; None where none can be read."""
+    path = os.path.join(prefix, FOLDER, "%s.log" % run)
+    if not _NAME.match(str(run)):
+        return None
+    try:
+        return {"file": path, "bytes": os.path.getsize(path), "sha256": hashing.digest_of(path)}
+    except OSError:
+        return None
 
 
 def _newest(folder: "str") -> "str | None":

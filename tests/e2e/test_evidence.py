@@ -34,6 +34,8 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
     assert file_list.root(file_list.unpack(data["files"])) == node["root"] == kept["files"]["of"]
     variant = Variant.from_plain(json.loads(data["variant"]))
     assert variant.compute_digest("tiny", "exact") == node["variant_digest"] == kept["variant"]["of"]
+    log = told["nodes"][0]["log"]
+    assert hashlib.sha256(Path(log["file"]).read_bytes()).hexdigest() == log["sha256"]
     (built,) = told["variants"]
     (locked,) = lock.variants[0].packages
     assert [(each["file"], each["sha256"]) for each in built["packages"]] == [
@@ -65,7 +67,7 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     world.tiny(sources=[{**world.repository("helper", {"helper.py": "A = 1\n"}), "install": "path"}])
     world.built()
     built = verified(world)
-    assert {each["topic"] for each in built} == {"signature", "lock", "root"}
+    assert {each["topic"] for each in built} == {"signature", "lock", "root", "logs"}
     world.good("provision", "--stack", "tiny.yaml", "--target", "local")
     assert {each["topic"] for each in verified(world)} == {"signature", "lock", "page", "root"}
     world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")

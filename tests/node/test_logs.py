@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -68,3 +69,12 @@ def test_old_logs_make_room_for_new_ones(tmp_path: Path) -> None:
     assert len(left) == protocol.LOGS_KEPT
     assert left[0] == "20260302T100005Z-abcd.log"
     assert _ask(tmp_path)["lines"] == ["one", "two"]
+
+
+def test_the_digest_of_a_log_is_over_its_file_and_a_run_without_one_has_none(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "r1.log").write_bytes(b"built\n")
+    found = logs.digest(str(tmp_path), "r1")
+    assert found is not None
+    assert (found["bytes"], found["sha256"]) == (6, hashlib.sha256(b"built\n").hexdigest())
+    assert [logs.digest(str(tmp_path), name) for name in ("r2", "../x", None)] == [None, None, None]

@@ -6,7 +6,7 @@ It changes nothing that the root covers; where it may, it notes beside the stamp
 import os
 import time
 
-from envbuild.node import paths
+from envbuild.node import logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError, plural
@@ -48,6 +48,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "checks": checks,
         "drift": drift[:limit],
         "drift_count": len(drift),
+        "log": logs.digest(prefix, request.get("run")),
     }
 
 

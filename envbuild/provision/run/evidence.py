@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, gravest
-from envbuild.model.evidence import Check, NodeEvidence, checks_exit
+from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
@@ -47,6 +47,7 @@ def node_evidence(
         error=error.as_dict() if error else None,
         files=activate.get("files") or verify.get("files"),
         bytes=activate.get("bytes") or verify.get("bytes"),
+        log=NodeLog.from_plain(verify["log"]) if verify.get("log") else None,
     )
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.file_list import Files, root, unpack
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.schedule.runner import as_login
 
 
 class FileLists:
-    """The lists of one run by node; nobody is asked twice. A node of a job that has ended cannot be asked."""
+    """The lists of one run by node; nobody is asked twice.
+
+    A node of a job that has ended cannot be asked; the login host can, which sees an environment on a shared prefix.
+    """
 
     def __init__(self, target: Target, run: str) -> None:
         """`run`: the id that the requests carry."""
@@ -23,7 +29,7 @@ class FileLists:
     def __call__(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
         """By node what its environment was stamped with; a node that gives no list is left out."""
         new = [node for node in nodes if node.node not in self._known and node.environment and node.image is None]
-        if new and self._target.connection.kind != "job":
+        if new:
             self._ask(new)
         return {node.node: self._known[node.node] for node in nodes if node.node in self._known}
 
@@ -45,12 +51,23 @@ class FileLists:
             )
             for node in nodes
         }
-        for name, answer in contact(requests, requests.__getitem__, self._target.connection).items():
+        for name, answer in self._answers(requests).items():
             try:
                 if not isinstance(answer, EnvbuildError):
                     self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
             except (EnvbuildError, ValueError, KeyError, TypeError):
                 continue  # that there is none is told in any case
+
+    def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult | EnvbuildError]:
+        host = as_login(self._target)
+        if self._target.connection.kind != "job":
+            return contact(requests, requests.__getitem__, host.connection)
+        (login,) = expand_hosts(host.hosts)
+
+        def asked(request: dict[str, Any]) -> ContactResult | EnvbuildError:
+            return contact([login], lambda _: request, host.connection)[login]
+
+        return {name: asked(request) for name, request in requests.items()}
 
 
 def _is_measured(node: NodeEvidence) -> bool:

@@ -17,7 +17,7 @@ from envbuild.model.stack import Profile
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sources import mapping
-from envbuild.report.verdict import GOOD
+from envbuild.report.verdict import GOOD, plural
 
 
 def check_contents(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("packages", "what is installed could be compared with no variant")
         yield from problems
         return
-    says = f"on {len(nodes)} node{'s' * (len(nodes) != 1)} the locked versions; {count} hashes are those of the lock"
+    says = f"on {plural(len(nodes), 'node')} the locked versions; {count} hashes are those of the lock"
     yield from judged("packages", says, problems)
 
 
@@ -210,10 +210,12 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         says = f"computed from the list of files for {len(good)} of {len(rooted)} nodes with one"
         yield from judged("root", says, problems)
     if rest := len(rooted) - len(good):
-        yield not_checked("root", f"of {rest} node{'s' * (rest != 1)} no list of files is there that would give it")
+        yield not_checked("root", f"of {plural(rest, 'node')} no list of files is there that would give it")
     stamped = [node for node in rooted if node.root_level != "measured"]
     if stamped:
-        yield not_checked("root", f"of {len(stamped)} nodes it was not measured in this run, but taken from the stamp")
+        yield not_checked(
+            "root", f"of {plural(len(stamped), 'node')} it was not measured in this run, but taken from the stamp"
+        )
     if rooted:
         yield not_checked("root", "that the list is what lies on the disk: only `verify --deep` on the node can say so")
 

@@ -11,7 +11,7 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Evidence, NodeEvidence, checks_exit, run_exit
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
-from envbuild.report.verdict import GOOD
+from envbuild.report.verdict import GOOD, plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
 # A run makes its directory first; a slow file system takes a while for it.
@@ -26,6 +26,8 @@ def check_course(evidence: Evidence, attached: Attached, folder: str, wanted: st
     yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
     yield from _nodes(evidence, attached)
     yield from _deviations(evidence, attached)
+    if logs := sum(node.log is not None for node in evidence.nodes):
+        yield not_checked("logs", f"those of {plural(logs, 'node')} lie there; their sha256 is in the evidence")
 
 
 def _moment(text: str) -> datetime | None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of nodes that were asked; `b...` have the files B, `liar` some that are not of its root."""
     names: list[str] = []
 
-    def contact(requests: dict[str, Any], *_: Any) -> dict[str, ContactResult]:
+    def contact(requests: Iterable[str], *_: Any) -> dict[str, ContactResult]:
+        requests = list(requests)
         names.extend(requests)
         packed = {
             name: base64.b64encode(zlib.compress(json.dumps(B if name.startswith("b") else A).encode())).decode()
@@ -87,8 +89,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def target(kind: str = "ssh") -> Target:
-    connection = {"kind": kind, "scheduler": {"kind": "slurm"}} if kind == "job" else {"kind": kind}
-    return Target.from_plain({"name": "t", "hosts": ["a1"], "prefix": "/p", "connection": connection})
+    more = {"scheduler": {"kind": "slurm"}} if kind == "job" else {}
+    return Target.from_plain({"name": "t", "hosts": ["a1"], "prefix": "/p", "connection": {"kind": kind}, **more})
 
 
 def test_one_node_is_asked_for_each_measured_root_and_nobody_twice(asked: list[str]) -> None:
@@ -104,3 +106,13 @@ def test_a_list_that_does_not_give_the_root_is_not_kept_and_a_stamped_root_asks_
     lists = FileLists(target(), "r")
     assert lists.by_root([node("liar", file_list.root(B)), node("a1", "0" * 64, "stamped")]) == {}
     assert asked == ["liar"]
+
+
+def test_of_nodes_of_a_job_the_login_host_is_asked_which_sees_their_prefix(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = target("ssh").model_copy(update={"hosts": ("login1",)})
+    monkeypatch.setattr(file_lists, "as_login", lambda _: login)
+    nodes = [node("n1", file_list.root(A)), node("n2", file_list.root(A))]
+    assert FileLists(target("job"), "r").by_root(nodes) == {file_list.root(A): A}
+    assert asked == ["login1"]
