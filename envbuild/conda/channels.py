@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envbuild.catalog.yaml_load import read_yaml
@@ -20,13 +20,15 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaChannel, CondaSpec
 from envbuild.node.pip_config import without_credentials
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 ALIAS = "https://conda.anaconda.org"
 # What Anaconda's terms of service cover: the channels that the name `defaults` stands for, and their copies.
 ANACONDA_HOST = "repo.anaconda.com"
 ANACONDA_NAMES = frozenset({"defaults", "main", "anaconda", "r", "msys2"})
 _DEFAULTS = (f"https://{ANACONDA_HOST}/pkgs/main", f"https://{ANACONDA_HOST}/pkgs/r")
 _TOKEN = re.compile(r"/t/[^/]+(?=/)")
-_MAPS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
 @dataclass(frozen=True)
@@ -75,46 +77,49 @@ def rattler_files(environ: Mapping[str, str]) -> list[Path]:
 
 def read_config(environ: Mapping[str, str]) -> CondaConfig:
     """What these files say. Raises EnvbuildError `manifest-*` and `conda-config-invalid` (exit 2)."""
-    files = [(path, read_yaml(path).data or {}) for path in condarc_files(environ)]
-    for path, data in files:
-        _check(path, data)
-    values = [data for _, data in files]
-    maps = {key: _strongest(data.get(key) or {} for data in values) for key in _MAPS}
-    single = {key: next((data[key] for data in values if data.get(key)), None) for key in _SINGLE}
-    mirrors = _strongest(_toml(path).get("mirrors") or {} for path in rattler_files(environ))
+    from pydantic import TypeAdapter
+
+    text, texts = TypeAdapter(str | None), TypeAdapter(list[str] | None)
+    named, listed = TypeAdapter(dict[str, str] | None), TypeAdapter(dict[str, list[str]] | None)
+    forms: dict[str, TypeAdapter[Any]] = {
+        "channel_alias": text, "default_channels": texts, "custom_channels": named, "custom_multichannels": listed,
+        "mirrored_channels": listed,
+    }  # fmt: skip
+    files = [_checked(path, read_yaml(path).data or {}, forms) for path in condarc_files(environ)]
+    alias = next((data["channel_alias"] for data in files if data.get("channel_alias")), ALIAS)
+    mirrors = _strongest("mirrors", [_checked(p, _toml(p), {"mirrors": listed}) for p in rattler_files(environ)])
     return CondaConfig(
-        alias=str(environ.get("CONDA_CHANNEL_ALIAS") or single["channel_alias"] or ALIAS).rstrip("/"),
-        custom=maps["custom_channels"],
-        multi=maps["custom_multichannels"],
-        mirrored=maps["mirrored_channels"],
-        defaults=single["default_channels"] or _DEFAULTS,
+        alias=(environ.get("CONDA_CHANNEL_ALIAS") or alias).rstrip("/"),
+        custom=_strongest("custom_channels", files),
+        multi=_strongest("custom_multichannels", files),
+        mirrored=_strongest("mirrored_channels", files),
+        defaults=next((data["default_channels"] for data in files if data.get("default_channels")), _DEFAULTS),
         mirrors={key.rstrip("/"): value for key, value in mirrors.items()},
     )
 
 
-_SINGLE = ("channel_alias", "default_channels")
-
-
-def _strongest(maps: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
+def _strongest(key: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for each in maps:
-        merged = {**each, **merged}
+    for each in files:
+        merged = {**(each.get(key) or {}), **merged}
     return merged
 
 
-def _check(path: Path, data: object) -> None:
-    wrong = not isinstance(data, dict) or next(
-        (key for key in _MAPS if not isinstance(data.get(key) or {}, dict)), None
-    )
-    if wrong:
-        raise EnvbuildError(
-            "conda-config-invalid",
-            f"{path} is not a configuration of conda",
-            why=f"`{wrong}` is not a mapping" if isinstance(wrong, str) else "it is not a mapping",
-        )
+def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
+    """The keys of `forms` in a file, each in its form."""
+    from pydantic import ValidationError
+
+    found, key = {}, ""
+    try:
+        for key in forms.keys() & data.keys():
+            found[key] = forms[key].validate_python(data[key])
+    except (ValidationError, AttributeError) as error:
+        why = f"`{key}` has another form than conda gives it" if key else "it is not a mapping"
+        raise EnvbuildError("conda-config-invalid", f"{path} is not a configuration of conda", why=why) from error
+    return found
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> Any:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -32,7 +32,8 @@ def with_sizes(
     known = asyncio.run(_measure(lacking, channels))
     left = [each.name for each in lacking if known[each.sha256] is None]
     if left:
-        say(f"{len(left)} conda packages were not measured: {', '.join(left[:3])}{' ...' * (len(left) > 3)}")
+        few = f"{', '.join(left[:3])}{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
+        say(f"what conda's {few} takes on a disk could not be read")
     return tuple(
         each if each.unpacked else each.model_copy(update={"unpacked": known.get(each.sha256)}) for each in packages
     )

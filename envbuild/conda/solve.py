@@ -153,14 +153,14 @@ class _Solver:
 
     async def _answering(self, name: str, mirrors: Sequence[str]) -> Channel:
         from rattler import Channel
-        from rattler.exceptions import GatewayError
+        from rattler.exceptions import GatewayError, InvalidChannelError
 
         failed: EnvbuildError | None = None
         for url in mirrors:
-            channel = Channel(url)
             try:
+                channel = Channel(url)
                 await self.gateway.names([channel], self.platforms, channel_relations=ALONE)
-            except GatewayError as error:
+            except (GatewayError, InvalidChannelError) as error:
                 failed = failed or _channel_error(name, url, str(error))
             else:
                 self.names[channel.base_url] = name
@@ -189,7 +189,7 @@ class _Solver:
                 channel_relations=ALONE,
             )
         except GatewayError as error:
-            raise _channel_error(", ".join(self.names.values()), "", str(error)) from error
+            raise self._unreadable(error) from error
 
     async def _kept(self) -> list[RepoDataRecord]:
         """The records of the previous lock that the channels still have."""
@@ -200,22 +200,32 @@ class _Solver:
     async def _all(self, names: Iterable[str]) -> list[RepoDataRecord]:
         """Every record of these names."""
         from rattler import MatchSpec
+        from rattler.exceptions import GatewayError
 
         specs = [MatchSpec(name) for name in sorted(set(names))]
         if not specs:
             return []
-        answers = await self.gateway.query(
-            self.sources, self.platforms, specs, recursive=False, channel_relations=ALONE
-        )
+        try:
+            answers = await self.gateway.query(
+                self.sources, self.platforms, specs, recursive=False, channel_relations=ALONE
+            )
+        except GatewayError as error:
+            raise self._unreadable(error) from error
         return [record for records in answers for record in records]
+
+    def _unreadable(self, error: Exception) -> EnvbuildError:
+        """Of a channel that answered before; which one, the error may say."""
+        return _channel_error(", ".join(dict.fromkeys(self.names.values())), "", str(error))
 
     async def _settled(self, found: list[RepoDataRecord]) -> list[RepoDataRecord]:
         """The same with the first build string of those between which nothing but the order of an index decides."""
         alike: dict[tuple[str, str], list[RepoDataRecord]] = {}
         for each in await self._all(record.name.normalized for record in found):
             alike.setdefault((each.name.normalized, str(each.version)), []).append(each)
-        settled = list(found)
+        settled, kept = list(found), {each.file for each in self.wish.keep}
         for place, record in enumerate(found):
+            if record.file_name in kept:
+                continue
             twins = [each for each in alike[record.name.normalized, str(record.version)] if _is_twin(each, record)]
             best = min((record, *twins), key=lambda each: (str(each.build), each.file_name))
             if twins and self._accepts(best, [*settled[:place], *settled[place + 1 :]]):
@@ -226,7 +236,7 @@ class _Solver:
         return settled
 
     def _accepts(self, record: RepoDataRecord, others: Sequence[RepoDataRecord]) -> bool:
-        """Whether the wish and the other packages take this build too, and it is not newer than allowed."""
+        """Whether the wish and the other packages take this build too."""
         name = record.name.normalized
         texts = [*self.wish.specs, *(text for each in others for text in each.depends)]
         limits = [text for each in others for text in each.constrains]

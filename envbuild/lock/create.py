@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from envbuild import __version__, resources
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
+from envbuild.lock import stand_ins
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.conda_part import (
     AS_THE_PROFILE_SAYS,
@@ -43,6 +44,7 @@ from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
 from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
+from envbuild.model.conda import LockedConda
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
@@ -197,7 +199,7 @@ class _Maker:
         keep = old if not self.upgrade and self.as_of is None else None
         conda = lock_conda(self.profile, plan, self.as_of, keep, self.conda, self.say)
         choice = self._torch(plan, previous)
-        request = self._request(plan, choice, previous)
+        request = self._request(plan, choice, previous, conda)
         known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
         if known:
             check_provides(plan.base, known.packages)
@@ -240,7 +242,7 @@ class _Maker:
         """The packages of a locked variant without which the profile is resolved at the same versions."""
         previous = {package.name: package for package in old.packages}
         choice = self._torch(plan, previous)
-        request = self._request(plan, choice, previous)
+        request = self._request(plan, choice, previous, old.conda if old else None)
         offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
@@ -250,11 +252,14 @@ class _Maker:
         version = self.profile.torch.version
         return choose_torch(version, plan.flavour, plan.python, PLATFORM, self.supply, previous.get("torch"))
 
-    def _request(self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]) -> Request:
+    def _request(
+        self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage], conda: LockedConda | None
+    ) -> Request:
         theirs = left_to_conda(plan, self.profile)
+        there = stand_ins.versions(conda.distributions if conda else {}, "conda")
         left = theirs | ({"torch"} if choice else set())
         wanted = tuple(text for text in self.profile.packages if _name(text) not in left)
-        excludes = tuple(_name(text) for text in plan.base.provides) + tuple(sorted(theirs))
+        excludes = tuple(_name(text) for text in plan.base.provides) + tuple(sorted(theirs - there.keys()))
         # A base that is known is asked through its interpreter; it answers for its packages itself.
         if self.base and self.base.python == plan.python:
             excludes = ()
@@ -267,6 +272,7 @@ class _Maker:
             requirements=wanted + additions(self.needs, self.profile) + (choice.requirements if choice else ()),
             constraints=self.profile.constraints,
             excludes=excludes,
+            stand_ins=there,
             as_of=self.as_of,
             find_links=self.supply.find_links,
             pins={name: package.version for name, package in previous.items()} if keep else {},

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from envbuild.lock import stand_ins
 from envbuild.lock.readers.pylock import (
     Offer,
     OfferedFile,
@@ -38,8 +39,9 @@ class Request:
     """One resolution. `excludes` are package names never resolved; `pins` are versions to keep where they fit.
 
     `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
-    `no_deps` takes the requirements alone. `allow_build` are the packages whose source distributions may be used: what
-    they need is known only after code of theirs has run here.
+    `stand_ins` (name to version) are installed by something else: they count, and are not in the answer. `no_deps`
+    takes the requirements alone. `allow_build` are the packages whose source distributions may be used: what they need
+    is known only after code of theirs has run here.
     """
 
     python: str
@@ -51,6 +53,7 @@ class Request:
     find_links: tuple[str, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     indexes: Mapping[str, Index] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
     no_deps: bool = False
     allow_build: tuple[str, ...] = ()
 
@@ -65,6 +68,7 @@ def resolve(request: Request) -> list[Offer]:
         return []
     with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
         work = Path(folder)
+        request = _with_stand_ins(request, work / "stand-ins")
         # An answer that is already there is what uv prefers: that keeps the versions of the previous lock.
         answer = work / "pylock.lock.toml"
         if request.pins:
@@ -80,7 +84,17 @@ def resolve(request: Request) -> list[Offer]:
             environ=environment(request),
             cwd=work,
         )
-        return parse_pylock(answer.read_text(encoding="utf-8"))
+        offers = parse_pylock(answer.read_text(encoding="utf-8"))
+        return [offer for offer in offers if offer.name not in request.stand_ins]
+
+
+def _with_stand_ins(request: Request, folder: Path) -> Request:
+    if not request.stand_ins:
+        return request
+    stand_ins.write(folder, request.stand_ins)
+    pinned = tuple(f"{name}=={version}" for name, version in sorted(request.stand_ins.items()))
+    links = (*request.find_links, str(folder))
+    return replace(request, constraints=(*request.constraints, *pinned), find_links=links)
 
 
 def arguments(work: Path, request: Request) -> list[str]:

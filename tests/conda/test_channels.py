@@ -103,6 +103,9 @@ def test_anaconda_s_channels_are_known_under_another_name_too() -> None:
     [
         (".condarc", "custom_channels: [a]\n", "conda-config-invalid"),
         (".condarc", "- a\n", "conda-config-invalid"),
+        (".condarc", "mirrored_channels: {a: https://a.example.org}\n", "conda-config-invalid"),
+        (".condarc", "channel_alias: [a]\n", "conda-config-invalid"),
+        (".config/rattler/config.toml", 'mirrors = "x"', "conda-config-invalid"),
         (".config/rattler/config.toml", "[mirrors", "conda-config-invalid"),
     ],
 )

@@ -46,7 +46,7 @@ def test_what_is_known_is_not_asked_again_and_what_cannot_be_read_is_said(forge:
     said: list[str] = []
     found = with_sizes([known, damaged], {"forge": [forge.url]}, said.append)
     assert [each.unpacked for each in found] == [TAKES, None]
-    assert said == ["1 conda packages were not measured: damaged"]
+    assert said == ["what conda's damaged takes on a disk could not be read"]
 
 
 def test_a_server_that_gives_no_ranges_is_not_asked_for_whole_archives(forge: Channel, tmp_path: Path) -> None:

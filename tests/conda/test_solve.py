@@ -277,3 +277,19 @@ def test_credentials_are_the_user_s_own_files(
             (home / "auth.json").write_text(json.dumps(logins))
             monkeypatch.setenv("RATTLER_AUTH_FILE", str(home / "auth.json"))
         assert [each.version for each in solve(asked)] == ["1.0"]
+
+
+def test_a_build_of_the_previous_lock_is_kept_though_another_comes_before_it_by_name(tmp_path: Path) -> None:
+    before = solve(wish(channel(tmp_path / "forge", record("lib", "1.0", "hb")), specs=("lib",)))
+    there = channel(tmp_path / "forge", record("lib", "1.0", "ha"), record("lib", "1.0", "hb"))
+    assert solve(wish(there, specs=("lib",), keep=before)) == before
+
+
+def test_a_record_that_cannot_be_read_is_a_coded_error_with_a_previous_lock_too(tmp_path: Path) -> None:
+    before = solve(wish(channel(tmp_path / "forge", record("lib", "1.0")), specs=("lib",)))
+    there = channel(tmp_path / "forge", record("lib", "1.0", sha256="zz"))
+    assert refused(wish(there, specs=("lib",), keep=before)).code == "channel-not-a-channel"
+
+
+def test_an_address_that_is_none_is_no_channel() -> None:
+    assert refused(wish(Place("forge", (("http://[::1",),)), specs=("lib",))).code == "channel-not-a-channel"

@@ -227,3 +227,27 @@ def test_lock_check_asks_the_channels_what_they_have_now(forge: Place, supply: M
     for path in (tmp_path / "forge" / "noarch").iterdir():
         path.unlink()
     assert [finding.code for finding in check_lock(lock, wanted)] == ["channel-missing"]
+
+
+def test_a_wheel_that_does_not_take_conda_s_version_is_refused_with_both(
+    forge: Place, supply: MakeSupply, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "house", "alpha", "1.0", requires=["numpy>=2"])
+    make_wheel(tmp_path / "house", "numpy", "2.0.0")
+    section = {"provides": {"numpy": "numpy"}, "only": True}
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(forge, section, packages=["alpha"]), supply(tmp_path / "house"))
+    assert caught.value.code == "resolution-failed"
+    assert "numpy==1.26.0+conda" in caught.value.why
+    make_wheel(tmp_path / "house", "alpha", "0.9", requires=["numpy<2", "beta"])
+    make_wheel(tmp_path / "house", "beta", "1.0")
+    lock = make(stack(forge, section, packages=["alpha"]), supply(tmp_path / "house"))
+    assert {package.name: package.version for package in lock.variants[0].packages} == {"alpha": "0.9", "beta": "1.0"}
+
+
+def test_what_conda_calls_a_version_and_python_does_not_is_left_out_unseen(supply: MakeSupply, tmp_path: Path) -> None:
+    there = channel(tmp_path / "forge", record("python", "3.11.9"), record("tzdata", "9e", subdir="noarch"))
+    make_wheel(tmp_path / "house", "alpha", "1.0", requires=["tzdata"])
+    wanted = stack(there, {"provides": {"tzdata": "tzdata"}, "only": True}, packages=["alpha"])
+    lock = make(wanted, supply(tmp_path / "house"))
+    assert [package.name for package in lock.variants[0].packages] == ["alpha"]
