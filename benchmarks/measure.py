@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Of `ru_oublock`: pages that a process made dirty, also those that were removed before they reached the disk.
+_BLOCK = 512
+
 
 @dataclass
 class Sample:
-    """Seconds of wall and CPU time (user + system, children included) of finished runs."""
+    """Seconds of wall and CPU time (user + system), and bytes written, of finished runs with their children."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Case:
     env: dict[str, str] | None = None
 
 
-def time_once(case: Case) -> tuple[float, float]:
-    """Wall and CPU seconds of one run; a failing command ends the benchmark with its output."""
+def time_once(case: Case) -> tuple[float, float, int]:
+    """Wall and CPU seconds and bytes written of one run; a failing command ends the benchmark with its output."""
     if case.before:
         case.before()
     # Byte code is kept, as it is for everybody who installs these tools.
@@ -47,7 +51,7 @@ def time_once(case: Case) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"{case.name}: exit {process.returncode}\n{output.decode(errors='replace')[-3000:]}")
-    return wall, usage.ru_utime + usage.ru_stime
+    return wall, usage.ru_utime + usage.ru_stime, usage.ru_oublock * _BLOCK
 
 
 def measure(cases: Sequence[Case], *, runs: int, warmup: int = 1) -> dict[str, Sample]:
@@ -55,10 +59,11 @@ def measure(cases: Sequence[Case], *, runs: int, warmup: int = 1) -> dict[str, S
     samples = {case.name: Sample() for case in cases}
     for index in range(runs + warmup):
         for case in cases:
-            wall, cpu = time_once(case)
+            wall, cpu, written = time_once(case)
             if index >= warmup:
                 samples[case.name].wall.append(wall)
                 samples[case.name].cpu.append(cpu)
+                samples[case.name].written.append(written)
     return samples
 
 

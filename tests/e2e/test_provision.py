@@ -50,6 +50,8 @@ def test_the_second_provision_has_nothing_to_do_and_runs_no_task(built: World) -
     assert statuses == {"stamp": "passed", "packages": "passed", "link": "passed", "files": "not-run"}
     kinds = [event["kind"] for event in built.events()]
     assert not {"playbook-started", "step-started", "step-finished"} & set(kinds), kinds
+    planned = built.good("plan", "--target", "local", "--stack", "./tiny.yaml", "--json").json["plan"]["nodes"][0]
+    assert [(each["rule"], each["verdict"]) for each in planned["resolution"]["decisions"]] == [("in-use", "allow")]
     assert snapshot(built.prefix) == before
 
 
