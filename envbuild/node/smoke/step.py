@@ -32,6 +32,12 @@ _SHOWN = 4000  # characters of it in the evidence of a failure
 _NAME = re.compile(r"\{([a-z_]+)\}")
 # The environment belongs to no scheduler's task: what one has set would make the ranks look for others.
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
+# Open MPI would refuse root, as whom containers run, and more ranks than cores.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 
 def run(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: Optional[int]) -> Part:
@@ -113,7 +119,7 @@ def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], val
     child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
     child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(values["ranks"])})
     if not spec.cuda:
-        child["OMP_NUM_THREADS"] = "1"
+        child.update({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
     argv = program(scratch, spec.environment, "step")
     if step.get("launcher") == "mpi":
         return _with_mpi(spec, scratch, clock, request, child, argv)
@@ -135,7 +141,7 @@ def _with_mpi(
     path = scratch.fresh("request")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(dict(request, variables={}, events=events, deadline=left), file)
-    child["ENVBUILD_SMOKE_REQUEST"] = path
+    child.update(_OPEN_MPI, ENVBUILD_SMOKE_REQUEST=path)
     mpiexec = _mpiexec(spec)
     launcher = [mpiexec, "-n", str(request["ranks"])] if mpiexec else []
     return run_processes(scratch, launcher + argv, child, [{"events": events}], left, _KEPT)
