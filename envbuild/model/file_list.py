@@ -15,7 +15,7 @@ Files = Mapping[str, Sequence[Any]]
 # An environment of 100,000 files has a list of 16 MB.
 LIMIT = 64 * 1024 * 1024
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?\Z")
-_TAGS = frozenset({"file", "text", "record", "link", "special"})
+_TAG = re.compile(r"[a-z]{1,16}\Z")  # how a file was hashed, as node/merkle.py says
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
@@ -41,7 +41,9 @@ def _is_row(row: Any) -> bool:
     if not isinstance(row, list) or len(row) != 4:
         return False
     tag, digest, size, executable = row
-    named = isinstance(tag, str) and tag in _TAGS and isinstance(digest, str) and _DIGEST.match(digest) is not None
+    if not (isinstance(tag, str) and isinstance(digest, str)):
+        return False
+    named = _TAG.match(tag) is not None and _DIGEST.match(digest) is not None
     return named and {type(size), type(executable)} <= {int, bool}
 
 

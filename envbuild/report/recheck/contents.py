@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.model import file_list
+from envbuild.model.conda import CondaPackage
 from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile
@@ -133,20 +134,34 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
 
 def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
     locked = {(p.name, p.version, f.file, f.sha256, p.index) for p in variant.packages for f in p.files}
+    locked |= {(each.name, each.version, each.file, each.sha256, each.channel) for each in _archives(variant)}
     for row in built.packages:
         if (row.name, row.version, row.file, row.sha256, row.index) not in locked:
             yield problem("report-package-not-of-lock", "packages", f"{row.file} with {row.sha256[:12]} is not locked")
 
 
 def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
-    there = {canonicalize_name(name): version for name, version in node.packages.items()}
-    for package in variant.packages:
-        version = there.get(canonicalize_name(package.name))
+    there = {canonicalize_name(name): version.partition(" ")[0] for name, version in node.packages.items()}
+    # Verbs that only look name what is in dist-info, and no archive of conda.
+    archives = _archives(variant) if any(map(_is_conda, node.packages.values())) else ()
+    wanted = [(each.name, each.version) for each in variant.packages]
+    wanted += [(each.name, each.version) for each in archives]
+    for name, locked in wanted:
+        version = there.get(canonicalize_name(name))
         if version is None:
-            yield problem("report-package-missing", "packages", f"{node.node}: {package.name} is not there")
-        elif not _is_equal(version, package.version):
-            says = f"{node.node}: {package.name} is {version}, the lock says {package.version}"
+            yield problem("report-package-missing", "packages", f"{node.node}: {name} is not there")
+        elif not _is_equal(version, locked):
+            says = f"{node.node}: {name} is {version}, the lock says {locked}"
             yield problem("report-package-not-of-lock", "packages", says)
+
+
+def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
+    return variant.conda.packages if variant.conda else ()
+
+
+def _is_conda(version: str) -> bool:
+    """Whether a node names an archive of conda: `1.26.4 py39_0 (conda)`."""
+    return version.endswith(" (conda)")
 
 
 def _is_equal(one: str, other: str) -> bool:
@@ -244,7 +259,7 @@ def _counts(node: NodeEvidence, found: _Sum) -> Iterator[Finding]:
     if node.files is not None and (node.files, node.bytes) != (found.files, found.bytes):
         says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {found.files:,} of {found.bytes:,}"
         yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
-    for name, version in node.packages.items():
-        if found.packages and not _is_equal(found.packages.get(canonicalize_name(name), ""), version):
+    for name, version in node.packages.items() if found.packages else ():
+        if not _is_conda(version) and not _is_equal(found.packages.get(canonicalize_name(name), ""), version):
             says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
             yield problem("report-package-not-in-files", "root", says)

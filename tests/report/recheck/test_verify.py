@@ -14,10 +14,13 @@ import pytest
 
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.lock import canonical_json
+from envbuild.model.lock import Variant, canonical_json
 from envbuild.report import page
+from envbuild.report.recheck.attached import Attached
+from envbuild.report.recheck.contents import check_contents
 from envbuild.report.recheck.told import lines
 from envbuild.report.recheck.verify import verify_report
+from tests.report import samples
 from tests.report.sealed import RUN, Sealed
 
 Data = dict[str, Any]
@@ -325,3 +328,39 @@ def test_whatever_a_report_holds_it_is_judged_or_refused_and_nothing_breaks(made
         except EnvbuildError as error:
             assert error.exit_code == ExitCode.INTEGRITY
     assert 5 < judged < 80
+
+
+def conda_variant() -> Variant:
+    """A variant of two archives and one wheel."""
+    archive = {"build": "h0_0", "channel": "conda-forge", "subdir": "linux-64", "sha256": "ab" * 32}
+    names = (("python", "3.11.7"), ("numpy", "1.26.4"))
+    packages = [{**archive, "name": n, "version": v, "file": f"{n}-{v}-h0_0.conda"} for n, v in names]
+    wheel = {"name": "alpha", "version": "1.0", "files": [{"file": "alpha-1.0-py3-none-any.whl", "sha256": "cd" * 32}]}
+    plain = {"id": "conda", "digest": "0" * 64, "engine": "conda", "python": "3.11", "packages": [wheel]}
+    made = Variant.from_plain({**plain, "conda": {"packages": packages}})
+    return made.model_copy(update={"digest": made.compute_digest("small", "exact")})
+
+
+@pytest.mark.parametrize(
+    ("packages", "sha256", "codes"),
+    [
+        ({"python": "3.11.7 h0_0 (conda)", "numpy": "1.26.4 h0_0 (conda)", "alpha": "1.0"}, "ab" * 32, set()),
+        ({"numpy": "1.26.4", "alpha": "1.0"}, "ab" * 32, set()),  # a verb that only looks knows no archives
+        ({"python": "3.11.7 h0_0 (conda)", "alpha": "1.0"}, "ab" * 32, {"report-package-missing"}),
+        ({"numpy": "1.26.5 h0_0 (conda)", "python": "3.11.7 h0_0 (conda)", "alpha": "1.0"}, "ab" * 32,
+         {"report-package-not-of-lock"}),
+        ({"alpha": "1.0"}, "ef" * 32, {"report-package-not-of-lock"}),
+    ],
+)  # fmt: skip
+def test_archives_of_conda_are_compared_with_the_lock_too(
+    packages: dict[str, str], sha256: str, codes: set[str]
+) -> None:
+    variant = conda_variant()
+    row = {"name": "numpy", "version": "1.26.4", "file": "numpy-1.26.4-h0_0.conda", "index": "conda-forge"}
+    told = samples.evidence(
+        samples.node(variant_digest=variant.digest, packages=packages, sources=[]),
+        stack="small",
+        variants=[{"id": "conda", "digest": variant.digest, "packages": [{**row, "sha256": sha256}]}],
+    )
+    found = check_contents(told, Attached(variants={variant.digest: variant}))
+    assert {each.code for each in found if each.kind == "problem"} == codes
