@@ -14,7 +14,7 @@ from benchmarks.noop import small_stack
 from tests.fleet.standalone import make_standalone_python
 from tests.support.conda import Channel, make_python
 
-# The same archives from the same folder, with copies as envbuild makes them; the cache is warm from the run before.
+# The same archives from the same folder; the cache is warm from the run before, and files are linked to it.
 _BY_HAND = """
 import asyncio, sys
 from pathlib import Path

@@ -20,14 +20,18 @@ _ENVIRON = {"PATH": _SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
 
 class Rattler:
-    """The tool: the folder that holds `rattler`, a Python that can load it, and a folder for what it writes."""
+    """The tool: the folder that holds `rattler`, a Python that can load it, and folders for what it writes.
 
-    def __init__(self, tools: "dict[str, str]", tmp: "str") -> "None":
+    What it unpacks lies in a folder of its own in `cache`, on the disk of the environment: its files are linked there,
+    and have one name once that folder is gone.
+    """
+
+    def __init__(self, tools: "dict[str, str]", tmp: "str", cache: "str") -> "None":
         """`tools` of the request. Raises NodeError `request-invalid`."""
         if not tools.get("rattler") or not tools.get("rattler_python"):
             raise NodeError("request-invalid", "`tools.rattler` and `tools.rattler_python` are missing")
         self.folder, self.python = tools["rattler"], tools["rattler_python"]
-        self.tmp = tmp
+        self.tmp, self.cache = tmp, cache
         self._program = program_files.text("envbuild.node.conda.programs", "rattle")
 
     def read(self, files: "list[str]") -> "dict[str, Any]":
@@ -37,10 +41,13 @@ class Rattler:
         with open(out, encoding="utf-8") as stream:
             return dict(json.load(stream))
 
-    def install(self, files: "list[str]", environment: "str") -> "None":
-        """Put the archives into `environment`. Raises NodeError `conda-install-failed` (4), `disk-full` (75)."""
-        with tempfile.TemporaryDirectory(prefix="rattler-", dir=self.tmp) as cache:
-            self._run({"action": "install", "archives": files, "prefix": environment, "cache": cache})
+    def install(self, records: "list[dict[str, Any]]", environment: "str") -> "None":
+        """Put archives into `environment`; `records`: `archive`, `index`, `sha256` and `size` of each.
+
+        Raises NodeError `conda-install-failed` (exit 4), `disk-full`, `inodes-full` (75).
+        """
+        with tempfile.TemporaryDirectory(prefix="install-rattler-", dir=self.cache) as cache:
+            self._run({"action": "install", "records": records, "prefix": environment, "cache": cache})
 
     def _run(self, asked: "dict[str, Any]") -> "None":
         env = dict(_ENVIRON, HOME=self.tmp, TMPDIR=self.tmp)
@@ -78,7 +85,9 @@ def make(
     if _folds_case(rattler.tmp):
         plan.check_case()
     log("installing %d conda packages" % len(locked))
-    rattler.install([found[package["name"]] for package in locked], environment)
+    rattler.install(
+        [_record(package, found[package["name"]], told[package["name"]]) for package in locked], environment
+    )
     meta.tidy(environment, {package["name"]: package["channel"] for package in locked})
     allowed = set(variant["conda"].get("link_scripts") or ())
     for package in locked:
@@ -89,6 +98,11 @@ def make(
         "link_scripts_skipped": sorted(set(plan.scripts) - allowed),
         "clobbered": sorted(plan.shared),
     }
+
+
+def _record(package: "dict[str, Any]", archive: "str", said: "dict[str, Any]") -> "dict[str, Any]":
+    size = os.path.getsize(archive)
+    return {"archive": archive, "index": said["index"], "sha256": package["sha256"], "size": size}
 
 
 def _folds_case(folder: "str") -> "bool":

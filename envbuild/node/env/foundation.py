@@ -101,7 +101,9 @@ class Conda(Foundation):
         where = (self.args.get("artifacts") or {}).get("conda") or {}
         folder = os.path.join(tool.cache if tool.keeps_cache else tool.tmp, "conda")
         os.makedirs(folder, exist_ok=True)
-        rattler = prefix.Rattler(self.args["tools"], tool.tmp)
+        beside = os.path.join(self.prefix, "tmp")
+        os.makedirs(beside, exist_ok=True)
+        rattler = prefix.Rattler(self.args["tools"], tool.tmp, beside)
         self.told = {"conda": prefix.make(rattler, self.variant, where, folder, self.environment)}
         self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
         return self._examined()

@@ -4,7 +4,8 @@ Reads one JSON object from stdin: `rattler` (folder that holds the package), `ac
 
     read      `archives` (paths), `out`: writes {path: {"index", "paths", "link", "members" or "error"}} there;
               a member is [name, kind, target], kind one of file, folder, link, hardlink, other
-    install   `archives`, `prefix`, `cache`: files are copied, no script runs
+    install   `records` ([{"archive", "index", "sha256", "size"}]), `prefix`, and `cache`, a folder of this call alone,
+              which files are linked to until it goes; no script runs
 
 Ends with 0, or with 1 and a reason as the last line of stderr.
 """
@@ -12,12 +13,13 @@ Ends with 0, or with 1 and a reason as the last line of stderr.
 import asyncio
 import json
 import os
+import pathlib
 import sys
 from typing import Any, Dict
 
 # The archives are files of this node, hashed before: nothing is fetched, but rattler makes a client for it anyway, and
 # cannot where the node has no certificates, unless it is told that they do not matter.
-_CONFIG = "allow-hard-links = false\nallow-ref-links = false\nallow-symbolic-links = true\ntls-no-verify = true\n"
+_CONFIG = "allow-symbolic-links = true\ntls-no-verify = true\n"
 _INFO = ("info/index.json", "info/paths.json", "info/link.json", "info/files")
 
 
@@ -60,7 +62,13 @@ async def _install(asked: Dict[str, Any]) -> None:
     import rattler
     from rattler.config import Config
 
-    records = [await rattler.RepoDataRecord.from_package_archive(path) for path in asked["archives"]]
+    index = pathlib.Path(asked["cache"], "index.json")
+    records = []
+    for each in asked["records"]:
+        index.write_text(json.dumps(each["index"]), "utf-8")
+        record = rattler.PackageRecord.from_index_json(index, each["size"], each["sha256"])
+        address = pathlib.Path(each["archive"]).as_uri()
+        records.append(rattler.RepoDataRecord(record, os.path.basename(each["archive"]), address, "file:///"))
     await rattler.install(
         records=records,
         target_prefix=asked["prefix"],
