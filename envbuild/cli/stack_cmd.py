@@ -10,6 +10,7 @@ from envbuild.cli.output import Ui, common_options, named, validate_each
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
+    from envbuild.model.conda import CondaSpec
     from envbuild.model.stack import Profile
 
 
@@ -102,12 +103,20 @@ def _described(loaded: LoadedStack) -> str:
     return "\n".join(lines)
 
 
+def _conda_line(conda: CondaSpec) -> str:
+    """What conda installs and from where, and what of pip's it stands in for."""
+    instead = f"; instead of wheels: {', '.join(conda.provides)}" if conda.provides else ""
+    channels = ", ".join(each.name for each in conda.channels)
+    return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
+
+
 def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
     sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.sources]
     return [
         ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
         ("torch", torch),
+        ("conda", _conda_line(profile.conda) if profile.conda else ""),
         ("bases", ", ".join(base.kind for base in profile.bases)),
         ("packages", ", ".join(profile.packages)),
         ("sources", ", ".join(sources)),

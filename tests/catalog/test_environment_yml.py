@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.loader import load_stack
+from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError, ExitCode
 
 GOOD = """\
@@ -104,3 +105,10 @@ def test_a_variable_that_chooses_code_is_refused(tmp_path: Path) -> None:
         load_stack(write(tmp_path, text))
     assert caught.value.exit_code == ExitCode.USAGE
     assert "LD_PRELOAD" in f"{caught.value.what} {caught.value.why}"
+
+
+def test_it_is_shown_like_a_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "channels: [conda-forge]\ndependencies: [python=3.9, libaio, {pip: [six]}]\n"
+    assert main(["stack", "show", write(tmp_path, text)]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "conda       python=3.9, libaio from conda-forge; instead of wheels: libaio" in shown
