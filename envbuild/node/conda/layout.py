@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_OURS = ("conda-meta", ".envbuild", "pkgs", "__clobbers__", "src")
+_OURS = ("conda-meta", ".envbuild", "__clobbers__")
 _ENTRY = re.compile(r"\A\s*([A-Za-z0-9][A-Za-z0-9._+-]*)\s*=\s*[A-Za-z0-9_.]+\s*:\s*[A-Za-z0-9_.]+\s*\Z")
 _SCRIPT = re.compile(r"\Abin/\.(.+)-(post|pre)-link\.sh\Z")
 

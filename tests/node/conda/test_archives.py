@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from envbuild.node.conda.placeholders import Placeholder
 from tests.node.conda.support import CondaNode
 from tests.node.conda.test_prefix import fail
 from tests.node.env_support import Node, node
@@ -131,3 +133,17 @@ def test_nothing_is_fetched_twice_into_a_lasting_cache(bare: CondaNode, served: 
     assert [path.name for path in kept] == [f"{locked[0]['sha256'][:12]}-evil-1.0-0.conda"]
     artifacts["conda"] = {"channels": {"conda-forge": ["http://127.0.0.1:9/gone"]}}
     fail(bare, bare.variant(locked), "conda-package-unsafe", 5, artifacts=artifacts)
+
+
+def test_a_binary_placeholder_is_put_back_with_its_padding_and_a_changed_byte_shows() -> None:
+    prefix, root = b"/opt/placeholder_of_some_length", b"/short"
+    original = b"\0" + prefix + b"/lib:" + prefix + b"/b\0\0next" + prefix + b"\0"
+    pad = len(prefix) - len(root)
+    strings = (root + b"/lib:" + root + b"/b" + b"\0" * 2 * pad, root + b"\0" * pad)
+    installed = b"\0" + strings[0] + b"\0\0next" + strings[1] + b"\0"
+    said = Placeholder(prefix, hashlib.sha256(original).hexdigest(), text=False)
+    assert len(installed) == len(original) and said.digest(installed, root) == said.sha256
+    for place in range(len(installed)):
+        changed = bytearray(installed)
+        changed[place] ^= 1
+        assert said.digest(bytes(changed), root) != said.sha256, place
