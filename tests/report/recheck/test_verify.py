@@ -96,6 +96,10 @@ def another_lock(data: Data) -> None:
 FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     "a number that is no median": (forged_metric, "report-metric-invalid"),
     "a number below its floor": (forged_below_floor, "report-floor-missed"),
+    "a floor that nothing misses": (
+        lambda d: check(d, "smoke/training").update(status="failed", details={"only_floors": True}),
+        "report-floor-missed",
+    ),
     "a loss that rose": (
         lambda d: check(d, "smoke/training")["details"].update(loss_last=9.0), "report-metric-invalid",
     ),
