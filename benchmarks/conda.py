@@ -16,7 +16,7 @@ from tests.support.conda import Channel, make_python
 
 # The same archives from the same folder; the cache is warm from the run before, and files are linked to it.
 _BY_HAND = """
-import asyncio, sys
+import asyncio, os, sys
 from pathlib import Path
 from rattler import RepoDataRecord, install
 async def put():
@@ -24,6 +24,7 @@ async def put():
     records = [await RepoDataRecord.from_package_archive(each) for each in archives]
     await install(records, sys.argv[2], cache_dir=sys.argv[3], show_progress=False)
 asyncio.run(put())
+os._exit(0)  # threads of rattler may crash an interpreter that ends as usual
 """
 
 

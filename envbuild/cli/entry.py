@@ -25,8 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     from envbuild.cli.run import run
 
     code = run(arguments)
-    if code == _INTERRUPTED and argv is None:
-        # Python ends itself by SIGINT, without the exit code, when an interrupt came while it evaluated a text.
+    if argv is None and (code == _INTERRUPTED or "rattler" in sys.modules):
+        # Python ends itself by SIGINT, without the exit code, when an interrupt came while it evaluated a text; and
+        # threads of rattler that are about to end can crash an interpreter that finalizes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
