@@ -150,8 +150,13 @@ def test_ranks_of_mpi_start_under_mpiexec_and_share_one_output(
     )
     mpiexec.chmod(mpiexec.stat().st_mode | stat.S_IXUSR)
     text = "[line(n, 6.0 - n) for n in range(1, 5)]\n"
-    check = step_check(environment, tmp_path, text, launcher="mpi")
+    ended = tmp_path / "ended"
+    mpi = "import types\nmpi = sys.modules['mpi4py.MPI'] = types.ModuleType('mpi4py.MPI')\n"
+    mpi += "mpi.Is_finalized = lambda: False\n"
+    mpi += f"mpi.Finalize = lambda: open({str(ended)!r}, 'a').write('x')\n"
+    check = step_check(environment, tmp_path, mpi + text, launcher="mpi")
     assert check.status == "passed", check.details
+    assert ended.read_text() == "xx", "MPI is ended before the ranks leave, or its shared memory would stay"
     assert check.details["ranks"] == 2
     lost = step_check(environment, tmp_path, text + "os._exit(0)\n", launcher="mpi")
     assert (
