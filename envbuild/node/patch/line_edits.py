@@ -145,7 +145,18 @@ def _cython_in_setup(source: "Source") -> "list[Change]":
     return out
 
 
+def _find_short_rows(source: "Source") -> "list[Change]":
+    """The softmax of short rows: four elements at a time, where a thread has fewer."""
+    found = each_line(source, r"(\s*constexpr int ELEMENTS_PER_LDG_STG = )4;", r"\1(WARP_ITERATIONS < 4) ? 1 : 4;")
+    for change in found:
+        before = source.text[: change.start].rpartition("template")[2]
+        if "constexpr int WARP_ITERATIONS = " not in before:
+            raise UnfitError("WARP_ITERATIONS is not known there", change.start)
+    return found
+
+
 EDITS = {
+    "megatron-softmax-short": (_find_short_rows, _nothing_left(_find_short_rows), 1),
     "alcf-transformer-comma": (_find_comma, _nothing_left(_find_comma), 1),
     "alcf-hosfile": (_find_hosfile, _nothing_left(_find_hosfile), 1),
     "alcf-wait": (_find_wait, _nothing_left(_find_wait), 1),

@@ -375,3 +375,30 @@ def test_the_result_row_is_right_and_can_be_read(tmp_path: Path, gpus: int, coun
     devices, value = space["row"](gpus, space["Fake"](1.0))  # type: ignore[operator]
     assert devices == count
     assert ast.literal_eval(value) == {"tflops": 1.0, "count": 2}
+
+
+SOFTMAX = """\
+template <typename input_t, int log2_elements>
+__global__ void {name}(input_t *out, const input_t *in)
+{{
+    constexpr int WARP_ITERATIONS = (1 << log2_elements) / 32;
+    constexpr int ELEMENTS_PER_LDG_STG = 4;
+}}
+"""
+
+
+def test_short_rows_of_the_fused_softmax_go_by_one_element(tmp_path: Path) -> None:
+    both = SOFTMAX.format(name="forward") + SOFTMAX.format(name="backward")
+    names = ("scaled_masked_softmax.h", "scaled_upper_triang_masked_softmax.h")
+    files = [write(tmp_path, f"megatron/fused_kernels/{name}", both) for name in names]
+    assert apply(tmp_path, "megatron-softmax-short")["hits"] == 4
+    wanted = both.replace("STG = 4;", "STG = (WARP_ITERATIONS < 4) ? 1 : 4;")
+    assert [file.read_text().startswith(wanted) for file in files] == [True, True]
+    assert apply(tmp_path, "megatron-softmax-short")["already"]
+
+
+def test_a_softmax_of_one_pass_alone_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "megatron/fused_kernels/scaled_masked_softmax.h", SOFTMAX.format(name="forward"))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatron-softmax-short")
+    assert caught.value.exit_code == 4
