@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.faults import wait_for
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
 from tests.fleet.nodes import Fleet, Node
 from tests.node.forge import FILES
@@ -140,7 +141,7 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
     with (node.folder / "etc" / "sshd_config").open("a") as config:
         config.write(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n")
     node.run(["kill", "-HUP", "1"])
-    assert CANARY in node.run(["env"]).stdout, "a build is to be started with it"
+    wait_for("a login with the token", lambda: CANARY in node.run(["env"], check=False).stdout)
     pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})
     nodes_world.lock(nodes_world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
     told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "--debug", env=secrets, timeout=240)
