@@ -23,7 +23,9 @@ def follow(connection: "str | None") -> "None":
         return
     session = find(os.getppid())
     if session is not None:
-        threading.Thread(target=_watch, args=(session, os.getpid()), daemon=True).start()
+        # Standard output as it is now: sshd closes that pipe, and keeps the one of standard error open.
+        told = os.dup(1)
+        threading.Thread(target=_watch, args=(session, os.getpid(), told), daemon=True).start()
 
 
 def find(pid: "int") -> "dict[str, object] | None":
@@ -46,9 +48,9 @@ def _name_and_parent(pid: "int") -> "tuple[str, int]":
         return "", 0
 
 
-def _watch(session: "dict[str, object]", pid: "int") -> "None":
+def _watch(session: "dict[str, object]", pid: "int", told: "int") -> "None":
     gone = threading.Event()
-    while identity.is_alive(session) and not _unread(1):
+    while identity.is_alive(session) and not _unread(told):
         gone.wait(_POLL)
     os.kill(pid, signal.SIGTERM)
 

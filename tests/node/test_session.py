@@ -47,3 +47,18 @@ def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind:
 def test_the_first_process_is_nobodys_session() -> None:
     assert session.find(1) is None
     assert session.find(2**22 + 1) is None
+
+
+def test_a_step_ends_when_nobody_reads_its_answer_though_its_log_is_still_read(tmp_path: Path) -> None:
+    """A connection that several sessions share goes on, and sshd keeps the pipe of standard error open."""
+    server = tmp_path / "sshd"
+    server.symlink_to(sys.executable)
+    # As the node program does: what is printed goes to standard error while a verb runs.
+    step = STEP.replace('print("begun"', 'os.dup2(2, 1); print("begun"').replace("time.sleep(2.5)", "time.sleep(30)")
+    code = SERVER.format(python=sys.executable, code=step, kind="ansible.builtin.ssh")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([server, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.readline() == "begun\n"
+        process.stdout.close()
+        assert process.stderr.read() == "ended\n"
