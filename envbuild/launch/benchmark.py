@@ -54,7 +54,7 @@ def compare(
     """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
     claim = _nearest(_claims(reference, bench, launch), gpus)
     share = _share(bench, measured, gpus.peak)
-    why = f"nobody has published a figure for {launch.model} with these degrees"
+    why = f"no figure is published for {launch.model} with these degrees"
     told = Comparison(
         measured=measured, unit=bench.unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
     )
