@@ -13,7 +13,7 @@ from envbuild.model.conda import CondaSpec
 from envbuild.model.facts import NodeFacts
 
 Virtual = dict[str, str]
-# Where nobody has said what the nodes have: the oldest Linux that conda-forge builds for.
+# Where no facts of nodes are given: the oldest Linux that conda-forge builds for.
 BASELINE: Virtual = {"__unix": "0", "__linux": "3.10", "__glibc": "2.17", "__archspec": "1=x86_64"}
 _NAME = re.compile(r"__[a-z0-9_]+")
 _KERNEL = re.compile(r"[0-9]+(\.[0-9]+){0,2}")

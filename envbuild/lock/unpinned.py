@@ -1,4 +1,4 @@
-"""The one refusal of a file whose hash nobody has recorded, and of conda packages that nobody has."""
+"""The one refusal of a file without a recorded hash, and of conda packages without a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hash_unrecorded(file: ArtifactFile) -> EnvbuildError:
 
 
 def conda_unrecorded(variant: Variant) -> EnvbuildError:
-    """`conda-unrecorded` (exit 5) for a variant whose channels nobody has asked yet."""
+    """`conda-unrecorded` (exit 5) for a variant whose conda packages are not recorded yet."""
     return EnvbuildError(
         "conda-unrecorded",
         f"the lock has no conda packages of {variant.id}",

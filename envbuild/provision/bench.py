@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,10 +151,12 @@ class _Log:
     failure: str = ""
 
 
-def _logs(work: Work, told: Bench, asked: Asked) -> list[_Log]:
+def _logs(work: Work, told: Bench, asked: Asked) -> Iterator[_Log]:
+    """One after another: who stops after a failed run starts no other."""
     if asked.logs:
-        return [_Log(path) for path in asked.logs]
-    return [_run(work, told, asked, number) for number in range(1, asked.trials + 1)]
+        yield from map(_Log, asked.logs)
+    else:
+        yield from (_run(work, told, asked, number) for number in range(1, asked.trials + 1))
 
 
 def _run(work: Work, told: Bench, asked: Asked, number: int) -> _Log:
@@ -194,7 +196,7 @@ def _run(work: Work, told: Bench, asked: Asked, number: int) -> _Log:
     if work.settings.cancel():
         raise EnvbuildError("interrupted", "the run was interrupted", exit_code=ExitCode.INTERRUPTED)
     if late:
-        log.failure = f"it was not done after {asked.deadline:g} s and was ended"
+        log.failure = f"timed out after {asked.deadline:g} s"
     elif process.returncode:
         log.failure = f"it ended with exit code {process.returncode}"
     return log

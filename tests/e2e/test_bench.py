@@ -79,16 +79,19 @@ def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built:
     [
         ("crash", "it ended with exit code 3"),
         ("silent", "its log has 0 of at least 1 lines with `tflops`"),
-        ("hang", "it was not done after 2 s and was ended"),
+        ("hang", "timed out after 2 s"),
     ],
 )
 def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, case: str, says: str) -> None:
-    done = built.run("bench", *ARGS, "--deadline", "2" if case == "hang" else "60", "--json", env={"CASE": case})
+    limit = "2" if case == "hang" else "60"
+    done = built.run("bench", *ARGS, "--trials", "2", "--deadline", limit, "--json", env={"CASE": case})
     assert done.rc == 1, done.out[-2000:]
     check = done.node["checks"][-1]
     assert (check["status"], says in check["says"]) == ("failed", True), check["says"]
     last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
     assert last in check["details"]["output"]
+    logs = built.runs / done.json["run"] / "logs"
+    assert [path.name for path in logs.glob("bench-*")] == ["bench-1.log"], "after a failure no other run is started"
 
 
 def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SENTENCES = {
     "toolchain": "Put the toolchain in place",
     "deliver": "Deliver packages and sources",
     "carry": "Send the image",
-    "fetch": "Fetch files whose hash nobody has recorded",
+    "fetch": "Fetch files without a recorded hash",
     "install": "Build the environment",
     "unpack": "Unpack the environment that another node has built",
     "smoke": "Run the smoke tests in the environment",
@@ -117,8 +117,17 @@ def _deliver(host: NodeHost, store: Path) -> None:
     if host.run:
         # Named by the run, so that another run which ends now leaves what this one delivers.
         (store / "runs" / host.run).mkdir(mode=0o755, parents=True, exist_ok=True)
-    with tarfile.open(host.artifacts or "") as members:
-        members.extractall(store, filter="data")
+    # `extractall(filter=...)` is not in every Python 3.11.
+    with tarfile.open(host.artifacts or "") as archive:
+        for member in archive:
+            place = Path(os.path.normpath(store / member.name))
+            if not member.isfile() or store not in place.parents:
+                raise tarfile.TarError(f"{member.name} is no file, or lies outside of {store}")
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            assert content is not None  # noqa: S101 - it is a file
+            with content, place.open("wb") as out:
+                shutil.copyfileobj(content, out)
 
 
 def _carry(host: NodeHost, store: Path) -> None:

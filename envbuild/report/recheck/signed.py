@@ -19,7 +19,7 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
     """What is to be said of the signature; `signers` as ssh-keygen's allowed_signers has them."""
     if report.envelope is None:
         if signers is not None:
-            yield problem("report-unsigned", _TOPIC, "nobody has signed this report")
+            yield problem("report-unsigned", _TOPIC, "the report is not signed")
         else:
             yield not_checked(_TOPIC, "there is none: whoever can write these files can make all of them up")
         return

@@ -19,7 +19,7 @@ _NOT_READ = "__archspec"
 
 
 def unrecorded_rule(variant: Variant, lock: Lock) -> Decisions:
-    """`conda-unrecorded`: nobody has asked the channels yet, so there is nothing that could be installed."""
+    """`conda-unrecorded`: the lock holds no conda packages yet, so nothing can be installed."""
     if variant.conda is None or variant.conda.unrecorded is None:
         return NOTHING
     what = f"the lock has no conda packages of this variant yet: {variant.conda.unrecorded}"
