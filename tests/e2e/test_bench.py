@@ -109,6 +109,12 @@ def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
     assert (held, canary in done.out + done.err) == ([], False)
 
 
+def test_where_nothing_is_built_the_hint_names_the_profile_that_was_asked_for(built: World) -> None:
+    done = built.run("bench", *ARGS, "--profile", "exact", "--prefix", str(built.top / "empty"))
+    assert (done.rc, done.code) == (1, "environment-unknown")
+    assert "--stack ./timed.yaml --profile exact" in " ".join(done.err.split())
+
+
 def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     world.tiny()
     assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "launch-no-recipe"
