@@ -5,17 +5,13 @@ import signal
 import sys
 
 from envbuild.node import proc, protocol, verbs
-from envbuild.node.protocol import Exit, Interrupted, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Interrupted, Json, NodeError
 
 # Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
 CONNECTION = "ENVBUILD_CONNECTION"
 
 
-def _on_signal(number: "int", _frame: "object") -> "None":
+def _on_signal(number: int, _frame: object) -> None:
     # A second Ctrl-C ends at once. A second SIGTERM may come from the end of the session and from the next step: what
     # is being put away is put away, and who cannot wait sends SIGKILL.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -27,7 +23,7 @@ def _on_signal(number: "int", _frame: "object") -> "None":
         raise stopped
 
 
-def _dispatch(verb: "str") -> "tuple[bool, dict[str, Any]]":
+def _dispatch(verb: str) -> "tuple[bool, Json]":
     if verb not in verbs.VERBS:
         raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
     request = protocol.read_request(sys.stdin.buffer, verb)
@@ -37,7 +33,7 @@ def _dispatch(verb: "str") -> "tuple[bool, dict[str, Any]]":
     return changed, result
 
 
-def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
+def _execute(verb: str) -> "tuple[Json, int]":
     """Run `verb` with the request on stdin; returns (response, exit code)."""
     try:
         changed, result = _dispatch(verb)
@@ -52,7 +48,7 @@ def _execute(verb: "str") -> "tuple[dict[str, Any], int]":
         return _internal(verb, error)
 
 
-def _internal(verb: "str", error: "Exception") -> "tuple[dict[str, Any], int]":
+def _internal(verb: str, error: "Exception") -> "tuple[Json, int]":
     import traceback
 
     protocol.log(traceback.format_exc())
@@ -71,7 +67,7 @@ def _internal(verb: "str", error: "Exception") -> "tuple[dict[str, Any], int]":
     return protocol.failure(verb, found), found.exit_code
 
 
-def main(argv: "list[str] | None" = None) -> "int":
+def main(argv: "list[str] | None" = None) -> int:
     """Run one verb and return the exit code; while it runs, file descriptor 1 is stderr, so stdout stays clean."""
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

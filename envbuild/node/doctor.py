@@ -5,12 +5,12 @@ from functools import partial
 
 from envbuild.node import facts, proc, protocol
 from envbuild.node.probe import disks, prefix
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable  # noqa: F401 - in a type comment
+    from collections.abc import Callable
     from typing import Any
 
 # A scheduler that is busy answers late; all questions together have to fit in half a minute.
@@ -29,7 +29,7 @@ _SLURM = {
 _PBS = {"queues": ["qstat", "-Q"], "nodes": ["pbsnodes", "-a", "-S"]}
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """`args`: those of `probe`, and `submit` (arguments of sbatch for a job that is only tried, list; none: no try).
 
     The result is `facts` (as `probe` gives them) and `site`. Raises NodeError for a bad request.
@@ -39,17 +39,17 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise NodeError("request-invalid", "`args.submit` is not a list of text")
     folders = search_path()
     request = _asking_default(request)
-    questions = [
+    questions: list[Callable[[], Any]] = [
         partial(facts.run, request),
         partial(_scheduler, folders, submit),
         partial(_user_namespaces, folders),
         partial(_accounts, folders),
-    ]  # type: list[Callable[[], Any]]
+    ]
     answers = proc.parallel(questions)
     if answers[0] is None:
         facts.run(request)  # once more, for its error
         raise NodeError("probe-failed", "the facts of this host could not be read")
-    site = {
+    site: Json = {
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
         "accounts": answers[3],
@@ -59,11 +59,11 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
         "subordinate_ids": _has_subordinate_ids(),
         "conda": _conda(folders),
-    }  # type: dict[str, Any]
+    }
     return False, {"facts": answers[0][1], "site": site}
 
 
-def _asking_default(request: "dict[str, Any]") -> "dict[str, Any]":
+def _asking_default(request: Json) -> Json:
     """The request with the default index among those to be reached, where this host's configuration has an address."""
     url = prefix.configured_index("")
     args = request["args"]
@@ -71,7 +71,7 @@ def _asking_default(request: "dict[str, Any]") -> "dict[str, Any]":
     return dict(request, args=dict(args, reach=dict(reach, pypi=url))) if url and isinstance(reach, dict) else request
 
 
-def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, dict[str, Any]]":
+def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, Json]":
     """What the scheduler's programs say, by question; empty where there are none."""
     if which("sinfo", folders) or which("sbatch", folders):
         questions = dict(_SLURM)
@@ -87,7 +87,7 @@ def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, d
     return {name: answer for name, answer in zip(names, answers) if answer}  # noqa: B905 - of Python 3.10
 
 
-def _ask(folders: "list[str]", command: "list[str]") -> "dict[str, Any]":
+def _ask(folders: "list[str]", command: "list[str]") -> Json:
     tool = which(command[0], folders)
     if tool is None:
         return {"rc": None, "out": "", "err": "there is no %s" % command[0]}
@@ -111,7 +111,7 @@ def _accounts(folders: "list[str]") -> "list[dict[str, str]] | None":
     return [dict(zip(columns, row)) for row in rows]  # noqa: B905 - of Python 3.10
 
 
-def _user_namespaces(folders: "list[str]") -> "dict[str, Any]":
+def _user_namespaces(folders: "list[str]") -> Json:
     """Whether this user can make one: tried, because distributions forbid it in four different places."""
     tool = which("unshare", folders)
     if tool is None:
@@ -170,7 +170,7 @@ def _conda(folders: "list[str]") -> "list[dict[str, str]]":
     return found
 
 
-def _owner(path: "str") -> "str":
+def _owner(path: str) -> str:
     import pwd
 
     number = os.stat(path).st_uid
@@ -180,7 +180,7 @@ def _owner(path: "str") -> "str":
         return str(number)
 
 
-def _has_subordinate_ids() -> "bool":
+def _has_subordinate_ids() -> bool:
     """Whether rootless podman and buildah may map more than one user id."""
     names = (protocol.user_name(), str(os.getuid()))
     return any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines())

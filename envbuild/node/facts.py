@@ -8,7 +8,7 @@ from functools import partial
 from envbuild.node import pip_config, proc, protocol
 from envbuild.node.probe import disks, gpus, system
 from envbuild.node.probe import prefix as probe_prefix
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import search_path
 
 TYPE_CHECKING = False
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _texts(args: "dict[str, Any]", key: "str") -> "list[str]":
+def _texts(args: Json, key: str) -> "list[str]":
     value = [] if args.get(key) is None else args[key]
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise NodeError("request-invalid", "`args.%s` is not a list of text" % key)
     return value
 
 
-def _addresses(args: "dict[str, Any]") -> "dict[str, str]":
+def _addresses(args: Json) -> "dict[str, str]":
     value = {} if args.get("reach") is None else args["reach"]
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise NodeError("request-invalid", "`args.reach` is not an object of text")
     return dict(value)
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Probe this node; `request` as in docs/node-program.md. Changes nothing. Raises NodeError for a bad request."""
     args = request["args"]
     prefix = request["prefix"]
@@ -46,7 +46,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     if pip_config.NORMAL_INDEX in reach:
         reach[pip_config.NORMAL_INDEX] = probe_prefix.configured_index(reach[pip_config.NORMAL_INDEX])
     modules = system.modules_system()
-    asked = {
+    asked: dict[str, Callable[[], Any]] = {
         "gpu": partial(gpus.gpu_facts, folders),
         "pythons": partial(
             probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages")), interpreters
@@ -58,7 +58,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         "scheduler": partial(system.scheduler_facts, folders),
         "libc": partial(system.libc_facts, folders),
         "reachable": partial(probe_prefix.reachable, reach, repositories),
-    }  # type: dict[str, Callable[[], Any]]
+    }
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}
     facts = _quick(args, prefix, files, modules, folders)
@@ -71,7 +71,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return False, facts
 
 
-def _brief(args: "dict[str, Any]", prefix: "str", folders: "list[str]") -> "dict[str, Any]":
+def _brief(args: Json, prefix: str, folders: "list[str]") -> Json:
     """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
     facts = _quick(args, prefix, [], None, folders)
     facts.update(gpus.gpu_facts(folders))
@@ -81,9 +81,7 @@ def _brief(args: "dict[str, Any]", prefix: "str", folders: "list[str]") -> "dict
     return facts
 
 
-def _quick(
-    args: "dict[str, Any]", prefix: "str", files: "list[str]", modules: "str | None", folders: "list[str]"
-) -> "dict[str, Any]":
+def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", folders: "list[str]") -> Json:
     """Everything that starts no other program."""
     hostname = os.uname().nodename
     return {
@@ -109,7 +107,7 @@ def _quick(
     }
 
 
-def _environments(args: "dict[str, Any]", prefix: "str") -> "list[dict[str, Any]]":
+def _environments(args: Json, prefix: str) -> "list[Json]":
     """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8).
 
     With `packed`: the one that lies there in a pack for `stack`.
@@ -133,11 +131,11 @@ def _environments(args: "dict[str, Any]", prefix: "str") -> "list[dict[str, Any]
     return found
 
 
-def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[dict[str, Any], list[str]]":
+def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[Json, list[str]]":
     """Ask at once what starts other programs; a fact that could not be read is a warning that names it."""
-    warnings = []  # type: list[str]
+    warnings: list[str] = []
 
-    def guarded(name: "str") -> "Any":
+    def guarded(name: str) -> "Any":
         try:
             return asked[name]()
         except Exception as error:  # noqa: BLE001 - one strange node must not cost all its other facts
@@ -149,7 +147,7 @@ def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[dict[str, Any], l
     return dict(zip(names, answers)), sorted(warnings)  # noqa: B905 - strict= is of Python 3.10
 
 
-def _observations(facts: "dict[str, Any]") -> "list[str]":
+def _observations(facts: Json) -> "list[str]":
     """What stands out and belongs to no fact of its own."""
     found = []
     if facts["umask"][-1] in "0145":

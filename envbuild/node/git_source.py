@@ -8,13 +8,12 @@ import os
 import re
 
 from envbuild.node import paths, proc
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 DEADLINE = 3600.0
 _SAFE = (
@@ -52,8 +51,8 @@ _LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commi
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
 
-def _git(folder: "str", *args: "str") -> "proc.Finished":
-    drop = dict.fromkeys(REPOSITORY_VARIABLES)  # type: dict[str, str | None]
+def _git(folder: str, *args: str) -> "proc.Finished":
+    drop: dict[str, str | None] = dict.fromkeys(REPOSITORY_VARIABLES)
     env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"))
     options = [word for setting in _SAFE for word in ("-c", setting)]
     done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=DEADLINE, env=env)
@@ -67,7 +66,7 @@ def _git(folder: "str", *args: "str") -> "proc.Finished":
     return done
 
 
-def _must(done: "proc.Finished", doing: "str", folder: "str") -> "str":
+def _must(done: "proc.Finished", doing: str, folder: str) -> str:
     if done.ok:
         return done.out.strip()
     text = done.err + done.out
@@ -82,7 +81,7 @@ def _must(done: "proc.Finished", doing: "str", folder: "str") -> "str":
     )
 
 
-def check_pins(sources: "list[dict[str, Any]]") -> "None":
+def check_pins(sources: "list[Json]") -> None:
     """Refuse pins that are none; raises NodeError `request-invalid`."""
     for source in sources:
         for part in [source] + list(source.get("submodules") or []):
@@ -97,16 +96,14 @@ def check_pins(sources: "list[dict[str, Any]]") -> "None":
             _checked_relative(source["path"])
 
 
-def _checked_relative(path: "str") -> "str":
+def _checked_relative(path: str) -> str:
     parts = path.split("/")
     if not path or path.startswith(("/", "-", "~")) or any(part in ("", ".", "..", ".git") for part in parts):
         raise NodeError("request-invalid", "not a path inside a source: %r" % path[:100])
     return path
 
 
-def fetch(
-    source: "dict[str, Any]", folder: "str", bundle: "str | None", parts: "dict[str, str] | None" = None
-) -> "None":
+def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str] | None" = None) -> None:
     """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
 
     `bundle`: a git bundle, or a repository of `mirror`, to take the commit from instead of the URL; `parts`: the same
@@ -125,7 +122,7 @@ def fetch(
         paths.remove_tree(os.path.join(where, ".git"))
 
 
-def _submodule_folder(folder: "str", path: "str") -> "str":
+def _submodule_folder(folder: str, path: str) -> str:
     where = os.path.join(folder, _checked_relative(path))
     # A link in the tree must not lead a submodule out of it.
     if os.path.realpath(where) != os.path.join(os.path.realpath(folder), path):
@@ -133,7 +130,7 @@ def _submodule_folder(folder: "str", path: "str") -> "str":
     return where
 
 
-def _check_gitlink(source: "dict[str, Any]", part: "dict[str, Any]", repositories: "dict[str, str]") -> "None":
+def _check_gitlink(source: Json, part: Json, repositories: "dict[str, str]") -> None:
     """The parent's tree must itself name the submodule's commit."""
     above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
     below = part["path"][len(above) + 1 :] if above else part["path"]
@@ -143,7 +140,7 @@ def _check_gitlink(source: "dict[str, Any]", part: "dict[str, Any]", repositorie
         raise _mismatch(name, "the lock says submodule commit %s" % part["commit"], "the tree says: %s" % listed)
 
 
-def _mismatch(name: "str", why: "str", seen: "str") -> "NodeError":
+def _mismatch(name: str, why: str, seen: str) -> "NodeError":
     return NodeError(
         "tree-mismatch",
         "source %s is not what the lock says" % name,
@@ -154,7 +151,7 @@ def _mismatch(name: "str", why: "str", seen: "str") -> "NodeError":
     )
 
 
-def _checkout(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None") -> "None":
+def _checkout(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     os.makedirs(folder, exist_ok=True)
     _must(_git(folder, "init", "--quiet", "--template="), "making a folder for %s" % name, folder)
     _obtain(pin, folder, name, bundle)
@@ -162,7 +159,7 @@ def _checkout(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | 
     _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
 
 
-def mirror(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None" = None) -> "None":
+def mirror(pin: Json, folder: str, name: str, bundle: "str | None" = None) -> None:
     """Make the bare repository `folder` with exactly the pinned commit, its tree compared; raises as `fetch` does.
 
     `fetch` takes such a folder as a bundle.
@@ -174,17 +171,17 @@ def mirror(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | Non
     _must(_git(folder, "update-ref", "refs/heads/envbuild", pin["commit"]), "naming the commit of %s" % name, folder)
 
 
-def _check_tree(pin: "dict[str, Any]", folder: "str", name: "str") -> "None":
+def _check_tree(pin: Json, folder: str, name: str) -> None:
     tree = _git(folder, "rev-parse", "--verify", "--quiet", pin["commit"] + "^{tree}").out.strip()
     if tree != pin["tree"]:
         raise _mismatch(name, "tree %s, the lock says %s" % (tree or "(none)", pin["tree"]), "commit " + pin["commit"])
 
 
-def _has_commit(folder: "str", commit: "str") -> "bool":
+def _has_commit(folder: str, commit: str) -> bool:
     return _git(folder, "cat-file", "-e", commit + "^{commit}").ok
 
 
-def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | None") -> "None":
+def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     if bundle is not None:
         # What `mirror` made has no history, which git takes from a folder only when it is told so.
         shallow = ["--update-shallow"] if os.path.isdir(bundle) else []
@@ -211,7 +208,7 @@ def _obtain(pin: "dict[str, Any]", folder: "str", name: "str", bundle: "str | No
     _unreachable(done, name, origin, folder)
 
 
-def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str") -> "None":
+def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> None:
     text = redact_text(done.err).strip()[-1000:]
     if "No space left on device" in text or "Disk quota exceeded" in text:
         raise paths.full_disk(folder, text)
@@ -229,13 +226,13 @@ def _unreachable(done: "proc.Finished", name: "str", origin: "str", folder: "str
     )
 
 
-def lost_object(said: "str") -> "str":
+def lost_object(said: str) -> str:
     """The id of the object that a repository names in its commits and does not have, as git said it; else empty."""
     found = _LOST.search(said)
     return found.group(1) if found is not None else ""
 
 
-def object_missing(origin: "str", lost: "str", why: "str") -> "NodeError":
+def object_missing(origin: str, lost: str, why: str) -> "NodeError":
     """The error for a repository, often a mirror, that is not whole: the commit is there and cannot be had."""
     return NodeError(
         "object-missing",

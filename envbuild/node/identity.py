@@ -3,12 +3,10 @@
 import os
 import socket
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 
-def _read_text(path: "str") -> "str":
+def _read_text(path: str) -> str:
     try:
         with open(path, "rb") as stream:
             return stream.read(4096).decode("utf-8", "replace").strip()
@@ -16,20 +14,20 @@ def _read_text(path: "str") -> "str":
         return ""
 
 
-def start_time(pid: "int") -> "str":
+def start_time(pid: int) -> str:
     """Start time of a live process in clock ticks since boot (proc(5), field 22), empty for a dead one or a zombie."""
     fields = _read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
-def _pid_namespace() -> "str":
+def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-def here() -> "dict[str, Any]":
+def here() -> Json:
     """This process: `host`, `boot_id`, `pidns` (process ids of two containers mean nothing to each other), `pid`
     and `started`, its start time.
     """
@@ -42,7 +40,7 @@ def here() -> "dict[str, Any]":
     }
 
 
-def is_alive(process: "dict[str, Any]") -> "bool":
+def is_alive(process: Json) -> bool:
     """True when a process of this machine, as `here` wrote it down, still runs."""
     pid = process.get("pid")
     if not isinstance(pid, int) or pid <= 0:
@@ -52,7 +50,7 @@ def is_alive(process: "dict[str, Any]") -> "bool":
     return bool(started) and process.get("started", started) in (started, "")
 
 
-def same_machine(process: "dict[str, Any]") -> "bool":
+def same_machine(process: Json) -> bool:
     """True when the process ran on this machine since its last boot, where this process can see its id."""
     me = here()
     same = all(process.get(key) == me[key] for key in ("host", "boot_id"))

@@ -16,13 +16,12 @@ import time
 import uuid
 
 from envbuild.node import identity, paths
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
-    from typing import Any
 
 BEAT = 5.0
 STALE_AFTER = 120.0
@@ -33,7 +32,7 @@ _GRACE = 30.0
 _POLL = 0.2
 
 
-def is_abandoned(owner: "dict[str, Any]", age: "float", ended: "Sequence[str]" = ()) -> "bool":
+def is_abandoned(owner: Json, age: float, ended: "Sequence[str]" = ()) -> bool:
     """True when nobody can be working under this lease any more; `age` is that of its heartbeat in seconds.
 
     `ended`: runs whose controller is known to be gone; what it started may still be at work.
@@ -53,12 +52,12 @@ def is_abandoned(owner: "dict[str, Any]", age: "float", ended: "Sequence[str]" =
 class Lease:
     """A held lease; as a context manager it keeps the heartbeat going. From `acquire`, `resume` or `attempt`."""
 
-    def __init__(self, path: "str", owner: "dict[str, Any]") -> "None":
+    def __init__(self, path: str, owner: Json) -> None:
         """`path` of the file and `owner` as written in it."""
         self.path = path
         self.owner = owner
         self._stop = threading.Event()
-        self._thread = None  # type: threading.Thread | None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Lease":
         """Start the heartbeat."""
@@ -71,13 +70,13 @@ class Lease:
         kind: "type[BaseException] | None",
         error: "BaseException | None",
         trace: "TracebackType | None",
-    ) -> "None":
+    ) -> None:
         """Stop the heartbeat; the lease stays until `release`."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _beat(self) -> "None":
+    def _beat(self) -> None:
         while not self._stop.wait(BEAT):
             if self.held():
                 try:
@@ -85,17 +84,17 @@ class Lease:
                 except OSError:
                     pass
 
-    def held(self) -> "bool":
+    def held(self) -> bool:
         """True while the file still names this run's token."""
         found = read_at(self.path)
         return found is not None and found.get("token") == self.owner["token"]
 
-    def check(self) -> "None":
+    def check(self) -> None:
         """Raise NodeError `lease-lost` (exit 75) when another run has taken over; call before what cannot be undone."""
         if not self.held():
             raise lost(self.owner["run"], read_at(self.path))
 
-    def release(self) -> "None":
+    def release(self) -> None:
         """Give the lease back; another run's lease is left alone."""
         self._stop.set()
         if self.held():
@@ -105,22 +104,22 @@ class Lease:
                 pass
 
 
-def touch(path: "str") -> "None":
+def touch(path: str) -> None:
     """Give a file the time that the file server has now."""
     os.utime(path, None)
 
 
-def of_prefix(prefix: "str") -> "str":
+def of_prefix(prefix: str) -> str:
     """Where the lease on a prefix lies."""
     return os.path.join(prefix, "lease.json")
 
 
-def read(prefix: "str") -> "dict[str, Any] | None":
+def read(prefix: str) -> "Json | None":
     """The owner of `prefix` now, None when nobody holds it; an unreadable lease is an owner without a name."""
     return read_at(of_prefix(prefix))
 
 
-def read_at(path: "str") -> "dict[str, Any] | None":
+def read_at(path: str) -> "Json | None":
     """As `read`, for a lease at any path."""
     if not os.path.lexists(path):
         return None
@@ -130,7 +129,7 @@ def read_at(path: "str") -> "dict[str, Any] | None":
     return {} if os.path.lexists(path) else None
 
 
-def lost(run: "str", owner: "dict[str, Any] | None") -> "NodeError":
+def lost(run: str, owner: "Json | None") -> "NodeError":
     """The error of a step whose run no longer holds the lease."""
     return NodeError(
         "lease-lost",
@@ -141,12 +140,12 @@ def lost(run: "str", owner: "dict[str, Any] | None") -> "NodeError":
     )
 
 
-def describe(owner: "dict[str, Any]") -> "str":
+def describe(owner: Json) -> str:
     """The owner in words."""
     return "run %s on %s, process %s" % (owner.get("run", "?"), owner.get("host", "?"), owner.get("pid", "?"))
 
 
-def _create(path: "str", owner: "dict[str, Any]", replace: "bool") -> "float | None":
+def _create(path: str, owner: Json, replace: bool) -> "float | None":
     """Put `owner` at `path`; returns None on success, else the file system's own time now (seconds)."""
     handle, temporary = tempfile.mkstemp(prefix=".lease-", dir=os.path.dirname(path))
     try:
@@ -166,7 +165,7 @@ def _create(path: "str", owner: "dict[str, Any]", replace: "bool") -> "float | N
             os.unlink(temporary)
 
 
-def _link(path: "str", name: "str") -> "bool":
+def _link(path: str, name: str) -> bool:
     """Give a file a second name; False where that is taken.
 
     Over NFS the reply can get lost: what is asked again finds the name taken by the file itself. Its number of names
@@ -184,7 +183,7 @@ def _link(path: "str", name: "str") -> "bool":
     return True
 
 
-def _rename(path: "str", name: "str") -> "None":
+def _rename(path: str, name: str) -> None:
     """`os.rename` that knows when it was done already, and only the reply was lost."""
     try:
         os.rename(path, name)
@@ -193,7 +192,7 @@ def _rename(path: "str", name: "str") -> "None":
             raise
 
 
-def _take_over(path: "str", judged: "dict[str, Any]") -> "bool":
+def _take_over(path: str, judged: Json) -> bool:
     """Move an abandoned lease away; when another run was quicker, put its lease back. False where that is forbidden."""
     aside = "%s.stale-%s" % (path, uuid.uuid4().hex)
     try:
@@ -213,8 +212,8 @@ def _take_over(path: "str", judged: "dict[str, Any]") -> "bool":
 
 
 def attempt(
-    path: "str", mine: "dict[str, Any]", again: "str | None" = None, ended: "Sequence[str]" = ()
-) -> "tuple[Lease | None, dict[str, Any] | None]":
+    path: str, mine: Json, again: "str | None" = None, ended: "Sequence[str]" = ()
+) -> "tuple[Lease | None, Json | None]":
     """Try once to take the lease at `path`: (the lease, None), or (None, the owner who is at work).
 
     `mine`: the owner to write, with a `token` of its own; what nobody can be working under is taken over. `again`: the
@@ -241,7 +240,7 @@ def attempt(
             return None, owner
 
 
-def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait: "float") -> "Lease":
+def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "Lease":
     """Take the lease for `run`, waiting at most `wait` seconds; the same run gets its own lease again.
 
     `controller`: who provisions, and in `ended` the runs of the same machine that have ended without giving back what
@@ -267,7 +266,7 @@ def acquire(prefix: "str", run: "str", controller: "dict[str, Any] | None", wait
         time.sleep(min(_POLL, max(0.01, deadline - time.monotonic())))
 
 
-def _busy(prefix: "str", owner: "dict[str, Any]") -> "NodeError":
+def _busy(prefix: str, owner: Json) -> "NodeError":
     return NodeError(
         "prefix-busy",
         "%s is locked by another envbuild" % prefix,
@@ -278,7 +277,7 @@ def _busy(prefix: "str", owner: "dict[str, Any]") -> "NodeError":
     )
 
 
-def resume(prefix: "str", run: "str", controller: "dict[str, Any] | None" = None) -> "Lease":
+def resume(prefix: str, run: str, controller: "Json | None" = None) -> "Lease":
     """The lease that an earlier step of `run` took, or gave back because its connection broke: then it is taken again.
 
     Raises NodeError `lease-lost` (exit 75) when another run has it.
@@ -299,13 +298,13 @@ def resume(prefix: "str", run: "str", controller: "dict[str, Any] | None" = None
     return Lease(path, mine)
 
 
-def _parted(controller: "dict[str, Any] | None") -> "tuple[dict[str, Any], list[str]]":
+def _parted(controller: "Json | None") -> "tuple[Json, list[str]]":
     """Who provisions, as it is written into a lease, and the runs that it says have ended."""
     party = dict(controller or {})
     return party, [str(run) for run in party.pop("ended", ())]
 
 
-def _end_earlier(owner: "dict[str, Any]") -> "bool":
+def _end_earlier(owner: Json) -> bool:
     """End the process of an earlier step of this run that is still at work here; True when one was ended.
 
     Steps follow one another. One that still runs has lost its connection, and its step is being done again.

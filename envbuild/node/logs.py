@@ -5,11 +5,7 @@ import os
 import re
 
 from envbuild.node import hashing
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 FOLDER = "logs"
 MOST_LINES = 2000
@@ -18,7 +14,7 @@ READ_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Returns (False, `file` and the `lines` of its end). `args.log_of`: a run (default: the newest log).
 
     Raises NodeError `log-unknown` (1) where there is none.
@@ -42,7 +38,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return False, {"file": path, "lines": _lines(path)[-count:]}
 
 
-def digest(prefix: "str", run: "Any") -> "dict[str, Any] | None":
+def digest(prefix: str, run: object) -> "Json | None":
     """`file`, `bytes` and `sha256` of the log of a run as it is now; None where none can be read."""
     path = os.path.join(prefix, FOLDER, "%s.log" % run)
     if not _NAME.match(str(run)):
@@ -53,7 +49,7 @@ def digest(prefix: "str", run: "Any") -> "dict[str, Any] | None":
         return None
 
 
-def _newest(folder: "str") -> "str | None":
+def _newest(folder: str) -> "str | None":
     try:
         found = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(folder) if entry.name.endswith(".log")]
     except OSError:
@@ -61,7 +57,7 @@ def _newest(folder: "str") -> "str | None":
     return max(found)[1] if found else None
 
 
-def _lines(path: "str") -> "list[str]":
+def _lines(path: str) -> "list[str]":
     """The messages of the end of a log, line by line."""
     with open(path, "rb") as stream:
         stream.seek(0, os.SEEK_END)

@@ -19,6 +19,8 @@ import re
 import stat
 import threading
 
+from envbuild.node.protocol import Json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,9 +44,7 @@ class Entry:
 
     __slots__ = ("digest", "executable", "raw", "signature", "size", "tag")
 
-    def __init__(
-        self, tag: "str", digest: "str", size: "int", executable: "bool", raw: "str", signature: "list[int]"
-    ) -> "None":
+    def __init__(self, tag: str, digest: str, size: int, executable: bool, raw: str, signature: "list[int]") -> None:
         """Plain data."""
         self.tag = tag
         self.digest = digest
@@ -63,11 +63,11 @@ class Places:
 
     def __init__(
         self,
-        root: "str",
-        prefix: "str",
-        interpreter: "str",
-        replaced: "dict[str, Any] | None" = None,
-    ) -> "None":
+        root: str,
+        prefix: str,
+        interpreter: str,
+        replaced: "Json | None" = None,
+    ) -> None:
         """All absolute paths; each is also known by its real path. `interpreter`: empty where it is in the environment.
 
         `replaced`: relative path -> what gives the digest of a file of a conda package as it is in its archive, by
@@ -84,7 +84,7 @@ class Places:
         self.replacements = sorted(unique.items(), key=lambda pair: -len(pair[0]))
         self._any = re.compile(b"|".join(re.escape(path) for path, _ in self.replacements))
 
-    def text(self, data: "bytes") -> "bytes | None":
+    def text(self, data: bytes) -> "bytes | None":
         """`data` with the places replaced; None when it is not text or names none of them."""
         if self._any.search(data) is None or b"\0" in data:
             return None
@@ -94,16 +94,16 @@ class Places:
             data = b"#!" + long_form.group(1) + b"\n" + data[long_form.end() :]
         return self._any.sub(lambda found: self._mark(found.group()), data)
 
-    def _mark(self, path: "bytes") -> "bytes":
+    def _mark(self, path: bytes) -> bytes:
         return next(mark for known, mark in self.replacements if known == path)
 
-    def link(self, target: "str") -> "bytes":
+    def link(self, target: str) -> bytes:
         """A link's target with the places replaced."""
         if target in self.interpreters or (target.startswith("/") and os.path.realpath(target) in self.interpreters):
             return b"@interpreter@"
         return self._any.sub(lambda found: self._mark(found.group()), os.fsencode(target))
 
-    def config(self, data: "bytes") -> "bytes":
+    def config(self, data: bytes) -> bytes:
         """`pyvenv.cfg` without the interpreter's folder and the version of the installer."""
         out = []
         for line in data.decode("utf-8", "replace").splitlines():
@@ -113,16 +113,16 @@ class Places:
         return "\n".join(out).encode("utf-8")
 
 
-def _specific(path: "str") -> "bool":
+def _specific(path: str) -> bool:
     return path.count("/") >= 2 and not any(path == top or path.startswith(top + "/") for top in _UNSPECIFIC)
 
 
-def glob_match(path: "str", pattern: "str") -> "bool":
+def glob_match(path: str, pattern: str) -> bool:
     """`path` matches `pattern`: `*` and `?` stay within one folder, `**` stands for any number of folders."""
     return _glob_parts(path.split("/"), pattern.split("/"))
 
 
-def _glob_parts(path: "list[str]", pattern: "list[str]") -> "bool":
+def _glob_parts(path: "list[str]", pattern: "list[str]") -> bool:
     if not pattern:
         return not path
     if pattern[0] == "**":
@@ -130,13 +130,13 @@ def _glob_parts(path: "list[str]", pattern: "list[str]") -> "bool":
     return bool(path) and fnmatch.fnmatchcase(path[0], pattern[0]) and _glob_parts(path[1:], pattern[1:])
 
 
-def generated_globs(sources: "Iterable[dict[str, Any]]") -> "list[tuple[str, tuple[str, ...]]]":
+def generated_globs(sources: "Iterable[Json]") -> "list[tuple[str, tuple[str, ...]]]":
     """(folder in the environment, its `generated:` patterns) of every source that lies in the environment."""
     kept = [s for s in sources if s.get("install") in ("editable", "path") and s.get("generated")]
     return [("src/%s/" % s["name"], tuple(s["generated"])) for s in kept]
 
 
-def is_left_out(path: "str", generated: "Iterable[tuple[str, tuple[str, ...]]]" = ()) -> "bool":
+def is_left_out(path: str, generated: "Iterable[tuple[str, tuple[str, ...]]]" = ()) -> bool:
     """True for what the root does not cover: byte code, installer notes, envbuild's own files, generated files."""
     folder, _, name = path.rpartition("/")
     if name.endswith(".pyc") or path.startswith(".envbuild/") or path == ".lock":
@@ -151,7 +151,7 @@ def is_left_out(path: "str", generated: "Iterable[tuple[str, tuple[str, ...]]]" 
     return False
 
 
-def walk(root: "str") -> "Iterator[tuple[str, os.stat_result]]":
+def walk(root: str) -> "Iterator[tuple[str, os.stat_result]]":
     """Every path under `root` that is not a folder, relative, with its own `lstat`; links are not followed."""
     pending = [""]
     while pending:
@@ -173,13 +173,13 @@ def signature(facts: "os.stat_result") -> "list[int]":
 class _Hasher:
     """Hashes files of one tree; one instance a thread, so that its buffer is its own."""
 
-    def __init__(self, root: "str", places: "Places") -> "None":
+    def __init__(self, root: str, places: "Places") -> None:
         self.root = root
         self.places = places
         self.buffer = bytearray(_BUFFER)
         self.view = memoryview(self.buffer)
 
-    def entry(self, path: "str", facts: "os.stat_result") -> "Entry":
+    def entry(self, path: str, facts: "os.stat_result") -> "Entry":
         full = os.path.join(self.root, path)
         mode = facts.st_mode
         if stat.S_ISLNK(mode):
@@ -196,11 +196,11 @@ class _Hasher:
         digest = raw if text is None else hashlib.sha256(text).hexdigest()
         return Entry(tag, digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
 
-    def _replaced(self, full: "str", said: "Any") -> "tuple[str, str]":
+    def _replaced(self, full: str, said: "Any") -> "tuple[str, str]":
         with open(full, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return hashlib.sha256(data).hexdigest(), said.digest(data, os.fsencode(self.places.root))
 
-    def _content(self, full: "str", path: "str", size: "int") -> "tuple[str, bytes | None]":
+    def _content(self, full: str, path: str, size: int) -> "tuple[str, bytes | None]":
         handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             data = os.read(handle, _BUFFER)
@@ -211,12 +211,12 @@ class _Hasher:
         finally:
             os.close(handle)
 
-    def _text(self, path: "str", data: "bytes") -> "bytes | None":
+    def _text(self, path: str, data: bytes) -> "bytes | None":
         return self.places.config(data) if path == "pyvenv.cfg" else self.places.text(data)
 
-    def _large(self, handle: "int", head: "bytes", path: "str") -> "tuple[str, bytes | None]":
+    def _large(self, handle: int, head: bytes, path: str) -> "tuple[str, bytes | None]":
         total = hashlib.sha256(head)
-        kept = [head]  # type: list[bytes] | None
+        kept: list[bytes] | None = [head]
         size = len(head)
         while True:
             count = os.readv(handle, [self.buffer])
@@ -230,7 +230,7 @@ class _Hasher:
 
 
 def scan(
-    root: "str",
+    root: str,
     places: "Places",
     generated: "Iterable[tuple[str, tuple[str, ...]]]" = (),
     known: "dict[str, Entry] | None" = None,
@@ -242,8 +242,8 @@ def scan(
     is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
     """
     globs = list(generated)
-    entries = {}  # type: dict[str, Entry]
-    work = []  # type: list[tuple[str, os.stat_result]]
+    entries: dict[str, Entry] = {}
+    work: list[tuple[str, os.stat_result]] = []
     for path, facts in walk(root):
         if is_left_out(path, globs):
             continue
@@ -259,20 +259,20 @@ def scan(
 
 
 def _hash_all(
-    root: "str", places: "Places", work: "list[tuple[str, os.stat_result]]", threads: "int | None"
+    root: str, places: "Places", work: "list[tuple[str, os.stat_result]]", threads: "int | None"
 ) -> "dict[str, Entry]":
     # Largest first, so that no thread is left alone with a big file at the end; small files in chunks.
     work.sort(key=lambda item: -item[1].st_size)
-    chunks = queue.Queue()  # type: queue.Queue[list[tuple[str, os.stat_result]]]
+    chunks: queue.Queue[list[tuple[str, os.stat_result]]] = queue.Queue()
     start = 0
     while start < len(work):
         step = 1 if work[start][1].st_size >= _BUFFER else 64
         chunks.put(work[start : start + step])
         start += step
-    entries = {}  # type: dict[str, Entry]
-    failures = []  # type: list[OSError]
+    entries: dict[str, Entry] = {}
+    failures: list[OSError] = []
 
-    def drain() -> "None":
+    def drain() -> None:
         hasher = _Hasher(root, places)
         while not failures:
             try:
@@ -292,7 +292,7 @@ def _hash_all(
     return entries
 
 
-def _run_threads(work: "Callable[[], None]", count: "int") -> "None":
+def _run_threads(work: "Callable[[], None]", count: int) -> None:
     workers = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
     for worker in workers:
         worker.start()
@@ -306,7 +306,7 @@ def record_paths(entries: "Iterable[str]") -> "list[str]":
     return sorted(path for path in entries if _RECORD.match(path))
 
 
-def read_record(root: "str", record: "str") -> "list[tuple[str, str, str]]":
+def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
     """Rows of a RECORD: (path relative to `root`, hash as written, size as written); raises OSError.
 
     A path that leaves the environment keeps its leading `../`, so that nothing in the environment matches it; one
@@ -326,7 +326,7 @@ def read_record(root: "str", record: "str") -> "list[tuple[str, str, str]]":
     return rows
 
 
-def _normalise_records(root: "str", entries: "dict[str, Entry]") -> "None":
+def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
     """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
     for record in record_paths(entries):
         lines = []
@@ -342,9 +342,9 @@ def _normalise_records(root: "str", entries: "dict[str, Entry]") -> "None":
         entry.digest = hashlib.sha256(data).hexdigest()
 
 
-def root_of(files: "dict[str, list[Any]]") -> "str":
+def root_of(files: "dict[str, list[Any]]") -> str:
     """The Merkle root (sha256, hex) over `files` (path -> [tag, digest, size, executable]), folder by folder."""
-    tree = {}  # type: dict[str, Any]
+    tree: Json = {}
     for path, (tag, digest, _size, executable) in files.items():
         node = tree
         *folders, name = path.split("/")
@@ -354,7 +354,7 @@ def root_of(files: "dict[str, list[Any]]") -> "str":
     return _digest_folder(tree).hex()
 
 
-def _digest_folder(tree: "dict[str, Any]") -> "bytes":
+def _digest_folder(tree: Json) -> bytes:
     total = hashlib.sha256(b"envbuild-folder-1\0")
     for name in sorted(tree):
         value = tree[name]
@@ -364,6 +364,6 @@ def _digest_folder(tree: "dict[str, Any]") -> "bytes":
     return total.digest()
 
 
-def record_digest(raw: "str") -> "str":
+def record_digest(raw: str) -> str:
     """A sha256 in hex as RECORD writes it."""
     return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(raw)).rstrip(b"=").decode("ascii")

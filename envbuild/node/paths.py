@@ -18,39 +18,39 @@ FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` b
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 
 
-def envs_dir(prefix: "str") -> "str":
+def envs_dir(prefix: str) -> str:
     """The folder that holds every environment of `prefix`."""
     return os.path.join(prefix, "envs")
 
 
-def delivered(prefix: "str", variant_digest: "str") -> "str":
+def delivered(prefix: str, variant_digest: str) -> str:
     """The folder in which the controller's files for a variant lie until the environment is stamped."""
     return os.path.join(prefix, "store", variant_digest[:12])
 
 
-def current_link(prefix: "str", stack: "str") -> "str":
+def current_link(prefix: str, stack: str) -> str:
     """The link that names the environment in use for `stack`."""
     return os.path.join(prefix, "current", checked_name(stack, "stack"))
 
 
-def modulefile(prefix: "str", stack: "str") -> "str":
+def modulefile(prefix: str, stack: str) -> str:
     """The modulefile of `stack`."""
     return os.path.join(prefix, "modulefiles", "envbuild", checked_name(stack, "stack"))
 
 
-def meta(environment: "str", name: "str") -> "str":
+def meta(environment: str, name: str) -> str:
     """A file of envbuild's own inside an environment, for example its stamp."""
     return os.path.join(environment, META, name)
 
 
-def checked_name(text: "Any", what: "str") -> "str":
+def checked_name(text: object, what: str) -> str:
     """`text` when it is a plain file name; raises NodeError `request-invalid`."""
     if not isinstance(text, str) or not _NAME.match(text):
         raise NodeError("request-invalid", "`%s` is not a plain name: %r" % (what, str(text)[:100]))
     return text
 
 
-def checked_environment(prefix: "str", path: "Any") -> "str":
+def checked_environment(prefix: str, path: object) -> str:
     """`path` when it names an environment directly under `<prefix>/envs`; raises NodeError `request-invalid`.
 
     Nothing else is ever built, moved or deleted, so a wrong request cannot reach a folder of the user.
@@ -65,7 +65,7 @@ def checked_environment(prefix: "str", path: "Any") -> "str":
     return os.path.join(envs_dir(prefix), name)
 
 
-def make_dirs(prefix: "str", *names: "str") -> "None":
+def make_dirs(prefix: str, *names: str) -> None:
     """Create `prefix` and folders in it; raises NodeError `prefix-not-writable` (exit 7)."""
     import tempfile
 
@@ -85,7 +85,7 @@ def make_dirs(prefix: "str", *names: "str") -> "None":
         ) from error
 
 
-def os_error(error: "OSError", where: "str") -> "NodeError | None":
+def os_error(error: "OSError", where: str) -> "NodeError | None":
     """The coded form of a full disk or quota, or of one that takes no writes; None for every other error."""
     if error.errno == errno.EROFS:
         return NodeError(
@@ -99,12 +99,12 @@ def os_error(error: "OSError", where: "str") -> "NodeError | None":
     return no_room(error, where)
 
 
-def no_room(error: "OSError", where: "str") -> "NodeError | None":
+def no_room(error: "OSError", where: str) -> "NodeError | None":
     """The coded form of a full disk or quota, None for every other error."""
     return full_disk(where, str(error)) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
-def full_disk(where: "str", why: "str") -> "NodeError":
+def full_disk(where: str, why: str) -> "NodeError":
     """`inodes-full` when bytes are left at `where` and inodes are not, else `disk-full` (both exit 75)."""
     try:
         facts = os.statvfs(nearest(where))
@@ -123,20 +123,20 @@ def full_disk(where: "str", why: "str") -> "NodeError":
     )
 
 
-def nearest(path: "str") -> "str":
+def nearest(path: str) -> str:
     """The nearest folder above `path` that exists."""
     while not os.path.isdir(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return path
 
 
-def set_umask(prefix: "str") -> "None":
+def set_umask(prefix: str) -> None:
     """Files are readable for all, whatever the caller's umask; a setgid prefix keeps them writable for its group."""
     shared = os.path.isdir(prefix) and os.stat(prefix).st_mode & stat.S_ISGID
     os.umask(0o002 if shared else 0o022)
 
 
-def write_atomic(path: "str", data: "bytes", mode: "int" = 0o666) -> "None":
+def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
     """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file.
 
     `mode`: its permissions, before the umask.
@@ -167,13 +167,13 @@ def write_atomic(path: "str", data: "bytes", mode: "int" = 0o666) -> "None":
         raise
 
 
-def write_json(path: "str", data: "Any", mode: "int" = 0o666) -> "None":
+def write_json(path: str, data: object, mode: int = 0o666) -> None:
     """`data` as JSON with sorted keys, written by `write_atomic`."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     write_atomic(path, text.encode("ascii") + b"\n", mode)
 
 
-def read_json(path: "str") -> "Any":
+def read_json(path: str) -> "Any":
     """The JSON in `path`, None where there is none or it cannot be parsed."""
     try:
         with open(path, "rb") as stream:
@@ -182,7 +182,7 @@ def read_json(path: "str") -> "Any":
         return None
 
 
-def sync_dir(folder: "str") -> "None":
+def sync_dir(folder: str) -> None:
     """Make renames in `folder` durable where the file system can."""
     try:
         handle = os.open(folder, os.O_RDONLY)
@@ -196,7 +196,7 @@ def sync_dir(folder: "str") -> "None":
         os.close(handle)
 
 
-def switch_link(link: "str", target: "str") -> "bool":
+def switch_link(link: str, target: str) -> bool:
     """Point `link` at `target` by one rename; True when it pointed elsewhere before.
 
     Raises NodeError `link-blocked` (1) where something else has the name.
@@ -223,11 +223,11 @@ def switch_link(link: "str", target: "str") -> "bool":
     return True
 
 
-def remove_tree(path: "str") -> "None":
+def remove_tree(path: str) -> None:
     """Delete a folder, also where something in it was made read-only; raises OSError."""
     import shutil
 
-    def unlock(function: "Any", name: "str", _info: "Any") -> "None":
+    def unlock(function: "Any", name: str, _info: "Any") -> None:
         if not os.path.lexists(name):
             return
         os.chmod(os.path.dirname(name), 0o700)
@@ -243,7 +243,7 @@ def remove_tree(path: "str") -> "None":
         shutil.rmtree(path, onerror=unlock)
 
 
-def discard(path: "str", successor: "str | None" = None) -> "None":
+def discard(path: str, successor: "str | None" = None) -> None:
     """Rename a folder to a name that is never used, then delete it: a kill in between leaves no half environment.
 
     `successor` gets its place before anything is deleted.

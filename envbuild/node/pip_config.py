@@ -30,12 +30,12 @@ class PipConfig:
 
     def __init__(
         self,
-        index_url: "str",
+        index_url: str,
         extra_index_urls: "list[str]",
         find_links: "list[str]",
-        cert: "str",
-        no_index: "bool" = False,
-    ) -> "None":
+        cert: str,
+        no_index: bool = False,
+    ) -> None:
         """Plain data."""
         self.no_index = no_index
         self.index_url = index_url
@@ -44,7 +44,7 @@ class PipConfig:
         self.cert = cert
 
 
-def without_credentials(url: "str") -> "str":
+def without_credentials(url: str) -> str:
     """`url` without user and password."""
     return _CREDENTIALS.sub("", url)
 
@@ -65,7 +65,7 @@ def config_files(environ: "Mapping[str, str]") -> "list[str]":
     return ([explicit] if explicit else []) + files
 
 
-def parse(text: "str") -> "dict[str, dict[str, str]]":
+def parse(text: str) -> "dict[str, dict[str, str]]":
     """Section -> option (as pip spells it: `find-links`) -> value; empty where pip could not read the text."""
     parser = configparser.RawConfigParser()
     try:
@@ -73,7 +73,7 @@ def parse(text: "str") -> "dict[str, dict[str, str]]":
     except (configparser.Error, ValueError):
         # pip itself complains about a broken file; here it only says where packages may lie.
         return {}
-    found = {}  # type: dict[str, dict[str, str]]
+    found: dict[str, dict[str, str]] = {}
     for section in parser.sections():
         items = parser.items(section)
         found[section] = {name.replace("_", "-").lstrip("-"): value for name, value in items if value}
@@ -84,7 +84,7 @@ def read(environ: "Mapping[str, str]") -> "PipConfig":
     """Each option from the strongest place that sets it; a file that cannot be parsed counts as not there."""
     files = [parse(read_text(path, _LIMIT)) for path in config_files(environ)]
 
-    def option(name: "str") -> "str":
+    def option(name: str) -> str:
         value = environ.get("PIP_" + name.upper().replace("-", "_"), "")
         if value:
             return value
@@ -101,7 +101,7 @@ def read(environ: "Mapping[str, str]") -> "PipConfig":
     return PipConfig(option("index-url").strip(), extra, links, option("cert").strip(), no_index)
 
 
-def local_path(link: "str") -> "str | None":
+def local_path(link: str) -> "str | None":
     """The absolute path that a location names, None for one on the network or on another host."""
     if link.startswith("file:"):
         from urllib.parse import unquote, urlsplit
@@ -129,7 +129,7 @@ def alive(links: "Iterable[str]") -> "list[str]":
 
 def folders(links: "Iterable[str]") -> "list[str]":
     """The folders on this machine among the locations, each once, as absolute paths."""
-    found = []  # type: list[str]
+    found: list[str] = []
     for path in map(local_path, links):
         if path is not None and path not in found and os.path.isdir(path):
             found.append(path)

@@ -32,13 +32,13 @@ class Finished:
     def __init__(
         self,
         rc: "int | None" = None,
-        out: "str" = "",
-        err: "str" = "",
-        missing: "bool" = False,
-        timed_out: "bool" = False,
-        truncated: "bool" = False,
-        seconds: "float" = 0.0,
-    ) -> "None":
+        out: str = "",
+        err: str = "",
+        missing: bool = False,
+        timed_out: bool = False,
+        truncated: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
         """Plain data."""
         self.rc = rc
         self.out = out
@@ -49,7 +49,7 @@ class Finished:
         self.seconds = seconds
 
     @property
-    def ok(self) -> "bool":
+    def ok(self) -> bool:
         """It was there, ended in time and with 0."""
         return self.rc == 0 and not self.timed_out
 
@@ -57,18 +57,18 @@ class Finished:
 class _Live:
     """Process groups that must not outlive this process; a signal handler needs one place to find them."""
 
-    def __init__(self) -> "None":
-        self.groups = set()  # type: set[int]
-        self.gentle = set()  # type: set[int]
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self.gentle: set[int] = set()
         self.stopping = False
         self.starting = False
-        self.late = None  # type: BaseException | None
+        self.late: BaseException | None = None
 
-    def stop(self, group: "int") -> "None":
+    def stop(self, group: int) -> None:
         """Who was given a grace gets SIGTERM."""
         self.kill(group, signal.SIGTERM if group in self.gentle else signal.SIGKILL)
 
-    def kill(self, group: "int", number: "int") -> "None":
+    def kill(self, group: int, number: int) -> None:
         try:
             os.killpg(group, number)
         except (ProcessLookupError, PermissionError):
@@ -78,7 +78,7 @@ class _Live:
 _LIVE = _Live()
 
 
-def stop_all() -> "None":
+def stop_all() -> None:
     """Kill every running program and refuse new ones; for signal handlers. Who was given a grace gets SIGTERM."""
     _LIVE.stopping = True
     for group in list(_LIVE.groups):
@@ -100,7 +100,7 @@ def starting() -> "Iterator[None]":
                 raise late
 
 
-def put_off(error: "BaseException") -> "bool":
+def put_off(error: "BaseException") -> bool:
     """For signal handlers: True when `error` will be raised as soon as the program that just starts is known."""
     if _LIVE.starting:
         _LIVE.late = error
@@ -124,15 +124,15 @@ def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
 class _Reader(threading.Thread):
     """Collects at most `limit` bytes of one stream and throws the rest away, so that the writer can still end."""
 
-    def __init__(self, stream: "IO[bytes]", limit: "int") -> "None":
+    def __init__(self, stream: "IO[bytes]", limit: int) -> None:
         super().__init__(daemon=True)
         self.stream = stream
         self.limit = limit
-        self.parts = []  # type: list[bytes]
+        self.parts: list[bytes] = []
         self.size = 0
         self.start()
 
-    def run(self) -> "None":
+    def run(self) -> None:
         while True:
             try:
                 part = os.read(self.stream.fileno(), 65536)
@@ -145,14 +145,14 @@ class _Reader(threading.Thread):
             self.size += len(part)
 
     @property
-    def full(self) -> "bool":
+    def full(self) -> bool:
         return self.size > self.limit
 
-    def text(self) -> "str":
+    def text(self) -> str:
         return b"".join(self.parts).decode("utf-8", "replace")
 
 
-def _feed(stream: "IO[bytes]", data: "bytes") -> "None":
+def _feed(stream: "IO[bytes]", data: bytes) -> None:
     try:
         stream.write(data)
         stream.close()
@@ -174,9 +174,9 @@ def run(
     env: "dict[str, str] | None" = None,
     cwd: "str | None" = None,
     stdin: "bytes | None" = None,
-    limit: "int" = OUTPUT_LIMIT,
-    grace: "float" = 0.0,
-    tied: "bool" = False,
+    limit: int = OUTPUT_LIMIT,
+    grace: float = 0.0,
+    tied: bool = False,
 ) -> "Finished":
     """Run `argv` (list of str) and return a `Finished`; never raises for what the program does.
 
@@ -191,7 +191,7 @@ def run(
     at_start = _tie() if tied else None
 
     begun = time.monotonic()
-    process = None  # type: subprocess.Popen[bytes] | None
+    process: subprocess.Popen[bytes] | None = None
     try:
         with starting():
             process = subprocess.Popen(
@@ -224,9 +224,9 @@ def _collect(
     process: "subprocess.Popen[bytes]",
     timeout: "float | None",
     stdin: "bytes | None",
-    limit: "int",
-    begun: "float",
-    grace: "float",
+    limit: int,
+    begun: float,
+    grace: float,
 ) -> "Finished":
     readers = [_Reader(stream, limit) for stream in (process.stdout, process.stderr) if stream is not None]
     if stdin is not None and process.stdin is not None:
@@ -254,7 +254,7 @@ def _collect(
     )
 
 
-def _wind_down(process: "subprocess.Popen[bytes]", grace: "float") -> "None":
+def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
     """SIGTERM, more than once, for what is just starting may miss the first; at most `grace` seconds."""
     import subprocess
 
@@ -268,8 +268,8 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: "float") -> "None":
 
 
 def _ends(
-    process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None", capped: "bool" = False
-) -> "bool":
+    process: "subprocess.Popen[bytes]", readers: "list[_Reader]", end: "float | None", capped: bool = False
+) -> bool:
     """Wait until the program ends, at most until `end` on the monotonic clock; `capped`: or until a reader is full.
 
     The end of its output tells at once; `Popen.wait` with a timeout would poll, with pauses of up to 50 ms.
@@ -297,11 +297,11 @@ class Piped:
     `stream` is its stdin or its stdout; `rc` and `err` are there once it has ended.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", stream: "IO[bytes]") -> "None":
+    def __init__(self, process: "subprocess.Popen[bytes]", stream: "IO[bytes]") -> None:
         """A running program."""
         self.process = process
         self.stream = stream
-        self.rc = None  # type: int | None
+        self.rc: int | None = None
         self.err = ""
 
 
@@ -341,14 +341,14 @@ def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator
             told.err = errors.read(OUTPUT_LIMIT).decode("utf-8", "replace")
 
 
-def _close(stream: "IO[bytes]") -> "None":
+def _close(stream: "IO[bytes]") -> None:
     try:
         stream.close()
     except OSError:
         pass  # the program is gone
 
 
-def _end_group(process: "subprocess.Popen[bytes]") -> "None":
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
     """Nothing that the program started stays behind."""
     _LIVE.kill(process.pid, signal.SIGKILL)
     _LIVE.groups.discard(process.pid)
@@ -366,9 +366,9 @@ def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None)
 
     Failures of a call are its own business: it must return a value. `timeout` is for all of them, in seconds.
     """
-    results = [None] * len(calls)  # type: list[T | None]
+    results: list[T | None] = [None] * len(calls)
 
-    def work(index: "int", call: "Callable[[], T]") -> "None":
+    def work(index: int, call: "Callable[[], T]") -> None:
         results[index] = call()
 
     threads = [threading.Thread(target=work, args=(i, call), daemon=True) for i, call in enumerate(calls)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def write(package: "str", folder: "str", names: "Iterable[str] | None" = None) -> "None":
+def write(package: str, folder: str, names: "Iterable[str] | None" = None) -> None:
     """Write the modules `names` of `package` (None: all but `__init__`) into `folder`, as NAME.py."""
     if names is None:
         names = [each.name for each in pkgutil.iter_modules(importlib.import_module(package).__path__)]
@@ -18,7 +18,7 @@ def write(package: "str", folder: "str", names: "Iterable[str] | None" = None) -
             file.write(text(package, name))
 
 
-def text(package: "str", name: "str") -> "str":
+def text(package: str, name: str) -> str:
     """The text of one module; raises OSError where the node program has none of that name."""
     data = pkgutil.get_data(package, name + ".py")
     if data is None:

@@ -1,8 +1,8 @@
 """One JSON request on stdin, one JSON response line on stdout, everything else on stderr.
 
 The contract is in `docs/node-program.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package has
-the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations are quoted throughout the
-node program: Python 3.6 parses them and nothing evaluates them.
+the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations of functions that Python 3.6
+could not evaluate (`list[str]`, `int | None`, names that are imported for types alone) are quoted in the node program.
 """
 
 import json
@@ -14,7 +14,11 @@ from envbuild.node import redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, NoReturn
+    from typing import Any, BinaryIO, Dict, NoReturn
+
+    Json = Dict[str, Any]
+else:
+    Json = dict  # an object of JSON, for annotations
 
 PROTOCOL = 1
 REQUEST_LIMIT = 64 * 1024 * 1024
@@ -48,14 +52,14 @@ class NodeError(Exception):
 
     def __init__(
         self,
-        code: "str",
-        what: "str",
-        why: "str" = "",
-        hint: "str" = "",
-        exit_code: "int" = Exit.USAGE,
-        details: "dict[str, Any] | None" = None,
-        changed: "bool" = False,
-    ) -> "None":
+        code: str,
+        what: str,
+        why: str = "",
+        hint: str = "",
+        exit_code: int = Exit.USAGE,
+        details: "Json | None" = None,
+        changed: bool = False,
+    ) -> None:
         """`code` is kebab-case, `what` one line, `why` the cause as observed, `hint` the next step."""
         super().__init__(what)
         self.code = code
@@ -66,11 +70,11 @@ class NodeError(Exception):
         self.details = details or {}
         self.changed = bool(changed)
 
-    def __str__(self) -> "str":
+    def __str__(self) -> str:
         """One line: code and what happened."""
         return "error[%s]: %s" % (self.code, self.what)
 
-    def as_dict(self) -> "dict[str, Any]":
+    def as_dict(self) -> Json:
         """The `error` object of a response."""
         out = {"code": self.code, "what": self.what, "exit": self.exit_code}
         for key in ("why", "hint", "details"):
@@ -80,7 +84,7 @@ class NodeError(Exception):
         return out
 
 
-def plural(count: "int", noun: "str") -> "str":
+def plural(count: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return "%d %s%s" % (count, noun, "" if count == 1 else "s")
 
@@ -89,15 +93,15 @@ class Interrupted(BaseException):
     """SIGTERM, SIGINT or SIGHUP arrived; not an `Exception`, so that no verb swallows it."""
 
 
-def _refuse(why: "str") -> "NodeError":
+def _refuse(why: str) -> "NodeError":
     return NodeError("request-invalid", "the request is not what this node program reads", why=why)
 
 
-def _no_constant(text: "str") -> "NoReturn":
+def _no_constant(text: str) -> "NoReturn":
     raise _refuse("%s is not JSON" % text)
 
 
-def _no_duplicates(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
+def _no_duplicates(pairs: "list[tuple[str, Any]]") -> Json:
     out = dict(pairs)
     if len(out) != len(pairs):
         seen = set()
@@ -108,7 +112,7 @@ def _no_duplicates(pairs: "list[tuple[str, Any]]") -> "dict[str, Any]":
     return out
 
 
-def parse_request(data: "bytes", verb: "str") -> "dict[str, Any]":
+def parse_request(data: bytes, verb: str) -> Json:
     """The request in `data` (bytes) for `verb`, its prefix expanded.
 
     Raises NodeError `request-invalid` or `protocol-mismatch`.
@@ -139,7 +143,7 @@ def parse_request(data: "bytes", verb: "str") -> "dict[str, Any]":
     return request
 
 
-def _check_fields(request: "dict[str, Any]", verb: "str") -> "None":
+def _check_fields(request: Json, verb: str) -> None:
     for key, kind in (("verb", str), ("run", str), ("prefix", str), ("args", dict)):
         if not isinstance(request.setdefault(key, {} if key == "args" else None), kind):
             raise _refuse("`%s` is missing or of the wrong type" % key)
@@ -147,12 +151,12 @@ def _check_fields(request: "dict[str, Any]", verb: "str") -> "None":
         raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
 
 
-def read_request(stream: "BinaryIO", verb: "str") -> "dict[str, Any]":
+def read_request(stream: "BinaryIO", verb: str) -> Json:
     """Read and check one request from a binary stream; see `parse_request`."""
     return parse_request(stream.read(REQUEST_LIMIT + 1), verb)
 
 
-def expand_prefix(text: "str") -> "str":
+def expand_prefix(text: str) -> str:
     """`text` with `{user}`, `{home}` and `{data}` (XDG data directory) filled in as this node knows them.
 
     Raises NodeError `prefix-invalid` when the outcome is not an absolute path below `/` without `..` and without `:`,
@@ -174,7 +178,7 @@ def expand_prefix(text: "str") -> "str":
     return os.path.normpath(path)
 
 
-def user_name() -> "str":
+def user_name() -> str:
     """The login name; the user id as text where no name is known."""
     try:
         import pwd
@@ -187,11 +191,11 @@ def user_name() -> "str":
 class Log:
     """Lines to stderr and, once a file is named, JSON lines `{"t": seconds since 1970, "message": ...}` to it."""
 
-    def __init__(self) -> "None":
+    def __init__(self) -> None:
         """Start with stderr only."""
-        self.path = None  # type: str | None
+        self.path: str | None = None
 
-    def __call__(self, message: "str") -> "None":
+    def __call__(self, message: str) -> None:
         """Write one message, redacted; a log file that cannot be written never stops the work."""
         message = redact.redact_text(message)
         sys.stderr.write(message + "\n")
@@ -211,7 +215,7 @@ class Log:
             sys.stderr.write("log file not written: %s\n" % error)
 
     @staticmethod
-    def _begin(folder: "str") -> "None":
+    def _begin(folder: str) -> None:
         """Make the folder of logs; of those there only the newest stay (the name of a run begins with its time)."""
         os.makedirs(folder, exist_ok=True)
         for name in sorted(name for name in os.listdir(folder) if name.endswith(".log"))[: -LOGS_KEPT + 1]:
@@ -224,24 +228,24 @@ class Log:
 log = Log()
 
 
-def success(verb: "str", changed: "bool", result: "dict[str, Any]") -> "dict[str, Any]":
+def success(verb: str, changed: bool, result: Json) -> Json:
     """The response of a verb that ran."""
     return {"protocol": PROTOCOL, "verb": verb, "ok": True, "changed": bool(changed), "result": result}
 
 
-def failure(verb: "str", error: "NodeError") -> "dict[str, Any]":
+def failure(verb: str, error: "NodeError") -> Json:
     """The response of a verb that failed with the NodeError `error`, redacted."""
     told = redact.redact_data(error.as_dict())
     return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": told}
 
 
-def encode(response: "dict[str, Any]") -> "bytes":
+def encode(response: Json) -> bytes:
     """`response` as one line of UTF-8; bytes of file names that are not UTF-8 become `?`."""
     text = json.dumps(response, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def write_all(descriptor: "int", data: "bytes") -> "None":
+def write_all(descriptor: int, data: bytes) -> None:
     """Write every byte of `data`; raises OSError."""
     view = memoryview(data)
     while view:

@@ -6,7 +6,7 @@ import os
 READ_LIMIT = 16 * 1024 * 1024
 
 
-def read(path: "str", limit: "int" = READ_LIMIT) -> "str":
+def read(path: str, limit: int = READ_LIMIT) -> str:
     """Text of a file, empty when it cannot be read."""
     try:
         with open(path, "rb") as handle:
@@ -15,7 +15,7 @@ def read(path: "str", limit: "int" = READ_LIMIT) -> "str":
         return ""
 
 
-def names(path: "str") -> "list[str]":
+def names(path: str) -> "list[str]":
     """Sorted names in a folder, empty when it cannot be listed."""
     try:
         return sorted(os.listdir(path))
@@ -23,7 +23,7 @@ def names(path: "str") -> "list[str]":
         return []
 
 
-def which(name: "str", folders: "list[str]") -> "str | None":
+def which(name: str, folders: "list[str]") -> "str | None":
     """The first executable file `name` in `folders`."""
     for folder in folders:
         path = os.path.join(folder, name)

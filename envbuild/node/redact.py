@@ -55,7 +55,7 @@ _SUSPICIOUS = re.compile(
 
 
 @functools.lru_cache(maxsize=4096)
-def looks_secret(name: "str", any_key: "bool" = True) -> "bool":
+def looks_secret(name: str, any_key: bool = True) -> bool:
     """Whether a variable or field of this name holds a secret.
 
     `any_key`: a part `KEY` alone is enough (environment variables); otherwise it needs a companion (`API_KEY`).
@@ -74,11 +74,11 @@ class Redactor:
     `environ` is searched for secret-looking names and for URLs with passwords; `extra` are further secret values.
     """
 
-    def __init__(self, environ: "Mapping[str, str]", extra: "Iterable[str]" = ()) -> "None":
+    def __init__(self, environ: "Mapping[str, str]", extra: "Iterable[str]" = ()) -> None:
         """Collect the secrets once; the object can be used from several threads."""
         self._secrets = _secrets_pattern(frozenset(_secret_values(environ)) | frozenset(extra))
 
-    def text(self, text: "str") -> "str":
+    def text(self, text: str) -> str:
         """The text with every secret replaced by `***`."""
         if self._secrets is not None:
             text = self._secrets.sub(MASK, text)
@@ -114,10 +114,10 @@ class Redactor:
         return self.data(item)
 
 
-_LEARNED = set()  # type: set[str]
+_LEARNED: "set[str]" = set()
 
 
-def learn(data: "Any") -> "None":
+def learn(data: "Any") -> None:
     """From now on, take the values under secret-looking names in JSON-like `data` (variables) for secrets."""
     if isinstance(data, dict):
         named = {str(key): value for key, value in data.items() if isinstance(value, str)}
@@ -126,7 +126,7 @@ def learn(data: "Any") -> "None":
         learn(item)
 
 
-def redact_text(text: "str") -> "str":
+def redact_text(text: str) -> str:
     """Redact with the secrets of this process's environment, and those learned."""
     return Redactor(os.environ, _LEARNED).text(text)
 
@@ -136,12 +136,12 @@ def redact_data(data: "Any") -> "Any":
     return Redactor(os.environ, _LEARNED).data(data)
 
 
-def has_credentials(value: "str") -> "bool":
+def has_credentials(value: str) -> bool:
     """Whether `value` holds a URL with a user name or a password."""
     return _URL_USERINFO.search(value) is not None
 
 
-def _mask_userinfo(match: "re.Match[str]") -> "str":
+def _mask_userinfo(match: "re.Match[str]") -> str:
     userinfo = match.group(1)
     scheme = match.string[max(0, match.start() - 8) : match.start()].lower()
     # `ssh://git@host` names an account, not a secret; over http a lone user name is often a token.
@@ -150,7 +150,7 @@ def _mask_userinfo(match: "re.Match[str]") -> "str":
     return "://%s@" % MASK
 
 
-def _secret_values(environ: "Mapping[str, str]", any_key: "bool" = True) -> "Iterator[str]":
+def _secret_values(environ: "Mapping[str, str]", any_key: bool = True) -> "Iterator[str]":
     for name, value in environ.items():
         if len(value) >= SHORTEST_SECRET and looks_secret(name, any_key) and not _is_file(value):
             yield value
@@ -160,7 +160,7 @@ def _secret_values(environ: "Mapping[str, str]", any_key: "bool" = True) -> "Ite
                 yield password
 
 
-def _is_file(value: "str") -> "bool":
+def _is_file(value: str) -> bool:
     """A name like `SSL_KEY` often holds the path of a file; hiding the path helps nobody."""
     if not value.startswith("/"):
         return False
@@ -170,7 +170,7 @@ def _is_file(value: "str") -> "bool":
         return False
 
 
-def _password(url: "str") -> "str":
+def _password(url: str) -> str:
     from urllib.parse import unquote, urlsplit
 
     try:
@@ -187,7 +187,7 @@ def _secrets_pattern(values: "frozenset[str]") -> "re.Pattern[str] | None":
     return re.compile("|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form))))
 
 
-def _forms(value: "str") -> "Iterator[str]":
+def _forms(value: str) -> "Iterator[str]":
     """The value and the ways in which it is commonly written into other texts."""
     import base64
     from urllib.parse import quote, quote_plus

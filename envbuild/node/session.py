@@ -14,7 +14,7 @@ _SERVERS = ("sshd", "dropbear")
 _POLL = 1.0
 
 
-def follow(connection: "str | None") -> "None":
+def follow(connection: "str | None") -> None:
     """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh.
 
     A connection may serve many sessions and go on; then the end of ours is that nobody reads what we write any more.
@@ -28,7 +28,7 @@ def follow(connection: "str | None") -> "None":
         threading.Thread(target=_watch, args=(session, os.getpid(), told), daemon=True).start()
 
 
-def find(pid: "int") -> "dict[str, object] | None":
+def find(pid: int) -> "dict[str, object] | None":
     """The nearest process from `pid` upwards that is an ssh server: `pid` and `started`."""
     while pid > 1:
         name, parent = _name_and_parent(pid)
@@ -38,7 +38,7 @@ def find(pid: "int") -> "dict[str, object] | None":
     return None
 
 
-def _name_and_parent(pid: "int") -> "tuple[str, int]":
+def _name_and_parent(pid: int) -> "tuple[str, int]":
     """As proc(5) has them; ("", 0) for a process that cannot be seen."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as stream:
@@ -48,14 +48,14 @@ def _name_and_parent(pid: "int") -> "tuple[str, int]":
         return "", 0
 
 
-def _watch(session: "dict[str, object]", pid: "int", told: "int") -> "None":
+def _watch(session: "dict[str, object]", pid: int, told: int) -> None:
     gone = threading.Event()
     while identity.is_alive(session) and not _unread(told):
         gone.wait(_POLL)
     os.kill(pid, signal.SIGTERM)
 
 
-def _unread(stream: "int") -> "bool":
+def _unread(stream: int) -> bool:
     """Whether the other end of a pipe or socket is closed."""
     poll = select.poll()
     poll.register(stream, 0)

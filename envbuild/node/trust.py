@@ -11,14 +11,12 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Tuple
-
-    Trust = Tuple[str, frozenset[int], str]
+    Trust = tuple[str, frozenset[int], str]
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def overflow_uid() -> "int":
+def overflow_uid() -> int:
     """The user id that stands for every user whom this user namespace or file server does not know."""
     try:
         with open("/proc/sys/kernel/overflowuid", "rb") as stream:
@@ -27,7 +25,7 @@ def overflow_uid() -> "int":
         return 65534
 
 
-def judge(path: "str") -> "Trust":
+def judge(path: str) -> "Trust":
     """For the store at the real path `path`: (why it must not be used at all or "", trusted user ids, a note or "")."""
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode):
@@ -46,7 +44,7 @@ def judge(path: "str") -> "Trust":
     return "", frozenset(mine | {facts.st_uid}), ""
 
 
-def _replaceable(path: "str", trusted: "set[int]") -> "str":
+def _replaceable(path: str, trusted: "set[int]") -> str:
     """The first folder above `path` in which somebody not trusted can rename, empty when there is none."""
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
@@ -57,7 +55,7 @@ def _replaceable(path: "str", trusted: "set[int]") -> "str":
     return ""
 
 
-def problem(facts: "os.stat_result", trusted: "frozenset[int]", folder: "bool") -> "str":
+def problem(facts: "os.stat_result", trusted: "frozenset[int]", folder: bool) -> str:
     """Why a file or folder of an entry does not count, in words; empty when it does."""
     if not (stat.S_ISDIR(facts.st_mode) if folder else stat.S_ISREG(facts.st_mode)):
         return "it is not a %s" % ("folder" if folder else "regular file")

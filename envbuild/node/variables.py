@@ -40,24 +40,24 @@ _FETCHING = re.compile(
 )
 
 
-def decides_bits(name: "str") -> "bool":
+def decides_bits(name: str) -> bool:
     """Whether a tool reads the variable `name` and makes other files by it; it is part of the build key."""
     return name in _READ or (name.startswith(_READ_FAMILIES) and name not in _READ_NOT)
 
 
-def for_build(name: "str", value: "str") -> "bool":
+def for_build(name: str, value: str) -> bool:
     """Whether a build may see this variable of the caller's environment: one of tools, and without a secret."""
     if redact.looks_secret(name) or redact.has_credentials(value):
         return False
     return decides_bits(name) or name in _READ_NOT or _NEEDED.match(name) is not None
 
 
-def for_fetch_and_build(name: "str", value: "str") -> "bool":
+def for_fetch_and_build(name: str, value: str) -> bool:
     """The same for a program that does both: proxies and indexes too, credentials in them included."""
     return _FETCHING.match(name) is not None or for_build(name, value)
 
 
-def for_fetch(_name: "str", _value: "str") -> "bool":
+def for_fetch(_name: str, _value: str) -> bool:
     """The same for a program that only fetches and runs nothing of it: helpers for logins may need any."""
     return True
 
@@ -72,7 +72,7 @@ _CHOOSES_CODE = re.compile(
 _HARMLESS = re.compile(r"PYTHON(HASHSEED|NOUSERSITE|UNBUFFERED|FAULTHANDLER|DONTWRITEBYTECODE|UTF8|MALLOC)\Z")
 
 
-def may_set(name: "str", site: "bool" = False) -> "bool":
+def may_set(name: str, site: bool = False) -> bool:
     """Whether a lock, stack or target may set the variable `name` (`NCCL_DEBUG`, not `LD_PRELOAD`).
 
     `site`: a target sets it, which says where the compat package of a driver lies (LD_LIBRARY_PATH).

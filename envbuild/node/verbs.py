@@ -2,9 +2,7 @@
 
 import importlib
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
@@ -33,7 +31,7 @@ VERBS = {
 }
 
 
-def run(verb: "str", request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(verb: str, request: Json) -> "tuple[bool, Json]":
     """Run a verb of `VERBS`; returns (whether it changed anything, its result). Raises NodeError."""
     changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
     return changed, result

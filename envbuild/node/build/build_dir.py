@@ -21,7 +21,7 @@ _UNOWNED = 3600.0  # seconds after which a folder without an owner is nobody's
 class Folder:
     """A private, empty folder for one build; a context manager that removes it. `canonical`: it has the one name."""
 
-    def __init__(self, name: "str", size: "int", elsewhere: "str", top: "str | None" = None) -> "None":
+    def __init__(self, name: str, size: int, elsewhere: str, top: "str | None" = None) -> None:
         """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
         top = top or CANONICAL
         self.path = os.path.join(top, name)
@@ -36,7 +36,7 @@ class Folder:
         """Nothing to do."""
         return self
 
-    def __exit__(self, *_: "object") -> "None":
+    def __exit__(self, *_: object) -> None:
         """Remove it; compilers of a build that failed may write into it for a moment longer."""
         for _attempt in range(_TRIES):
             try:
@@ -49,7 +49,7 @@ class Folder:
         log("the build folder %s was not removed: %s" % (self.path, why))
 
 
-def _private(top: "str") -> "bool":
+def _private(top: str) -> bool:
     """Whether `top` is a folder of ours that nobody else can write to; made when it is not there."""
     try:
         os.mkdir(top, 0o700)
@@ -64,7 +64,7 @@ def _private(top: "str") -> "bool":
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o022
 
 
-def _has_room(top: "str", size: "int") -> "bool":
+def _has_room(top: str, size: int) -> bool:
     try:
         disk = os.statvfs(top)
     except OSError:
@@ -72,7 +72,7 @@ def _has_room(top: "str", size: "int") -> "bool":
     return disk.f_bavail * disk.f_frsize > size * _ROOM + 10**9
 
 
-def sweep(top: "str", prefix: "str" = "") -> "None":
+def sweep(top: str, prefix: str = "") -> None:
     """Remove what dead builders left in `top`: our own folders whose names begin with `prefix`.
 
     One of a living process is not touched, nor one of another machine or container, which may share the folder.
@@ -91,7 +91,7 @@ def sweep(top: "str", prefix: "str" = "") -> "None":
             pass  # another one sweeps too
 
 
-def _discard(path: "str") -> "None":
+def _discard(path: str) -> None:
     """Remove a folder that was left behind; raises OSError when another process was first."""
     trash = "%s.trash-%d" % (path, os.getpid())
     os.rename(path, trash)  # only one of several can
@@ -101,12 +101,12 @@ def _discard(path: "str") -> "None":
         os.rename(trash, path)  # taken over and claimed anew since it was looked at
 
 
-def sign(path: "str") -> "None":
+def sign(path: str) -> None:
     """Write into a new folder whose it is, for `sweep`."""
     paths.write_json(os.path.join(path, _OWNER), identity.here())
 
 
-def _claim(path: "str") -> "bool":
+def _claim(path: str) -> bool:
     """Make `path`, unless another builder has it."""
     try:
         os.mkdir(path, 0o700)
@@ -116,7 +116,7 @@ def _claim(path: "str") -> "bool":
     return True
 
 
-def _left_behind(path: "str") -> "bool":
+def _left_behind(path: str) -> bool:
     owner = paths.read_json(os.path.join(path, _OWNER))
     if not isinstance(owner, dict):
         # It is written right after the folder is made.
@@ -129,7 +129,7 @@ def _left_behind(path: "str") -> "bool":
     return rebooted or (identity.same_machine(owner) and not identity.is_alive(owner))
 
 
-def copy(tree: "str", to: "str") -> "None":
+def copy(tree: str, to: str) -> None:
     """A clean copy of a tree, links as links, every file dated 1980; raises OSError."""
     try:
         shutil.copytree(tree, to, symlinks=True)
@@ -138,7 +138,7 @@ def copy(tree: "str", to: "str") -> "None":
     set_dates(to)
 
 
-def give_name(environment: "str", link: "str") -> "None":
+def give_name(environment: str, link: str) -> None:
     """Make `link` a second name of the environment, the same on every node, and date its headers 1980.
 
     An interpreter that is started by that name hands it to compilers as the folder of headers, and nvcc writes both the
@@ -151,14 +151,14 @@ def give_name(environment: "str", link: "str") -> "None":
                 set_dates(folder)
 
 
-def set_dates(tree: "str") -> "None":
+def set_dates(tree: str) -> None:
     """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
     for folder, _, names in os.walk(tree):
         for name in names:
             os.utime(os.path.join(folder, name), (paths.EPOCH, paths.EPOCH), follow_symlinks=False)
 
 
-def size(tree: "str") -> "int":
+def size(tree: str) -> int:
     """Bytes in a tree."""
     total = 0
     for folder, _, names in os.walk(tree):

@@ -44,7 +44,7 @@ _ERRORS = (
 )
 
 
-def cause(text: "str") -> "tuple[str, str]":
+def cause(text: str) -> "tuple[str, str]":
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
     for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program)):
         found = pattern.search(text)
@@ -62,11 +62,11 @@ def cause(text: "str") -> "tuple[str, str]":
     return last[-1].strip() if last else "", ""
 
 
-def _last(text: "str") -> "list[str]":
+def _last(text: str) -> "list[str]":
     return [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)][-_LAST:]
 
 
-def told(text: "str") -> "str":
+def told(text: str) -> str:
     """The line that says why, and the last lines of the output after it; redacted."""
     text = redact_text(text)
     line, _ = cause(text)
@@ -74,7 +74,7 @@ def told(text: "str") -> "str":
     return "\n".join(([line, "…"] if line and line != last[0].strip() else []) + last)
 
 
-def failure(what: "str", why: "str", hint: "str" = "") -> "NodeError":
+def failure(what: str, why: str, hint: str = "") -> "NodeError":
     """The error for `what` could not be built; `details.log` is the path of the log with its whole output."""
     log = protocol.log.path
     return NodeError(
@@ -88,12 +88,12 @@ def failure(what: "str", why: "str", hint: "str" = "") -> "NodeError":
     )
 
 
-def of_output(what: "str", text: "str", begin: "str" = "") -> "NodeError":
+def of_output(what: str, text: str, begin: str = "") -> "NodeError":
     """The same for a build that printed `text`; `begin` stands before the reason."""
     return failure(what, begin + told(text), cause(text)[1])
 
 
-def write_down(what: "str", text: "str") -> "None":
+def write_down(what: str, text: str) -> None:
     """The whole output of the build of `what`, into the log file of the run only."""
     if protocol.log.path is None:
         return
@@ -106,7 +106,7 @@ def write_down(what: "str", text: "str") -> "None":
         protocol.log("the build's output is not in the log file: %s" % error)
 
 
-def _thing(name: "str") -> "str":
+def _thing(name: str) -> str:
     if name in _PACKAGES:
         return "install %s on the node" % _PACKAGES[name]
     if _CUDA.match(name):
@@ -114,10 +114,10 @@ def _thing(name: "str") -> "str":
     return ""
 
 
-def _program(name: "str") -> "str":
+def _program(name: str) -> str:
     return "no program %s on the node" % name.rsplit("/", 1)[-1]
 
 
-def _module(name: "str") -> "str":
+def _module(name: str) -> str:
     hint = "the environment has no %s; where it is a build tool, add it to the stack's `packages` and lock again"
     return hint % name.split(".")[0]

@@ -5,11 +5,7 @@ import re
 import shutil
 
 from envbuild.node import git_source, paths, proc
-from envbuild.node.protocol import log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, log
 
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
 _PLACE = "/envbuild"
@@ -24,12 +20,12 @@ class Toolchain:
 
     def __init__(
         self,
-        prefix_map: "str" = "-fdebug-prefix-map",
-        objtemp: "bool" = False,
+        prefix_map: str = "-fdebug-prefix-map",
+        objtemp: bool = False,
         nvcc: "str | None" = None,
         strip: "str | None" = None,
         ccache: "str | None" = None,
-    ) -> "None":
+    ) -> None:
         """Plain data."""
         self.prefix_map = prefix_map
         self.objtemp = objtemp
@@ -74,23 +70,23 @@ def toolkit(cuda_home: "str | None") -> "str | None":
     return top if os.path.isfile(os.path.join(top, "bin", "nvcc")) else cuda_home
 
 
-def no_repository(above: "str") -> "dict[str, str | None]":
+def no_repository(above: str) -> "dict[str, str | None]":
     """Variables that keep a setup.py's git calls out of repositories that are not its own; a built tree is none.
 
     `above`: the folder that holds the tree; git looks no higher.
     """
-    alone = dict.fromkeys(git_source.REPOSITORY_VARIABLES)  # type: dict[str, str | None]
+    alone: dict[str, str | None] = dict.fromkeys(git_source.REPOSITORY_VARIABLES)
     return dict(alone, GIT_CEILING_DIRECTORIES=above)
 
 
 def variables(
-    environment: "str", stack: "dict[str, Any]", own: "dict[str, Any]", arch_list: "list[str]", cuda_home: "str | None"
+    environment: str, stack: Json, own: Json, arch_list: "list[str]", cuda_home: "str | None"
 ) -> "dict[str, str | None]":
     """What a build sees beyond this node's own variables; the source's `own` win over the stack's.
 
     `environment`: the folder of the environment. A stack's variables that are not plain text are not for builds.
     """
-    extra = {name: value for name, value in stack.items() if isinstance(value, str)}  # type: dict[str, str | None]
+    extra: dict[str, str | None] = {name: value for name, value in stack.items() if isinstance(value, str)}
     folders = [os.path.join(environment, "bin")]
     if cuda_home:
         extra["CUDA_HOME"] = cuda_home
@@ -130,7 +126,7 @@ def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, st
     return out
 
 
-def shared_runtime(env: "dict[str, str]", folder: "str") -> "dict[str, str]":
+def shared_runtime(env: "dict[str, str]", folder: str) -> "dict[str, str]":
     """Variables that link C++ code with the shared libstdc++ where the compiler's own folders have only a static one.
 
     A copy of libstdc++ inside an extension shares some of its symbols with the one of the process and not others, and
@@ -149,7 +145,7 @@ def shared_runtime(env: "dict[str, str]", folder: "str") -> "dict[str, str]":
     return {"LDFLAGS": (env.get("LDFLAGS", "") + " -L" + folder).strip()}
 
 
-def cached(env: "dict[str, str]", tools: "Toolchain", folder: "str") -> "dict[str, str]":
+def cached(env: "dict[str, str]", tools: "Toolchain", folder: str) -> "dict[str, str]":
     """Variables that put ccache before the compilers, by links in the new folder `folder`; empty without ccache."""
     if tools.ccache is None or env.get("CCACHE_DISABLE"):
         return {}

@@ -11,12 +11,11 @@ import tempfile
 import zipfile
 
 from envbuild.node import proc
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 _LISTED = re.compile(r"^(ELF|PTX) file +[0-9]+: .*\.sm_([0-9]+[af]?)\.(?:cubin|ptx)[ \t]*$", re.MULTILINE)
 _NO_CODE = "does not contain device code"
@@ -34,7 +33,7 @@ _IN_SITES = (
 
 def architectures(
     files: "Iterable[str]", wanted: "Iterable[str]", cuda_home: "str | None", sites: "Iterable[str]" = ()
-) -> "dict[str, Any]":
+) -> Json:
     """The architectures in shared objects (`files`: paths of `.so` files, or of wheels that hold some).
 
     `wanted` is an arch list as in TORCH_CUDA_ARCH_LIST (`["9.0"]`, `["8.0", "9.0+PTX"]`); empty: nothing is demanded.
@@ -50,7 +49,7 @@ def architectures(
     for each in asked:
         if not _WANTED.match(each):
             raise NodeError("request-invalid", "not a GPU architecture: %r" % each, hint="write 9.0, 9.0a or 9.0+PTX")
-    result = {"wanted": asked, "found": {}, "how": "cuobjdump"}  # type: dict[str, Any]
+    result: Json = {"wanted": asked, "found": {}, "how": "cuobjdump"}
     program = find_cuobjdump(cuda_home, sites)
     if program is None:
         result["how"] = "not checked: no cuobjdump"
@@ -81,7 +80,7 @@ def find_cuobjdump(cuda_home: "str | None", sites: "Iterable[str]" = ()) -> "str
     return None
 
 
-def parse_listing(text: "str") -> "list[str]":
+def parse_listing(text: str) -> "list[str]":
     """`sm_90`, `sm_90a`, `compute_90` … of the output of `cuobjdump --list-elf` or `--list-ptx`: sorted, each once.
 
     A line is `ELF file    1: amp_C.1.sm_90.cubin` or `PTX file    1: amp_C.1.sm_90.ptx`; others are messages.
@@ -90,7 +89,7 @@ def parse_listing(text: "str") -> "list[str]":
     return sorted(found, key=_order)
 
 
-def _order(name: "str") -> "tuple[str, int, str]":
+def _order(name: str) -> "tuple[str, int, str]":
     kind, _, number = name.partition("_")
     digits = number.rstrip("af")
     return kind, int(digits), number[len(digits) :]
@@ -119,7 +118,7 @@ def missing(found: "list[str]", wanted: "Iterable[str]") -> "tuple[list[str], li
     return lacking, notes
 
 
-def _serves(name: "str", major: "str", minor: "int", special: "str") -> "bool":
+def _serves(name: str, major: str, minor: int, special: str) -> bool:
     match = _FOUND.match(name)
     if match is None or match.group(1) != major:
         return False
@@ -129,9 +128,9 @@ def _serves(name: "str", major: "str", minor: "int", special: "str") -> "bool":
     return theirs <= minor
 
 
-def _judge(result: "dict[str, Any]") -> "None":
+def _judge(result: Json) -> None:
     """Raises NodeError `arch-missing` where device code lacks a wanted architecture; adds `notes`."""
-    wrong = {}  # type: dict[str, list[str]]
+    wrong: dict[str, list[str]] = {}
     notes = []
     for name, found in sorted(result["found"].items()):
         if not found:
@@ -156,9 +155,9 @@ def _judge(result: "dict[str, Any]") -> "None":
     )
 
 
-def _objects(files: "Iterable[str]", folder: "str") -> "list[tuple[str, str]]":
+def _objects(files: "Iterable[str]", folder: str) -> "list[tuple[str, str]]":
     """(name, path) of every shared object, each name once; those in wheels are unpacked below `folder`."""
-    pairs = []  # type: list[tuple[str, str]]
+    pairs: list[tuple[str, str]] = []
     for path in files:
         if path.endswith(".whl"):
             pairs += _unpacked(path, folder, len(pairs))
@@ -168,14 +167,14 @@ def _objects(files: "Iterable[str]", folder: "str") -> "list[tuple[str, str]]":
     return [(name if names.count(name) == 1 else path, path) for name, path in pairs]
 
 
-def _module(path: "str") -> "str":
+def _module(path: str) -> str:
     """`a.b.c` of `a/b/c.cpython-311-x86_64-linux-gnu.so`."""
     folder, _, name = path.rpartition("/")
     return ".".join([part for part in folder.split("/") if part] + [name.split(".")[0]])
 
 
-def _unpacked(wheel: "str", folder: "str", start: "int") -> "list[tuple[str, str]]":
-    pairs = []  # type: list[tuple[str, str]]
+def _unpacked(wheel: str, folder: str, start: int) -> "list[tuple[str, str]]":
+    pairs: list[tuple[str, str]] = []
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
@@ -193,9 +192,9 @@ def _unpacked(wheel: "str", folder: "str", start: "int") -> "list[tuple[str, str
     return pairs
 
 
-def _list(program: "str", path: "str") -> "list[str] | str":
+def _list(program: str, path: str) -> "list[str] | str":
     """The architectures in one shared object; a str says why they could not be read."""
-    found = []  # type: list[str]
+    found: list[str] = []
     said = ""
     for option in ("--list-elf", "--list-ptx"):
         done = proc.run([program, option, path], timeout=_DEADLINE)

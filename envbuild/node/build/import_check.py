@@ -4,11 +4,7 @@ import json
 
 from envbuild.node import proc
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 _DEADLINE = 900.0
 # torch first: its extensions need libraries that it loads. One line before each import says where a crash was.
@@ -36,16 +32,16 @@ _LIBRARY = "does not define module export function"
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def check(python: "str", source: "str", names: "list[str]", env: "dict[str, str]") -> "dict[str, Any]":
+def check(python: str, source: str, names: "list[str]", env: "dict[str, str]") -> Json:
     """Import `names`, the extensions of `source`, with the interpreter `python`; `env` is that of its process.
 
     Result: `imported`, `libraries` (plain shared libraries, which only load) and `unchecked` (name -> why: they need
     the driver, which is not here). Raises NodeError `extension-broken` (exit 4) with what the import says.
     """
     done = proc.run([python, "-I", "-B", "-c", _PROGRAM, json.dumps(names)], timeout=_DEADLINE, env=env)
-    told = {"imported": [], "libraries": [], "unchecked": {}}  # type: dict[str, Any]
-    broken = {}  # type: dict[str, str]
-    at = None  # type: str | None
+    told: Json = {"imported": [], "libraries": [], "unchecked": {}}
+    broken: dict[str, str] = {}
+    at: str | None = None
     for each in _lines(done.out):
         if "begins" in each:
             at = str(each["begins"])
@@ -69,7 +65,7 @@ def check(python: "str", source: "str", names: "list[str]", env: "dict[str, str]
     return told
 
 
-def _lines(text: "str") -> "list[dict[str, Any]]":
+def _lines(text: str) -> "list[Json]":
     """What the program said; an extension may print lines of its own."""
     out = []
     for line in text.splitlines():
@@ -82,7 +78,7 @@ def _lines(text: "str") -> "list[dict[str, Any]]":
     return out
 
 
-def _broken(source: "str", broken: "dict[str, str]") -> "NodeError":
+def _broken(source: str, broken: "dict[str, str]") -> "NodeError":
     first = sorted(broken)[0]
     return NodeError(
         "extension-broken",

@@ -17,12 +17,8 @@ import threading
 
 from envbuild.node.build import build_dir
 from envbuild.node.probe import system
-from envbuild.node.protocol import log
+from envbuild.node.protocol import Json, log
 from envbuild.node.read_text import read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
@@ -30,7 +26,7 @@ _SOCKET_LIMIT = 90  # bytes of a Unix socket's path; the system's limit is 107
 _PREFIX = "envbuild-jobs-"
 
 
-def free_memory(root: "str" = "/") -> "float | None":
+def free_memory(root: str = "/") -> "float | None":
     """GB that new processes may take: MemAvailable, or what the cgroup leaves where that is less."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")), re.MULTILINE)
     values = [int(found.group(1)) * 1024.0] if found else []
@@ -46,7 +42,7 @@ def free_memory(root: "str" = "/") -> "float | None":
     return max(0.0, min(values)) / _GB if values else None
 
 
-def _reclaimable(base: "str", limit: "str") -> "int":
+def _reclaimable(base: str, limit: str) -> int:
     """Bytes of page cache that the kernel gives up first; they are counted as used."""
     text = read(os.path.join(base, os.path.dirname(limit), "memory.stat"))
     found = re.search(r"^(?:total_)?inactive_file (\d+)", text, re.MULTILINE)
@@ -56,7 +52,7 @@ def _reclaimable(base: "str", limit: "str") -> "int":
 class _Line:
     """One gate: what it asked for, and what it holds."""
 
-    def __init__(self, connection: "socket.socket") -> "None":
+    def __init__(self, connection: "socket.socket") -> None:
         self.connection = connection
         self.data = b""
         self.source = ""
@@ -72,36 +68,36 @@ class Budget:
     once.
     """
 
-    def __init__(self, jobs: "int | None" = None, memory: "float | None" = None) -> "None":
+    def __init__(self, jobs: "int | None" = None, memory: "float | None" = None) -> None:
         """Defaults: the cores and the free memory of this node."""
         self.jobs = max(1, jobs or system.cpu_count())
         self.memory = free_memory() if memory is None else memory
-        self.retried = set()  # type: set[str]
+        self.retried: set[str] = set()
         self.peak = 0
         self._lock = threading.Lock()
-        self._waiting = []  # type: list[tuple[int, int, _Line, dict[str, Any]]]
-        self._lines = {}  # type: dict[socket.socket, _Line]
+        self._waiting: list[tuple[int, int, _Line, Json]] = []
+        self._lines: dict[socket.socket, _Line] = {}
         self._count = 0
         self._folder = ""
-        self._thread = None  # type: threading.Thread | None
+        self._thread: threading.Thread | None = None
 
     @property
-    def socket(self) -> "str":
+    def socket(self) -> str:
         """Path of the socket."""
         return os.path.join(self._folder, "jobs")
 
-    def limit(self, memory_per_job: "float | None" = None) -> "int":
+    def limit(self, memory_per_job: "float | None" = None) -> int:
         """How many jobs of `memory_per_job` GB may run at once."""
         each = memory_per_job or MEMORY_PER_JOB
         with self._lock:
             return max(1, self.jobs if self.memory is None else min(self.jobs, int(self.memory / each)))
 
-    def halve(self, source: "str") -> "None":
+    def halve(self, source: str) -> None:
         """After an OOM kill of a compiler of `source` (its name): half as many as ran."""
         with self._lock:
             self._halve(source)
 
-    def _halve(self, source: "str") -> "None":
+    def _halve(self, source: str) -> None:
         running = sum(line.cores for line in self._lines.values())
         self.jobs = max(1, min(self.jobs, running or self.jobs) // 2)
         self.retried.add(source)
@@ -125,7 +121,7 @@ class Budget:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: "object") -> "None":
+    def __exit__(self, *_: object) -> None:
         """Close every line, which ends what still compiles."""
         self._waker.send(b"x")
         if self._thread is not None:
@@ -135,7 +131,7 @@ class Budget:
         self._selector.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _serve(self) -> "None":
+    def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._wake:
@@ -147,7 +143,7 @@ class Budget:
             with self._lock:
                 self._grant()
 
-    def _accept(self) -> "None":
+    def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -155,7 +151,7 @@ class Budget:
         self._lines[connection] = _Line(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _read(self, line: "_Line") -> "None":
+    def _read(self, line: "_Line") -> None:
         try:
             part = line.connection.recv(65536)
         except OSError:
@@ -168,7 +164,7 @@ class Budget:
             text, _, line.data = line.data.partition(b"\n")
             self._answer(line, json.loads(text.decode("ascii")))
 
-    def _close(self, line: "_Line") -> "None":
+    def _close(self, line: "_Line") -> None:
         self._selector.unregister(line.connection)
         with self._lock:
             del self._lines[line.connection]
@@ -176,7 +172,7 @@ class Budget:
             heapq.heapify(self._waiting)
         line.connection.close()
 
-    def _answer(self, line: "_Line", message: "dict[str, Any]") -> "None":
+    def _answer(self, line: "_Line", message: Json) -> None:
         if message["op"] == "take":
             with self._lock:
                 self._count += 1
@@ -194,7 +190,7 @@ class Budget:
         elif message["op"] == "event":
             log(str(message["text"])[:500])
 
-    def _grant(self) -> "None":
+    def _grant(self) -> None:
         """Start what fits, the longest first; the first that does not fit holds back the rest, so that none starves."""
         while self._waiting:
             running = sum(line.cores for line in self._lines.values())
@@ -216,7 +212,7 @@ class Budget:
             self.peak = max(self.peak, running + line.cores)
             self._send(line, {"idle": idle})
 
-    def _send(self, line: "_Line", message: "dict[str, Any]") -> "None":
+    def _send(self, line: "_Line", message: Json) -> None:
         try:
             line.connection.sendall(json.dumps(message).encode("ascii") + b"\n")
         except OSError:

@@ -12,12 +12,11 @@ import os
 import shutil
 
 from envbuild.node import paths
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 PACKAGE = "envbuild_kernels"
 _COMPILED = (".c", ".cc", ".cpp", ".cxx", ".cu")
@@ -63,17 +62,17 @@ setup(
 '''
 
 
-def extensions(build: "dict[str, Any]") -> "list[str]":
+def extensions(build: Json) -> "list[str]":
     """Import names of the modules that the wheel of a `kind: kernels` build holds."""
     return ["%s.%s" % (PACKAGE, module["name"]) for module in build.get("modules") or []]
 
 
-def distribution(source: "dict[str, Any]") -> "str":
+def distribution(source: Json) -> str:
     """Name of the wheel's distribution."""
     return "%s-kernels" % source["name"]
 
 
-def project(folder: "str", source: "dict[str, Any]", build: "dict[str, Any]", out: "str" = "") -> "str":
+def project(folder: str, source: Json, build: Json, out: str = "") -> str:
     """Write the project that builds `build["modules"]` of the patched tree at `folder`; returns its folder.
 
     `out` is that folder, new; `<folder>-kernels` where it is not said. The tree itself is left alone. Raises NodeError
@@ -104,14 +103,14 @@ def project(folder: "str", source: "dict[str, Any]", build: "dict[str, Any]", ou
     return out
 
 
-def _module(folder: "str", source: "dict[str, Any]", module: "dict[str, Any]") -> "dict[str, Any]":
+def _module(folder: str, source: Json, module: Json) -> Json:
     """A module with every field, once its name is one and its files are in the tree."""
     name = str(module["name"])
     if not name.isidentifier():
         raise NodeError(
             "request-invalid", "source %s: a kernel module cannot be named %r" % (source["name"], name[:80])
         )
-    made = {"name": name, "torch": module.get("torch") is not False}  # type: dict[str, Any]
+    made: Json = {"name": name, "torch": module.get("torch") is not False}
     for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
         made[key] = [str(each) for each in module.get(key) or []]
     for path in made["sources"] + made["include_dirs"]:
@@ -131,11 +130,11 @@ def _module(folder: "str", source: "dict[str, Any]", module: "dict[str, Any]") -
     return made
 
 
-def _leads_out(path: "str") -> "bool":
+def _leads_out(path: str) -> bool:
     return not path or path.startswith("/") or ".." in path.split("/")
 
 
-def _wanted(folder: "str", everything: "set[str]") -> "Iterator[str]":
+def _wanted(folder: str, everything: "set[str]") -> "Iterator[str]":
     """Files to copy, relative: what a compiler reads, and all of the include folders; no links out of the tree."""
     top = os.path.realpath(folder) + os.sep
     for at, folders, names in os.walk(folder):

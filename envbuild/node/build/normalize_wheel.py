@@ -31,13 +31,13 @@ def modules(names: "Iterable[str]") -> "dict[str, str]":
     return found
 
 
-def members(wheel: "str") -> "list[str]":
+def members(wheel: str) -> "list[str]":
     """Names of the members of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def settle(wheel: "str", out: "str", strip: "str | None", scratch: "str") -> "str":
+def settle(wheel: str, out: str, strip: "str | None", scratch: str) -> str:
     """Write `wheel` into the folder `out` under its own name: stripped, its members sorted and dated 1980.
 
     `strip`: the program, None to leave symbols in. `scratch`: an existing folder. RECORD is written anew. Returns the
@@ -65,17 +65,17 @@ def settle(wheel: "str", out: "str", strip: "str | None", scratch: "str") -> "st
     return target
 
 
-def _order(name: "str") -> "tuple[bool, bool, str]":
+def _order(name: str) -> "tuple[bool, bool, str]":
     """The package before its metadata, RECORD last."""
     return (".dist-info/" in name, name.endswith(".dist-info/RECORD"), name)
 
 
-def _row(name: "str", data: "bytes") -> "tuple[str, str, str]":
+def _row(name: str, data: bytes) -> "tuple[str, str, str]":
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode("ascii")
     return (name, "sha256=" + digest, str(len(data)))
 
 
-def _add(archive: "zipfile.ZipFile", name: "str", data: "bytes", mode: "int") -> "None":
+def _add(archive: "zipfile.ZipFile", name: str, data: bytes, mode: int) -> None:
     entry = zipfile.ZipInfo(name, _TIME)
     entry.create_system = 3
     entry.external_attr = (0o100755 if mode & 0o111 else 0o100644) << 16
@@ -83,7 +83,7 @@ def _add(archive: "zipfile.ZipFile", name: "str", data: "bytes", mode: "int") ->
     archive.writestr(entry, data)
 
 
-def _stripped(data: "bytes", strip: "str", scratch: "str") -> "bytes":
+def _stripped(data: bytes, strip: str, scratch: str) -> bytes:
     """A shared object without the symbols that loading it does not need; as it was when `strip` refuses it."""
     path = os.path.join(scratch, "object.so")
     with open(path, "wb") as stream:
@@ -98,7 +98,7 @@ def _stripped(data: "bytes", strip: "str", scratch: "str") -> "bytes":
         os.unlink(path)
 
 
-def different(one: "str", other: "str") -> "list[str]":
+def different(one: str, other: str) -> "list[str]":
     """Members in which two wheels differ, and those that only one has."""
     found = []
     with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:

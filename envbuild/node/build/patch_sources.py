@@ -6,11 +6,7 @@ import tempfile
 
 from envbuild.node import git_source, paths, proc, program_files
 from envbuild.node.patch import apply as patch
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 _DEADLINE = 600.0
 _PACKAGE = "envbuild.node.patch"
@@ -38,14 +34,14 @@ json.dump(told, sys.stdout)
 """
 
 
-def check(pins: "list[dict[str, Any]]", given: "dict[str, Any]") -> "None":
+def check(pins: "list[Json]", given: Json) -> None:
     """See that sources are pinned and patched as the lock says; raises what `check_pins` and `specs_of` raise."""
     git_source.check_pins(pins)
     for source in pins:
         specs_of(source, given)
 
 
-def specs_of(source: "dict[str, Any]", given: "dict[str, Any]") -> "list[dict[str, Any]]":
+def specs_of(source: Json, given: Json) -> "list[Json]":
     """The patch specs of a locked source from `args.patches`, once they are what the lock pins.
 
     Raises NodeError `request-invalid` (exit 2) where they are not those that the lock names, `patch-changed` (exit 5)
@@ -75,12 +71,12 @@ def specs_of(source: "dict[str, Any]", given: "dict[str, Any]") -> "list[dict[st
     return specs
 
 
-def digests(specs: "list[dict[str, Any]]") -> "list[str]":
+def digests(specs: "list[Json]") -> "list[str]":
     """What a build key holds of patches."""
     return [patch.digest(spec) for spec in specs]
 
 
-def facts_of(python: "str", env: "dict[str, str]", nvcc: "str | None") -> "dict[str, Any]":
+def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
     """What patches want to know: `torch_cuda` of the torch that is installed (absent without torch), and `nvcc`."""
     done = proc.run([python, "-I", "-c", _TORCH], timeout=120.0, env=env)
     try:
@@ -91,14 +87,14 @@ def facts_of(python: "str", env: "dict[str, str]", nvcc: "str | None") -> "dict[
 
 
 def apply(
-    python: "str",
-    name: "str",
-    directory: "str",
-    specs: "list[dict[str, Any]]",
-    facts: "dict[str, Any]",
-    tmp: "str",
+    python: str,
+    name: str,
+    directory: str,
+    specs: "list[Json]",
+    facts: Json,
+    tmp: str,
     env: "dict[str, str]",
-) -> "list[dict[str, Any]]":
+) -> "list[Json]":
     """Apply `specs` to the fresh tree of the source `name` under the interpreter `python`; results of `patch.apply`.
 
     `tmp`: a private folder. Raises what `patch.apply` raises, and NodeError `patch-failed` (exit 4) where the program
@@ -139,7 +135,7 @@ def apply(
     return list(answer["results"])
 
 
-def _program(tmp: "str") -> "str":
+def _program(tmp: str) -> str:
     """The patch modules as files: they may lie in a zip file whose path the other interpreter cannot count on."""
     home = tempfile.mkdtemp(prefix="patch-", dir=tmp)
     folder = home
@@ -153,7 +149,7 @@ def _program(tmp: "str") -> "str":
     return home
 
 
-def for_stamp(told: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
+def for_stamp(told: "list[Json]") -> "list[Json]":
     """What a stamp says of sources: everything but the diffs, which a run's report has."""
     out = []
     for source in told:

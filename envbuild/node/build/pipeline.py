@@ -11,21 +11,20 @@
 import os
 import tempfile
 import urllib.request
+from functools import partial
 
 from envbuild.node import git_source, paths, proc, program_files
 from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import installed, uv, wheel_file
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels import build_key, transferred
 from envbuild.node.wheels.acquire import obtain
 from envbuild.node.wheels.store import Store, default_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from envbuild.node.build.job_server import Budget
 
 _KEYS = ("name", "commit", "tree", "git", "install", "generated")
@@ -34,14 +33,14 @@ _KEYS = ("name", "commit", "tree", "git", "install", "generated")
 class Builder:
     """The sources of one install request; see the module for the steps."""
 
-    def __init__(self, tool: "uv.Uv", request: "dict[str, Any]") -> "None":
+    def __init__(self, tool: "uv.Uv", request: Json) -> None:
         """`request`: of the verb `install`, its environment a checked path."""
         args = request["args"]
         self.tool = tool
         self.run = request["run"]
         self.environment = args["environment"]
         self.variant = args["variant"]
-        self.pins = self.variant.get("sources") or []  # type: list[dict[str, Any]]
+        self.pins: list[Json] = self.variant.get("sources") or []
         self.options = dict(args.get("build") or {})
         self.options["cuda_home"] = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
@@ -49,23 +48,23 @@ class Builder:
         self.python = os.path.join(self.environment, "bin", "python")
         given = args.get("patches") or {}
         self.specs = {source["name"]: patch_sources.specs_of(source, given) for source in self.pins}
-        self.trees = {}  # type: dict[str, str]
-        self.patched = {}  # type: dict[str, list[dict[str, Any]]]
-        self.wheels = {}  # type: dict[str, str]
-        self.built = {}  # type: dict[str, dict[str, Any]]
-        self.store = None  # type: Store | None
+        self.trees: dict[str, str] = {}
+        self.patched: dict[str, list[Json]] = {}
+        self.wheels: dict[str, str] = {}
+        self.built: dict[str, Json] = {}
+        self.store: Store | None = None
         self.handed = transferred.Handed(self.options.get("handed"))
-        self._applied = set()  # type: set[str]
-        self._facts = None  # type: dict[str, Any] | None
-        self._toolchains = {}  # type: dict[str, dict[str, Any]]
+        self._applied: set[str] = set()
+        self._facts: Json | None = None
+        self._toolchains: dict[str, Json] = {}
 
-    def fetch(self) -> "None":
+    def fetch(self) -> None:
         """Take in what was handed, fetch and check trees before any package is installed.
 
         Raises what `git_source.fetch` and `Handed.take_in` raise.
         """
         self.handed.take_in(self.store_path)
-        store = None  # type: Store | None
+        store: Store | None = None
         for source in self.pins:
             if source.get("install", "wheel") == "wheel":
                 store = store or Store(self.store_path)
@@ -77,7 +76,7 @@ class Builder:
                     continue
             self._tree(source)
 
-    def prepare(self) -> "None":
+    def prepare(self) -> None:
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
         Raises what `patch_sources.apply`, `obtain` and `wheel.build_wheel` raise.
@@ -92,14 +91,10 @@ class Builder:
         # Read again: packages may have brought compilers (an MPI, say).
         self._toolchains = {}
 
-        def one(source: "dict[str, Any]") -> "Any":
-            inputs = self._inputs(source)
-            return lambda budget: self._obtain(source, store, inputs, budget)
-
-        calls = {source["name"]: one(source) for source in wanted}
+        calls = {each["name"]: partial(self._obtain, each, store, self._inputs(each)) for each in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))
 
-    def install(self) -> "None":
+    def install(self) -> None:
         """Put every source into the environment; raises NodeError `build-failed` and what `uv.failure` makes."""
         for source in self.pins:
             how = source.get("install", "wheel")
@@ -115,7 +110,7 @@ class Builder:
             elif how == "editable":
                 self._editable(source)
 
-    def prove(self) -> "None":
+    def prove(self) -> None:
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
 
         A wheel that has worked nowhere yet is not kept in the store then, whoever built it: its builder may be dead.
@@ -137,7 +132,7 @@ class Builder:
             if self.store is not None and not facts["imports"]["unchecked"]:
                 self.store.proved(facts["key"])
 
-    def _prove_in_place(self, source: "dict[str, Any]") -> "None":
+    def _prove_in_place(self, source: Json) -> None:
         """Import what a build in its own tree should have made; nothing but the stack says what that is."""
         wanted = list((source.get("build") or {}).get("extensions") or [])
         if not wanted:
@@ -154,7 +149,7 @@ class Builder:
         names = [os.path.basename(path).split("-") for path in self.wheels.values()]
         return {words[0]: words[1] for words in names}
 
-    def told(self) -> "list[dict[str, Any]]":
+    def told(self) -> "list[Json]":
         """What the result says of each source."""
         out = []
         for source in self.pins:
@@ -167,7 +162,7 @@ class Builder:
             out.append(one)
         return out
 
-    def _tree(self, source: "dict[str, Any]") -> "str":
+    def _tree(self, source: Json) -> str:
         """The checked tree of a source, fetched when it is asked for the first time."""
         name = source["name"]
         if name not in self.trees:
@@ -181,14 +176,14 @@ class Builder:
             self.trees[name] = folder
         return self.trees[name]
 
-    def _project(self, source: "dict[str, Any]") -> "str":
+    def _project(self, source: Json) -> str:
         folder = self.trees[source["name"]]
         project = os.path.join(folder, source["path"]) if source.get("path") else folder
         if not os.path.isdir(project):
             raise diagnose.failure("source %s" % source["name"], "it has no folder %s" % source["path"])
         return project
 
-    def _patch(self, source: "dict[str, Any]") -> "None":
+    def _patch(self, source: Json) -> None:
         name = source["name"]
         if not self.specs[name] or name in self._applied:
             return
@@ -199,7 +194,7 @@ class Builder:
         folder, facts = self.trees[name], self._facts
         self.patched[name] = patch_sources.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
 
-    def _toolchain(self, own: "dict[str, str]") -> "dict[str, Any]":
+    def _toolchain(self, own: "dict[str, str]") -> Json:
         """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
@@ -207,18 +202,18 @@ class Builder:
             self._toolchains[asked] = build_key.read_toolchain(self.python, self.options.get("cuda_home"), env)
         return self._toolchains[asked]
 
-    def _inputs(self, source: "dict[str, Any]") -> "dict[str, Any]":
+    def _inputs(self, source: Json) -> Json:
         digests = patch_sources.digests(self.specs[source["name"]])
         toolchain = self._toolchain((source.get("build") or {}).get("environment") or {})
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 
-    def _obtain(self, source: "dict[str, Any]", store: "Store", inputs: "dict[str, Any]", budget: "Budget") -> "None":
+    def _obtain(self, source: Json, store: "Store", inputs: Json, budget: "Budget") -> None:
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
         name = source["name"]
         owner = {"run": self.run, "what": "%s at %.12s" % (name, source["commit"])}
         again = bool(self.options.get("check_rebuild"))
 
-        def build(out: "str") -> "dict[str, Any]":
+        def build(out: str) -> Json:
             self._need_tools(name)
             facts = dict(self._build(source, out, budget, again), patches=self.patched.get(name) or [])
             del facts["wheel"]
@@ -246,7 +241,7 @@ class Builder:
         self.wheels[name] = entry.wheel
         self.built[name] = facts
 
-    def _need_tools(self, name: "str") -> "None":
+    def _need_tools(self, name: str) -> None:
         """Raises NodeError by the rule that is against building here (7): what was promised did not come."""
         rule = (self.options.get("lacks") or {}).get(name)
         if rule:
@@ -262,7 +257,7 @@ class Builder:
     def _arch_list(self) -> "list[str]":
         return list(self.options.get("arch_list") or [])
 
-    def _build(self, source: "dict[str, Any]", out: "str", budget: "Budget", again: "bool") -> "dict[str, Any]":
+    def _build(self, source: Json, out: str, budget: "Budget", again: bool) -> Json:
         """Fetch, patch and build one wheel into the folder `out`; result of `build_wheel`."""
         self._tree(source)
         self._patch(source)
@@ -287,7 +282,7 @@ class Builder:
         facts = build_wheel.build_wheel(self.python, source, project, out, options)
         return dict(facts, route="kernels") if kernels else facts
 
-    def _compare(self, source: "dict[str, Any]", wheel: "str", budget: "Budget") -> "dict[str, Any]":
+    def _compare(self, source: Json, wheel: str, budget: "Budget") -> Json:
         """Build what the store has once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
             other = self._build(source, out, budget, False)["wheel"]
@@ -296,31 +291,31 @@ class Builder:
                 same = one.read() == two.read()
         return {"equal": same and not found, "different": found}
 
-    def _given(self) -> "dict[str, Any]":
+    def _given(self) -> Json:
         """The compilers that the plan chose, and the stack's variables, which stand above them."""
         return dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
 
-    def _variables(self, own: "dict[str, Any]") -> "dict[str, str | None]":
+    def _variables(self, own: Json) -> "dict[str, str | None]":
         cuda_home = self.options.get("cuda_home")
         return environment.variables(self.environment, self._given(), own, self._arch_list, cuda_home)
 
-    def _own_env(self, source: "dict[str, Any]") -> "dict[str, str]":
+    def _own_env(self, source: Json) -> "dict[str, str]":
         own = (source.get("build") or {}).get("environment") or {}
         alone = environment.no_repository(os.path.join(self.environment, "src"))
         return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp, **alone))
 
-    def _in_place(self, source: "dict[str, Any]") -> "None":
+    def _in_place(self, source: Json) -> None:
         flags = git_source.option_flags((source.get("build") or {}).get("flags") or [])
         self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
 
-    def _editable(self, source: "dict[str, Any]") -> "None":
+    def _editable(self, source: Json) -> None:
         program = program_files.text("envbuild.node.build.programs", "editable")
         out = tempfile.mkdtemp(prefix="editable-%s-" % source["name"], dir=self.tool.tmp)
         self._in_tree(source, ["-c", program, out])
         words = [_url(os.path.join(out, wheel)) for wheel in os.listdir(out)]
         self._uv(words or ["--no-build-isolation", "-e", _url(self._project(source))], source)
 
-    def _in_tree(self, source: "dict[str, Any]", words: "list[str]") -> "None":
+    def _in_tree(self, source: Json, words: "list[str]") -> None:
         """Run the environment's interpreter in the project's own folder; what it compiles is equal for every prefix."""
         project = self._project(source)
         had_build = os.path.lexists(os.path.join(project, "build"))
@@ -336,13 +331,13 @@ class Builder:
         if not had_build:
             paths.remove_tree(os.path.join(project, "build"))
 
-    def _add_path(self, source: "dict[str, Any]") -> "None":
+    def _add_path(self, source: Json) -> None:
         project = self._project(source)
         for site in installed.site_packages(self.environment):
             path = os.path.join(self.environment, site, "envbuild-source-%s.pth" % source["name"])
             paths.write_atomic(path, os.fsencode(project) + b"\n")
 
-    def _uv(self, args: "list[str]", source: "dict[str, Any]") -> "None":
+    def _uv(self, args: "list[str]", source: Json) -> None:
         """Install what `args` names, and nothing else."""
         always = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--no-cache"]
         own = (source.get("build") or {}).get("environment") or {}
@@ -353,11 +348,11 @@ class Builder:
         raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, done)
 
 
-def _makes_wheel(source: "dict[str, Any]") -> "bool":
+def _makes_wheel(source: Json) -> bool:
     return source.get("install", "wheel") == "wheel" or (source.get("build") or {}).get("kind") == "kernels"
 
 
-def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "None":
+def _check_extensions(source: Json, facts: Json) -> None:
     """What a stack asks for is no part of the build key: a wheel from the store may be older than the wish."""
     missing = sorted(set((source.get("build") or {}).get("extensions") or []) - set(facts.get("extensions") or []))
     if missing:
@@ -365,7 +360,7 @@ def _check_extensions(source: "dict[str, Any]", facts: "dict[str, Any]") -> "Non
         raise _missing(source, "the wheel of source %s", missing, why)
 
 
-def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "str") -> "NodeError":
+def _missing(source: Json, where: str, names: "list[str]", why: str) -> "NodeError":
     return NodeError(
         "extensions-missing",
         "%s lacks what was asked for" % (where % source["name"]),
@@ -377,13 +372,13 @@ def _missing(source: "dict[str, Any]", where: "str", names: "list[str]", why: "s
     )
 
 
-def _failed(source: "dict[str, Any]", done: "proc.Finished") -> "NodeError":
+def _failed(source: Json, done: "proc.Finished") -> "NodeError":
     what, text = "source %s" % source["name"], done.out + "\n" + done.err
     diagnose.write_down(what, text)
     log(uv.tail(text, 400))
     return diagnose.of_output(what, text)
 
 
-def _url(path: "str") -> "str":
+def _url(path: str) -> str:
     """A path as uv takes it whatever its letters: in a plain one `; ` begins a marker."""
     return "file://" + urllib.request.pathname2url(path)

@@ -13,7 +13,7 @@ from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server,
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable, job_client
 from envbuild.node.packages import installed, uv
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ class Options:
     def __init__(
         self,
         tool: "uv.Uv",
-        variables: "dict[str, Any] | None" = None,
-        build: "dict[str, Any] | None" = None,
+        variables: "Json | None" = None,
+        build: "Json | None" = None,
         arch_list: "list[str] | None" = None,
         cuda_home: "str | None" = None,
         jobs: "int | None" = None,
         tmp: "str | None" = None,
-        check_rebuild: "bool" = False,
+        check_rebuild: bool = False,
         budget: "job_server.Budget | None" = None,
-    ) -> "None":
+    ) -> None:
         """Plain data."""
         self.tool = tool
         self.variables = variables or {}
@@ -57,9 +57,7 @@ class Options:
         self.budget = budget
 
 
-def build_wheel(
-    python: "str", source: "dict[str, Any]", project: "str", out: "str", options: "Options"
-) -> "dict[str, Any]":
+def build_wheel(python: str, source: Json, project: str, out: str, options: "Options") -> Json:
     """Build `source`, whose checked and patched tree holds the folder `project`, into a wheel in the folder `out`.
 
     `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
@@ -76,16 +74,16 @@ def build_wheel(
     return _Build(python, source, project, out, options, options.budget).run()
 
 
-def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "int | None" = None) -> "dict[str, Any]":
+def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "int | None" = None) -> Json:
     """Run one call for each source at once, under one budget that each gets; returns name -> what its call returned.
 
     A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
     the first one (in order) that failed raised.
     """
-    failures = {}  # type: dict[str, BaseException]
-    results = {}  # type: dict[str, Any]
+    failures: dict[str, BaseException] = {}
+    results: Json = {}
 
-    def run(name: "str", call: "Callable[[job_server.Budget], Any]", budget: "job_server.Budget") -> "None":
+    def run(name: str, call: "Callable[[job_server.Budget], Any]", budget: "job_server.Budget") -> None:
         try:
             results[name] = call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
@@ -100,7 +98,7 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
     return {name: results[name] for name in calls}
 
 
-def route(project: "str") -> "str":
+def route(project: str) -> str:
     """`setup.py` (there is one and no backend but setuptools) or `pep517`."""
     if not os.path.isfile(os.path.join(project, "setup.py")):
         return "pep517"
@@ -113,13 +111,13 @@ class _Build:
 
     def __init__(
         self,
-        python: "str",
-        source: "dict[str, Any]",
-        project: "str",
-        out: "str",
+        python: str,
+        source: Json,
+        project: str,
+        out: str,
         options: "Options",
         budget: "job_server.Budget",
-    ) -> "None":
+    ) -> None:
         self.python = python
         self.source = source
         self.name = source["name"]
@@ -138,7 +136,7 @@ class _Build:
         self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         self.ccache = False
 
-    def run(self) -> "dict[str, Any]":
+    def run(self) -> Json:
         begun = time.monotonic()
         self.prefix, network = no_network.off()
         jobs = self.budget.limit(self.memory)
@@ -165,7 +163,7 @@ class _Build:
         log("built %s in %.1f s" % (os.path.basename(wheel), seconds))
         return result
 
-    def _again(self, wheel: "str") -> "dict[str, Any]":
+    def _again(self, wheel: str) -> Json:
         """Build once more, without ccache (which would give back the first one's objects), and compare."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tmp) as folder:
             other, _, _ = self._once(folder, True)
@@ -177,7 +175,7 @@ class _Build:
             )
         return {"equal": equal, "different": found}
 
-    def _once(self, out: "str", again: "bool") -> "tuple[str, dict[str, Any], bool]":
+    def _once(self, out: str, again: bool) -> "tuple[str, Json, bool]":
         name = "%s-%s" % (self.name, self.source["commit"][:12])
         with build_dir.Folder(name, build_dir.size(self.tree), self.options.tmp) as folder:
             work = _Work(folder.path)
@@ -204,7 +202,7 @@ class _Build:
                 folder.canonical,
             )
 
-    def _environ(self, work: "_Work", again: "bool") -> "dict[str, str]":
+    def _environ(self, work: "_Work", again: bool) -> "dict[str, str]":
         own = self.build.get("environment") or {}
         options = self.options
         extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
@@ -247,12 +245,12 @@ class _Build:
         words = [python, work.program("setup_py"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
 
-    def _killed(self, done: "proc.Finished", work: "_Work") -> "bool":
+    def _killed(self, done: "proc.Finished", work: "_Work") -> bool:
         if self.route != "pep517" and (paths.read_json(work.report) or {}).get("gated") != "extensions":
             return False
         return done.rc in (137, 247) or job_client.KILLED.search(done.out.encode("utf-8")) is not None
 
-    def _failed(self, done: "proc.Finished", report: "dict[str, Any]") -> "NodeError":
+    def _failed(self, done: "proc.Finished", report: Json) -> "NodeError":
         text = done.out + "\n" + done.err
         if report.get("unread"):
             return self._missing(
@@ -267,7 +265,7 @@ class _Build:
         log(uv.tail(text, 400))
         return diagnose.of_output(self.what, text, what)
 
-    def _missing(self, why: "str", names: "list[str] | None" = None) -> "NodeError":
+    def _missing(self, why: str, names: "list[str] | None" = None) -> "NodeError":
         return NodeError(
             "extensions-missing",
             "source %s: the wheel lacks what was asked for" % self.name,
@@ -278,7 +276,7 @@ class _Build:
             changed=True,
         )
 
-    def _prove(self, wheel: "str", report: "dict[str, Any]") -> "list[str]":
+    def _prove(self, wheel: str, report: Json) -> "list[str]":
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
         there = normalize_wheel.modules(normalize_wheel.members(wheel))
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
@@ -294,7 +292,7 @@ class _Build:
 class _Work:
     """The folders of one build, and the programs in it."""
 
-    def __init__(self, path: "str") -> "None":
+    def __init__(self, path: str) -> None:
         self.path = path
         self.tree = os.path.join(path, "src")
         self.environment = os.path.join(path, "env")
@@ -307,20 +305,20 @@ class _Work:
             os.mkdir(folder)
         program_files.write(_PROGRAMS, path)
 
-    def program(self, name: "str") -> "str":
+    def program(self, name: str) -> str:
         return os.path.join(self.path, name + ".py")
 
 
 class _Held:
     """Tokens that a whole build holds, for one whose compile commands cannot be held back singly."""
 
-    def __init__(self, path: "str", source: "str", cores: "int", memory: "float") -> "None":
+    def __init__(self, path: str, source: str, cores: int, memory: float) -> None:
         self.line = job_client.connect(path)
         message = {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1}
         job_client.send(self.line, message)
 
-    def __enter__(self) -> "None":
+    def __enter__(self) -> None:
         job_client.receive(self.line)
 
-    def __exit__(self, *_: "object") -> "None":
+    def __exit__(self, *_: object) -> None:
         self.line.close()

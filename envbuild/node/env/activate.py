@@ -6,17 +6,12 @@ import time
 from envbuild.node import lease, merkle, paths
 from envbuild.node.env import activation_files, backup, contents, stamp
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, NodeError, log, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 _DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
     An environment that is stamped already is only switched to: `level` is `stamped`, not `measured`.
@@ -56,7 +51,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return changed, dict(result, level=level, environment=environment, current=paths.current_link(prefix, stack))
 
 
-def _drop_delivered(folder: "str", run: "str") -> "None":
+def _drop_delivered(folder: str, run: str) -> None:
     """Remove what was delivered for this environment, unless another run has just delivered there too."""
     runs = os.path.join(folder, "runs")
     now = time.time()
@@ -68,7 +63,7 @@ def _drop_delivered(folder: "str", run: "str") -> "None":
         paths.discard(folder)
 
 
-def _update(environment: "str", found: "dict[str, Any]", args: "dict[str, Any]", variables: "dict[str, Any]") -> "bool":
+def _update(environment: str, found: Json, args: Json, variables: Json) -> bool:
     problems = stamp.fast_problems(environment, args.get("variant"))
     if problems:
         raise NodeError(
@@ -85,7 +80,7 @@ def _update(environment: "str", found: "dict[str, Any]", args: "dict[str, Any]",
     return True
 
 
-def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: "lease.Lease") -> "dict[str, Any]":
+def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -> Json:
     """Hash, check against RECORD, write `files.json`, and the stamp as the last thing."""
     args = request["args"]
     built = paths.read_json(paths.meta(environment, stamp.INSTALLED))
@@ -130,7 +125,7 @@ def _finish(prefix: "str", environment: "str", request: "dict[str, Any]", held: 
     return data
 
 
-def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> "None":
+def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> None:
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
     _checked, wrong = contents.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
@@ -146,7 +141,7 @@ def _check_record(environment: "str", entries: "dict[str, merkle.Entry]", known:
         )
 
 
-def _check_root(environment: "str", found: "str", wanted: "str | None") -> "None":
+def _check_root(environment: str, found: str, wanted: "str | None") -> None:
     """Raise NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal."""
     if wanted is not None and found != wanted:
         raise NodeError(
@@ -159,7 +154,7 @@ def _check_root(environment: "str", found: "str", wanted: "str | None") -> "None
         )
 
 
-def known_entries(environment: "str") -> "dict[str, merkle.Entry]":
+def known_entries(environment: str) -> "dict[str, merkle.Entry]":
     """What `install` hashed, so that files unchanged since are not read twice; empty when it is not there."""
     rows = paths.read_json(paths.meta(environment, stamp.SCAN))
     if not isinstance(rows, dict):
@@ -171,9 +166,7 @@ def known_entries(environment: "str") -> "dict[str, merkle.Entry]":
     }
 
 
-def _switch(
-    prefix: "str", stack: "str", environment: "str", variables: "dict[str, Any]", held: "lease.Lease"
-) -> "bool":
+def _switch(prefix: str, stack: str, environment: str, variables: Json, held: "lease.Lease") -> bool:
     held.check()
     target = os.path.join("..", "envs", os.path.basename(environment))
     changed = paths.switch_link(paths.current_link(prefix, stack), target)

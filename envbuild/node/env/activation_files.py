@@ -8,12 +8,8 @@ import re
 import shlex
 
 from envbuild.node import paths
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.variables import may_set
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 # A pip of another Python, which is found where the environment has none, installs nothing behind anybody's back.
 _GUARDS = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
@@ -45,7 +41,7 @@ exit 7
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
+def checked_variables(variables: Json) -> Json:
     """`variables` when every name and value can be written; raises NodeError `request-invalid`."""
     for name, value in variables.items():
         text = value.get("path") if isinstance(value, dict) else value
@@ -55,7 +51,7 @@ def checked_variables(variables: "dict[str, Any]") -> "dict[str, Any]":
     return variables
 
 
-def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -> "str":
+def activate_sh(environment: str, stack: str, variables: Json) -> str:
     """A POSIX sh text that sets PATH, VIRTUAL_ENV, ENVBUILD_ENV, ENVBUILD_STACK and `variables`, values literally.
 
     It puts the stack before a prompt, and makes the function `deactivate`, which takes all of it back. Where conda
@@ -84,30 +80,30 @@ def activate_sh(environment: "str", stack: "str", variables: "dict[str, Any]") -
     return "\n".join(lines + [_PROMPT % shlex.quote("(%s) " % stack)])
 
 
-def _names(environment: "str") -> "list[str]":
+def _names(environment: str) -> "list[str]":
     """The variables that name the environment."""
     conda = ["CONDA_PREFIX"] if os.path.isdir(os.path.join(environment, "conda-meta")) else []
     return ["VIRTUAL_ENV", "ENVBUILD_ENV"] + conda
 
 
-def _scripts(environment: "str", folder: "str") -> "list[str]":
+def _scripts(environment: str, folder: str) -> "list[str]":
     """Lines that run what conda packages have for such a shell, in the order of their names, as conda does it."""
     top = os.path.join(environment, "etc", "conda", folder)
     names = sorted(os.listdir(top)) if os.path.isdir(top) else []
     return [". %s" % shlex.quote(os.path.join(top, name)) for name in names if name.endswith(".sh")]
 
 
-def _folders(environment: "str") -> "list[str]":
+def _folders(environment: str) -> "list[str]":
     """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead."""
     return [os.path.join(environment, "bin"), paths.meta(environment, "bin")]
 
 
-def tcl_quote(text: "str") -> "str":
+def tcl_quote(text: str) -> str:
     """`text` as one Tcl word that is taken literally."""
     return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", text) + '"'
 
 
-def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") -> "str":
+def modulefile(environment: str, stack: str, variables: Json) -> str:
     """What `activate_sh` does, but for scripts of packages, as a Tcl modulefile; for environment-modules and Lmod."""
     env = tcl_quote(environment)
     says = tcl_quote("envbuild environment of %s" % stack)
@@ -132,7 +128,7 @@ def modulefile(environment: "str", stack: "str", variables: "dict[str, Any]") ->
     return "\n".join(lines) + "\n"
 
 
-def write(environment: "str", stack: "str", variables: "dict[str, Any]") -> "bool":
+def write(environment: str, stack: str, variables: Json) -> bool:
     """Write `activate.sh`, what it needs, and the variables as JSON; True when one of them was not so already."""
     changed = paths.read_json(paths.meta(environment, "variables.json")) != variables
     if changed:
@@ -142,12 +138,12 @@ def write(environment: "str", stack: "str", variables: "dict[str, Any]") -> "boo
     return _write(paths.meta(environment, "activate.sh"), activate_sh(environment, stack, variables)) or changed
 
 
-def write_modulefile(prefix: "str", environment: "str", stack: "str", variables: "dict[str, Any]") -> "bool":
+def write_modulefile(prefix: str, environment: str, stack: str, variables: Json) -> bool:
     """Write the stack's modulefile for this environment; True when it was not so already."""
     return _write(paths.modulefile(prefix, stack), modulefile(environment, stack, variables))
 
 
-def _write(path: "str", text: "str", mode: "int" = 0o666) -> "bool":
+def _write(path: str, text: str, mode: int = 0o666) -> bool:
     data = os.fsencode(text)
     try:
         with open(path, "rb") as stream:

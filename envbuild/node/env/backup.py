@@ -7,26 +7,22 @@ import os
 
 from envbuild.node import lease, paths
 from envbuild.node.env import stamp
-from envbuild.node.protocol import log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, log
 
 
-def set_aside(environment: "str", run: "str") -> "None":
+def set_aside(environment: str, run: str) -> None:
     """Give the place of an environment to what `run` builds."""
     os.rename(environment, "%s.old-%s" % (environment, paths.checked_name(run, "run")))
 
 
-def copies(environment: "str") -> "list[str]":
+def copies(environment: str) -> "list[str]":
     """Set-aside copies of an environment, oldest first."""
     folder, name = os.path.split(environment)
     found = [os.path.join(folder, each) for each in os.listdir(folder) if each.startswith(name + ".old-")]
     return sorted(found, key=lambda path: os.lstat(path).st_ctime_ns)
 
 
-def give_up(environment: "str", held: "lease.Lease") -> "bool":
+def give_up(environment: str, held: "lease.Lease") -> bool:
     """End a run that stamps nothing: what was set aside gets its place back, and the lease is given back.
 
     Returns whether something was put back. A stamped environment stays, and so does everything once the lease is lost.
@@ -44,7 +40,7 @@ def give_up(environment: "str", held: "lease.Lease") -> "bool":
         held.release()
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """End this run's steps on `args.environment`, one that is still at work included; returns (changed, result).
 
     Raises NodeError `lease-lost` (exit 75) when another run has the prefix.

@@ -54,7 +54,7 @@ for line in sys.stdin:
 """
 
 
-def find(environment: "str") -> "list[str]":
+def find(environment: str) -> "list[str]":
     """Every `.pyc` of an environment, relative and sorted; links are not followed."""
     found = []
     for top, _folders, files in os.walk(environment):
@@ -63,7 +63,7 @@ def find(environment: "str") -> "list[str]":
     return sorted(found)
 
 
-def source_of(path: "str") -> "tuple[str, str, int] | None":
+def source_of(path: str) -> "tuple[str, str, int] | None":
     """(source, interpreter tag, optimisation level) of a `.pyc`; the tag of one beside its source is empty.
 
     None when the name is not one that an interpreter gives.
@@ -77,15 +77,15 @@ def source_of(path: "str") -> "tuple[str, str, int] | None":
     return os.path.join(os.path.dirname(folder), found.group(1) + ".py"), found.group(2), int(found.group(3) or 0)
 
 
-def check(environment: "str", paths: "Iterable[str]", tag: "str", generated: "set[str]") -> "list[dict[str, str]]":
+def check(environment: str, paths: "Iterable[str]", tag: str, generated: "set[str]") -> "list[dict[str, str]]":
     """Compare each `.pyc` in `paths` (relative) with its source; returns [{"path", "kind", "why"}] of the refused.
 
     `tag`: what the environment's interpreter calls itself (`cpython-311`). `generated`: sources that runs may
     rewrite; byte code of an earlier state of those is not used by the interpreter and is let pass.
     """
-    refused = []  # type: list[dict[str, str]]
-    jobs = []  # type: list[list[Any]]
-    names = []  # type: list[str]
+    refused: list[dict[str, str]] = []
+    jobs: list[list[Any]] = []
+    names: list[str] = []
     for path in paths:
         origin = source_of(path)
         if origin is None or origin[1] not in ("", tag):
@@ -106,11 +106,11 @@ def check(environment: "str", paths: "Iterable[str]", tag: "str", generated: "se
     return sorted(refused, key=lambda each: each["path"])
 
 
-def _refusal(path: "str", why: "str") -> "dict[str, str]":
+def _refusal(path: str, why: str) -> "dict[str, str]":
     return {"path": path, "kind": "pyc-not-from-source", "why": why}
 
 
-def _compare(environment: "str", jobs: "list[list[Any]]") -> "dict[int, str]":
+def _compare(environment: str, jobs: "list[list[Any]]") -> "dict[int, str]":
     workers = max(1, min(len(os.sched_getaffinity(0)), len(jobs) // 64 + 1))
     shares = [jobs[number::workers] for number in range(workers)]
     done = proc.parallel([lambda share=share: _worker(environment, share) for share in shares])  # type: ignore[misc]
@@ -120,10 +120,10 @@ def _compare(environment: "str", jobs: "list[list[Any]]") -> "dict[int, str]":
     return words
 
 
-def _worker(environment: "str", jobs: "list[list[Any]]") -> "dict[int, str]":
+def _worker(environment: str, jobs: "list[list[Any]]") -> "dict[int, str]":
     """Words by index. A process that dies took its current file with it; the rest goes to a new one."""
     python = os.path.join(environment, "bin", "python")
-    words = {}  # type: dict[int, str]
+    words: dict[int, str] = {}
     while jobs:
         data = "".join(json.dumps(job) + "\n" for job in jobs).encode("ascii")
         done = proc.run([python, "-I", "-S", "-B", "-c", _CHECK], timeout=_DEADLINE, stdin=data)
@@ -144,7 +144,7 @@ def _worker(environment: "str", jobs: "list[list[Any]]") -> "dict[int, str]":
     return words
 
 
-def interpreter_tag(environment: "str") -> "str":
+def interpreter_tag(environment: str) -> str:
     """The cache tag of the environment's interpreter, empty when it cannot be run."""
     python = os.path.join(environment, "bin", "python")
     done = proc.run([python, "-I", "-S", "-B", "-c", "import sys; print(sys.implementation.cache_tag)"])

@@ -9,12 +9,8 @@ import stat
 import time
 
 from envbuild.node import lease, paths, protocol
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.wheels import store as wheel_store
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 KEEP_DAYS = 30.0
 _LEAST_DAYS = 1.0  # what another run may still be writing is left alone, however short the time asked for
@@ -24,7 +20,7 @@ _DAY = 86400.0
 class Place:
     """The entries of the folder `path` whose names match; a `note` says why none of them is removed here."""
 
-    def __init__(self, kind: "str", path: "str", names: "str" = ".*", note: "str" = "") -> "None":
+    def __init__(self, kind: str, path: str, names: str = ".*", note: str = "") -> None:
         """`names` is a regular expression for whole names."""
         self.kind = kind
         self.path = path
@@ -32,7 +28,7 @@ class Place:
         self.note = note
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Say what lies there and, with `args.dry_run` false, remove what nobody used for `args.keep_days`.
 
     `args.cache` and `args.store`: those of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
@@ -56,7 +52,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return bool(result["removed"]), result
 
 
-def _places(prefix: "str", args: "dict[str, Any]") -> "list[Place]":
+def _places(prefix: str, args: Json) -> "list[Place]":
     store = os.path.join(prefix, "store")
     cache, wheels = (protocol.expand_prefix(args[key]) if args.get(key) else "" for key in ("cache", "store"))
     return [
@@ -70,7 +66,7 @@ def _places(prefix: "str", args: "dict[str, Any]") -> "list[Place]":
     ]
 
 
-def tidy(places: "list[Place]", keep_days: "float", dry_run: "bool") -> "dict[str, Any]":
+def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
     """What lies in each place, and the removal of what was neither changed nor read for `keep_days` (at least one).
 
     Result: `places` [{`kind`, `path`, `note`, `items`, `bytes`, `old` (paths that go), `old_bytes`}], empty ones left
@@ -84,7 +80,7 @@ def tidy(places: "list[Place]", keep_days: "float", dry_run: "bool") -> "dict[st
     return {"places": rows, "removed": removed, "bytes": sum(row["old_bytes"] for row in rows if not dry_run)}
 
 
-def _look(place: "Place", before: "float") -> "dict[str, Any]":
+def _look(place: "Place", before: float) -> Json:
     try:
         names = sorted(os.listdir(place.path)) if place.path else []
     except OSError:
@@ -103,7 +99,7 @@ def _look(place: "Place", before: "float") -> "dict[str, Any]":
     }
 
 
-def _taken(path: "str") -> "tuple[int, float]":
+def _taken(path: str) -> "tuple[int, float]":
     """Bytes on the disk below a path, and when something of it was last changed or read; no link is followed."""
     inside = [] if os.path.islink(path) else [(folder, names + files) for folder, names, files in os.walk(path)]
     taken, last = 0, 0.0

@@ -3,14 +3,11 @@
 from envbuild.node import merkle
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 
 def scan(
-    prefix: "str", environment: "str", told: "dict[str, Any]", known: "dict[str, merkle.Entry] | None" = None
+    prefix: str, environment: str, told: Json, known: "dict[str, merkle.Entry] | None" = None
 ) -> "dict[str, merkle.Entry]":
     """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes).
 
@@ -21,8 +18,8 @@ def scan(
 
 
 def check(
-    environment: "str", entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None" = None
-) -> "tuple[int, list[dict[str, Any]]]":
+    environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None" = None
+) -> "tuple[int, list[Json]]":
     """Every file of a wheel against its RECORD, every file of a conda package against its archive's own list.
 
     Returns as `installed.check`, with its `known`.

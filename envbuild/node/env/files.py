@@ -6,14 +6,10 @@ import zlib
 
 from envbuild.node import paths
 from envbuild.node.env import stamp
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Returns (False, `root` and `files`: the list that gives it, as base64 of zlib of JSON) of `args.environment`.
 
     The list is {path: [tag, sha256, size, executable]}; packed, for an environment has some ten thousand files.

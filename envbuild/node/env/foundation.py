@@ -9,11 +9,7 @@ from envbuild.node.conda import archives, meta, prefix
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 # The link to a base that is itself a virtual environment.
 BASE_PTH = "_envbuild_base.pth"
@@ -24,10 +20,10 @@ class Foundation:
 
     phase = ""
 
-    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+    def __init__(self, request: Json, environment: str) -> None:
         """Look at what the request of an install names, before anything is changed. Raises NodeError."""
         self.args, self.environment, self.variant = request["args"], environment, request["args"]["variant"]
-        self.told = {}  # type: dict[str, Any]
+        self.told: Json = {}
         self.prefix = request["prefix"]
 
     def make(self, tool: "uv.Uv") -> "base.Interpreter":
@@ -38,7 +34,7 @@ class Foundation:
         """The same for what an earlier step has made. Raises NodeError `environment-not-installed` (exit 2)."""
         raise NotImplementedError
 
-    def check_added(self, added: "dict[str, str]") -> "None":
+    def check_added(self, added: "dict[str, str]") -> None:
         """See that no distribution of `added` (name -> version) is there already. Raises NodeError (exit 7)."""
         raise NotImplementedError
 
@@ -48,7 +44,7 @@ class Venv(Foundation):
 
     phase = "venv"
 
-    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+    def __init__(self, request: Json, environment: str) -> None:
         """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
         Foundation.__init__(self, request, environment)
         staged_tools.bring(self.prefix, self.args["interpreter"], self.args.get("staged"))
@@ -79,7 +75,7 @@ class Venv(Foundation):
             raise _not_begun(self.environment, "on the interpreter %s" % self._interpreter.path)
         return self._interpreter
 
-    def check_added(self, added: "dict[str, str]") -> "None":
+    def check_added(self, added: "dict[str, str]") -> None:
         """Raise `replaces-base-package` (exit 7) where one of `added` (name -> version) would hide one of the base."""
         base.check_replaces(added, self._interpreter.packages)
 
@@ -89,7 +85,7 @@ class Conda(Foundation):
 
     phase = "conda"
 
-    def __init__(self, request: "dict[str, Any]", environment: "str") -> "None":
+    def __init__(self, request: Json, environment: str) -> None:
         """Raises NodeError `conda-unrecorded` (exit 5)."""
         Foundation.__init__(self, request, environment)
         archives.check_recorded(self.variant)
@@ -114,7 +110,7 @@ class Conda(Foundation):
             raise _not_begun(self.environment, "of conda")
         return self._examined()
 
-    def check_added(self, added: "dict[str, str]") -> "None":
+    def check_added(self, added: "dict[str, str]") -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
         there = meta.distributions(self.environment)
         both = sorted(name for name in added if installed.normal_name(name) in there)
@@ -137,7 +133,7 @@ class Conda(Foundation):
         return base.Interpreter("", found.version, {})
 
 
-def _not_begun(environment: "str", what: "str") -> "NodeError":
+def _not_begun(environment: str, what: str) -> "NodeError":
     return NodeError(
         "environment-not-installed",
         "%s has no packages %s" % (environment, what),
@@ -145,9 +141,9 @@ def _not_begun(environment: "str", what: "str") -> "NodeError":
     )
 
 
-BY_ENGINE = {"venv": Venv, "conda": Conda}  # type: dict[str, type[Foundation]]
+BY_ENGINE: "dict[str, type[Foundation]]" = {"venv": Venv, "conda": Conda}
 
 
-def of(request: "dict[str, Any]", environment: "str") -> "Foundation":
+def of(request: Json, environment: str) -> "Foundation":
     """What the variant of an install request stands on, looked at and not yet made. Raises NodeError."""
     return BY_ENGINE[request["args"]["variant"].get("engine") or "venv"](request, environment)

@@ -11,11 +11,7 @@ from envbuild.node.env import backup, contents, foundation, packages, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 _BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 _INODES_PER_PACKAGE = 20
@@ -24,7 +20,7 @@ _INODES_PER_PACKAGE = 20
 class _Job:
     """One request, read once: where, what, with which tools, and how long each phase took (seconds)."""
 
-    def __init__(self, request: "dict[str, Any]") -> "None":
+    def __init__(self, request: Json) -> None:
         args = request["args"]
         self.request = request
         self.args = args
@@ -34,16 +30,16 @@ class _Job:
         self.variant = args["variant"]
         self.artifacts = args.get("artifacts") or {}
         self.part = args.get("part")
-        self.seconds = {}  # type: dict[str, float]
+        self.seconds: dict[str, float] = {}
         self._begun = time.monotonic()
 
-    def phase(self, name: "str") -> "None":
+    def phase(self, name: str) -> None:
         now = time.monotonic()
         self.seconds[name] = round(now - self._begun, 3)
         self._begun = now
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Build `args.environment`; returns (changed, result of the contract).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
@@ -67,7 +63,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
 
 
-def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, dict[str, Any]]":
+def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     again = bool(job.args.get("repair") or job.args.get("rebuild"))
     found = stamp.read(job.environment)
     if found is not None and not again:
@@ -122,7 +118,7 @@ def _tool(job: "_Job") -> "uv.Uv":
     return uv.Uv(job.args["tools"]["uv"], cache, tmp, config, keeps_cache=bool(asked))
 
 
-def _check_space(job: "_Job", tool: "uv.Uv") -> "None":
+def _check_space(job: "_Job", tool: "uv.Uv") -> None:
     """Refuse early when the disk cannot hold what the lock says; sizes that nobody recorded count as nothing."""
     needed = job.args.get("needed") or {}
     sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
@@ -146,7 +142,7 @@ def _check_space(job: "_Job", tool: "uv.Uv") -> "None":
         )
 
 
-def _sweep(environment: "str") -> "None":
+def _sweep(environment: str) -> None:
     """Delete the trash that a killed run left."""
     folder, name = os.path.split(environment)
     for each in sorted(os.listdir(folder)):
@@ -154,7 +150,7 @@ def _sweep(environment: "str") -> "None":
             paths.remove_tree(os.path.join(folder, each))
 
 
-def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "dict[str, Any]":
+def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:
     locked = job.variant.get("packages", [])
     job.phase("checks")
     interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
@@ -216,7 +212,7 @@ def _required(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, int]":
     return packages.check_required(job.environment, locked, job.args["asked"], interpreter.requires)
 
 
-def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "None":
+def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
     for package in locked:
         there = installed.get(record.normal_name(package["name"]))
         if there is None or record.normal_version(there) != record.normal_version(package["version"]):
@@ -229,9 +225,7 @@ def _check_set(locked: "list[dict[str, Any]]", installed: "dict[str, str]") -> "
             )
 
 
-def _check_record(
-    job: "_Job", tool: "uv.Uv", told: "dict[str, Any]"
-) -> "tuple[dict[str, merkle.Entry], dict[str, Any]]":
+def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
     entries = contents.scan(job.prefix, job.environment, told)
     checked, doubtful = contents.check(job.environment, entries)

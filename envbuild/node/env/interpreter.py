@@ -6,11 +6,7 @@ import re
 
 from envbuild.node import proc
 from envbuild.node.packages import installed as record
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 _ASK = """
 import json, os, sys
@@ -46,13 +42,13 @@ class Interpreter:
 
     def __init__(
         self,
-        path: "str",
+        path: str,
         version: "tuple[int, ...]",
         packages: "dict[str, str]",
         sites: "tuple[str, ...]" = (),
-        system_site: "bool" = True,
+        system_site: bool = True,
         requires: "frozenset[str]" = frozenset(),
-    ) -> "None":
+    ) -> None:
         """Plain data."""
         self.path = path
         self.version = version
@@ -62,7 +58,7 @@ class Interpreter:
         self.requires = requires
 
 
-def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
+def examine(path: object, variant: Json) -> "Interpreter":
     """Run the interpreter at `path` and see that it is what `variant` needs.
 
     Raises NodeError `interpreter-missing` or `interpreter-mismatch` (exit 7).
@@ -92,13 +88,13 @@ def examine(path: "Any", variant: "dict[str, Any]") -> "Interpreter":
     return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"], requires)
 
 
-def _refused(code: "str", what: "str", why: "str") -> "NodeError":
+def _refused(code: str, what: str, why: str) -> "NodeError":
     return NodeError(
         code, what, why=why.strip(), hint="choose another interpreter (--python) or variant", exit_code=Exit.REFUSED
     )
 
 
-def check(variant: "dict[str, Any]", provided: "dict[str, str]") -> "None":
+def check(variant: Json, provided: "dict[str, str]") -> None:
     """See that the base has what the lock builds on and that the lock replaces none of it.
 
     `provided` is what the interpreter really has. Raises NodeError `base-changed`, `base-lacks` or
@@ -125,7 +121,7 @@ def check(variant: "dict[str, Any]", provided: "dict[str, str]") -> "None":
     check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
 
 
-def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> "None":
+def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> None:
     """Raise NodeError `replaces-base-package` (exit 7) when a package of ours would hide one of the base."""
     both = sorted(name for name in installed if record.normal_name(name) in provided)
     if both:
@@ -140,7 +136,7 @@ def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> "
         )
 
 
-def _what_is_there(requirement: "str", provided: "dict[str, str]") -> "str":
+def _what_is_there(requirement: str, provided: "dict[str, str]") -> str:
     version = provided.get(record.required_name(requirement))
     return (
         "it has %s %s" % (record.required_name(requirement), version)
@@ -149,7 +145,7 @@ def _what_is_there(requirement: "str", provided: "dict[str, str]") -> "str":
     )
 
 
-def satisfied(requirement: "str", provided: "dict[str, str]") -> "bool":
+def satisfied(requirement: str, provided: "dict[str, str]") -> bool:
     """Whether `provided` meets a requirement, by its name and its release numbers.
 
     Only names and comparisons of release numbers are read here; the controller has read the whole requirement.
@@ -161,7 +157,7 @@ def satisfied(requirement: "str", provided: "dict[str, str]") -> "bool":
     return all(_holds(version, part) for part in rest.split(",") if part.strip())
 
 
-def _numbers(text: "str") -> "list[int]":
+def _numbers(text: str) -> "list[int]":
     found = re.match(r"v?(\d+(?:\.\d+)*)", text)
     numbers = [int(part) for part in found.group(1).split(".")] if found else []
     while numbers and numbers[-1] == 0:
@@ -169,7 +165,7 @@ def _numbers(text: "str") -> "list[int]":
     return numbers
 
 
-def _holds(version: "str", part: "str") -> "bool":
+def _holds(version: str, part: str) -> bool:
     found = _COMPARE.match(part)
     if found is None:
         return False

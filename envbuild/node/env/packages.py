@@ -8,12 +8,10 @@ import urllib.request
 from envbuild.node import hashing, pip_config, variables
 from envbuild.node.build import diagnose
 from envbuild.node.packages import installed, uv, wheel_file
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from envbuild.node import proc
 
 UNRECORDED = "unrecorded"
@@ -25,12 +23,12 @@ class Group:
 
     def __init__(
         self,
-        name: "str",
-        packages: "list[dict[str, Any]]",
+        name: str,
+        packages: "list[Json]",
         extra: "dict[str, str | None]",
         args: "list[str]",
         urls: "list[str]",
-    ) -> "None":
+    ) -> None:
         """`packages` are locked packages as JSON."""
         self.name = name
         self.packages = packages
@@ -39,7 +37,7 @@ class Group:
         self.urls = urls
 
 
-def check_recorded(packages: "list[dict[str, Any]]") -> "None":
+def check_recorded(packages: "list[Json]") -> None:
     """Raise NodeError `hash-unrecorded` (exit 5) when the lock has no hash for any file of a package."""
     for package in packages:
         if all(each["sha256"] == UNRECORDED for each in package["files"]):
@@ -54,7 +52,7 @@ def check_recorded(packages: "list[dict[str, Any]]") -> "None":
 
 
 def check_required(
-    environment: "str", packages: "list[dict[str, Any]]", asked: "list[str]", base: "set[str] | frozenset[str]"
+    environment: str, packages: "list[Json]", asked: "list[str]", base: "set[str] | frozenset[str]"
 ) -> "dict[str, int]":
     """See that every locked package is `asked` for, or required by the base or by an installed package that is.
 
@@ -77,12 +75,12 @@ def check_required(
     return {"asked": count, "required": len(locked) - count}
 
 
-def is_sdist(package: "dict[str, Any]") -> "bool":
+def is_sdist(package: Json) -> bool:
     """True when the lock names no wheel of the package."""
     return not any(each["file"].endswith(".whl") for each in package["files"])
 
 
-def requirements(packages: "list[dict[str, Any]]") -> "str":
+def requirements(packages: "list[Json]") -> str:
     """A requirements file: every package pinned, with the hash of every acceptable file."""
     lines = []
     for package in packages:
@@ -93,16 +91,14 @@ def requirements(packages: "list[dict[str, Any]]") -> "str":
 
 
 def _local_files(folders: "list[str]") -> "set[str]":
-    names = set()  # type: set[str]
+    names: set[str] = set()
     for folder in folders:
         if os.path.isdir(folder):
             names.update(os.listdir(folder))
     return names
 
 
-def groups(
-    packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig"
-) -> "list[Group]":
+def groups(packages: "list[Json]", artifacts: Json, config: "pip_config.PipConfig") -> "list[Group]":
     """Split packages by where they come from.
 
     A file that lies in a local find-links folder under its locked name is taken from there, without asking any index.
@@ -116,7 +112,7 @@ def groups(
     if artifacts.get("offline"):
         return [Group("offline", packages, _no_index(), ["--offline"] + local_args, [])] if packages else []
     there = _local_files(folders)
-    split = {}  # type: dict[str, list[dict[str, Any]]]
+    split: dict[str, list[Json]] = {}
     indexes = artifacts.get("indexes") or {}
     for package in packages:
         local = any(each["file"] in there for each in package["files"])
@@ -137,13 +133,13 @@ def _no_index() -> "dict[str, str | None]":
 
 
 def _indexed(
-    name: "str",
-    packages: "list[dict[str, Any]]",
+    name: str,
+    packages: "list[Json]",
     index: "dict[str, str] | None",
     links: "list[str]",
     config: "pip_config.PipConfig",
 ) -> "Group":
-    extra = {}  # type: dict[str, str | None]
+    extra: dict[str, str | None] = {}
     configured = not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
     if configured and config.index_url:
         extra["UV_DEFAULT_INDEX"] = config.index_url
@@ -164,7 +160,7 @@ def _indexed(
     return Group(name, packages, extra, [], [index["url"]])
 
 
-def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]", artifacts: "dict[str, Any]") -> "None":
+def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json) -> None:
     """Install every locked package into `environment`, wheels first, then source distributions without isolation.
 
     Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
@@ -189,11 +185,11 @@ def install(tool: "uv.Uv", environment: "str", packages: "list[dict[str, Any]]",
 
 def _install_wheels(
     tool: "uv.Uv",
-    environment: "str",
-    packages: "list[dict[str, Any]]",
-    artifacts: "dict[str, Any]",
+    environment: str,
+    packages: "list[Json]",
+    artifacts: Json,
     options: "list[str]",
-) -> "None":
+) -> None:
     options = ["--no-build"] + options
     for folder in pip_config.folders(
         pip_config.alive(list(artifacts.get("find_links") or []) + tool.config.find_links)
@@ -210,10 +206,10 @@ def _install_wheels(
 
 def archived(
     tool: "uv.Uv",
-    environment: "str",
-    packages: "list[dict[str, Any]]",
-    artifacts: "dict[str, Any]",
-    doubtful: "list[dict[str, Any]]",
+    environment: str,
+    packages: "list[Json]",
+    artifacts: Json,
+    doubtful: "list[Json]",
 ) -> "dict[str, str]":
     """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
 
@@ -243,12 +239,12 @@ def archived(
 
 def _try_mirror(
     tool: "uv.Uv",
-    environment: "str",
+    environment: str,
     group: "Group",
-    artifacts: "dict[str, Any]",
+    artifacts: Json,
     options: "list[str]",
     error: "NodeError",
-) -> "None":
+) -> None:
     """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
 
     Raises `error`, or what a mirror with other contents gives (exit 5).
@@ -266,7 +262,7 @@ def _try_mirror(
         raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
 
-def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "list[str]") -> "None":
+def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> None:
     listing = os.path.join(tool.tmp, "requirements-%s.txt" % group.name)
     with open(listing, "w", encoding="utf-8") as stream:
         stream.write(requirements(group.packages))
@@ -286,7 +282,7 @@ def _install_group(tool: "uv.Uv", environment: "str", group: "Group", options: "
     raise error
 
 
-def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> "None":
+def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> None:
     """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself, which no file shows."""
     member = uv.skipped(done)
     if member:
@@ -297,7 +293,7 @@ def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> "No
         raise wheel_file.unsafe(one, member, "which leads out of its folder")
 
 
-def _name_first_use(group: "Group", error: "NodeError") -> "None":
+def _name_first_use(group: "Group", error: "NodeError") -> None:
     """Say so where the expected hash is no more than what this user, or who made the lock, first saw."""
     for package in group.packages:
         said = next((f["witness"] for f in package["files"] if str(f.get("witness")).startswith(FIRST_USE)), None)
@@ -307,7 +303,7 @@ def _name_first_use(group: "Group", error: "NodeError") -> "None":
             error.hint += "first-use.toml in the controller's data folder"
 
 
-def _check_index(group: "Group", error: "NodeError") -> "None":
+def _check_index(group: "Group", error: "NodeError") -> None:
     """Raise `index-not-an-index` when the index answers with a page that is no package list, a login form say.
 
     uv reads such a page as an empty list and says only that there is no such version.
@@ -336,6 +332,6 @@ def _check_index(group: "Group", error: "NodeError") -> "None":
             ) from error
 
 
-def forget_cached(tool: "uv.Uv", names: "list[str]") -> "bool":
+def forget_cached(tool: "uv.Uv", names: "list[str]") -> bool:
     """Remove packages from uv's cache, so that a damaged copy is not used again; True when uv did it."""
     return tool.run(["cache", "clean", "--"] + names, timeout=60.0).ok if names else False

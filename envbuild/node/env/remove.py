@@ -4,14 +4,10 @@ import os
 
 from envbuild.node import lease, paths
 from envbuild.node.env import backup, stamp
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Delete `args.environment`; the one in use only with `args.force`, its link and modulefile with it.
 
     In use is also one from which a process of this machine runs, as far as its owner lets us see.
@@ -58,14 +54,14 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return True, {"removed": environment}
 
 
-def _processes(environment: "str") -> "list[str]":
+def _processes(environment: str) -> "list[str]":
     """Pids of this machine that were started in an environment, or have a library of it mapped."""
     path = os.fsencode(environment)
     marks = (("environ", b"VIRTUAL_ENV=" + path + b"\0"), ("maps", path + b"/"))
     return [pid for pid in os.listdir("/proc") if pid.isdigit() and any(_holds(pid, *mark) for mark in marks)]
 
 
-def _holds(pid: "str", name: "str", mark: "bytes") -> "bool":
+def _holds(pid: str, name: str, mark: bytes) -> bool:
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as stream:
             return mark in stream.read()
@@ -73,7 +69,7 @@ def _holds(pid: "str", name: "str", mark: "bytes") -> "bool":
         return False  # it has ended, or is another user's
 
 
-def _users(prefix: "str", environment: "str") -> "list[str]":
+def _users(prefix: str, environment: str) -> "list[str]":
     """Stacks whose link names this environment."""
     try:
         names = sorted(os.listdir(os.path.join(prefix, "current")))

@@ -7,12 +7,8 @@ import tempfile
 from envbuild.node import paths
 from envbuild.node.protocol import log
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
-
-def bring(prefix: "str", interpreter: "Any", staged: "Any") -> "None":
+def bring(prefix: str, interpreter: object, staged: "str | None") -> None:
     """Copy `<staged>/<tool>` to `<prefix>/tools/<tool>` where `interpreter` lies in that tool and it is not there.
 
     Whole or not at all: it appears by one rename. Raises OSError.

@@ -11,11 +11,7 @@ import re
 from envbuild.node import paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 STAMP_VERSION = 1
 STAMP = "stamp.json"
@@ -25,7 +21,7 @@ SCAN = "scan.json"
 READ = "read.json"  # when the contents were last read; not part of the root
 
 
-def read(environment: "str") -> "dict[str, Any] | None":
+def read(environment: str) -> "Json | None":
     """The stamp of an environment, None when it is half built or the stamp is damaged."""
     found = paths.read_json(paths.meta(environment, STAMP))
     if not isinstance(found, dict) or found.get("version") != STAMP_VERSION:
@@ -34,18 +30,18 @@ def read(environment: "str") -> "dict[str, Any] | None":
     return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
 
 
-def write(environment: "str", data: "dict[str, Any]") -> "None":
+def write(environment: str, data: Json) -> None:
     """Write the stamp durably; after this the environment exists."""
     paths.write_json(paths.meta(environment, STAMP), dict(data, version=STAMP_VERSION))
 
 
-def is_current(prefix: "str", stack: "str", environment: "str") -> "bool":
+def is_current(prefix: str, stack: str, environment: str) -> bool:
     """True when `current/<stack>` names this environment."""
     link = paths.current_link(prefix, stack)
     return os.path.islink(link) and os.path.realpath(link) == os.path.realpath(environment)
 
 
-def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict[str, Any] | None") -> "list[str]":
+def package_problems(environment: str, stamp: Json, variant: "Json | None") -> "list[str]":
     """How the packages that are there differ from those of the stamp and of the variant, in words; empty when equal.
 
     Compares names and versions from dist-info; reads no other file.
@@ -61,7 +57,7 @@ def package_problems(environment: "str", stamp: "dict[str, Any]", variant: "dict
     return problems
 
 
-def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: "str") -> "list[str]":
+def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: str) -> "list[str]":
     problems = []
     for name in sorted(wanted):
         if name not in found:
@@ -71,7 +67,7 @@ def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: "str") ->
     return problems
 
 
-def fast_problems(environment: "str", variant: "dict[str, Any] | None") -> "list[str]":
+def fast_problems(environment: str, variant: "Json | None") -> "list[str]":
     """The fast check (stamp, variant digest, interpreter, package set and versions) in words; empty when it passes."""
     found = read(environment)
     if found is None:
@@ -84,7 +80,7 @@ def fast_problems(environment: "str", variant: "dict[str, Any] | None") -> "list
     return problems + package_problems(environment, found, variant)
 
 
-def facts(prefix: "str", environment: "str") -> "dict[str, Any]":
+def facts(prefix: str, environment: str) -> Json:
     """StampFacts of one environment (see the controller's facts model)."""
     found = read(environment)
     if found is None:
@@ -100,7 +96,7 @@ def facts(prefix: "str", environment: "str") -> "dict[str, Any]":
     }
 
 
-def list_environments(prefix: "str") -> "list[str]":
+def list_environments(prefix: str) -> "list[str]":
     """Paths of the environments under a prefix, stamped or half built, without trash and set-aside ones."""
     folder = paths.envs_dir(prefix)
     try:
@@ -111,7 +107,7 @@ def list_environments(prefix: "str") -> "list[str]":
     return [path for path in (os.path.join(folder, name) for name in kept) if os.path.isdir(path)]
 
 
-def python_version(environment: "str") -> "str":
+def python_version(environment: str) -> str:
     """The interpreter's full version, of its conda package or of `pyvenv.cfg`; empty without.
 
     uv writes `version_info`, venv `version`.
@@ -130,7 +126,7 @@ def python_version(environment: "str") -> "str":
     return found.group() if found else ""
 
 
-def unchanged(environment: "str", variant: "dict[str, Any]", found: "dict[str, Any]") -> "dict[str, Any]":
+def unchanged(environment: str, variant: Json, found: Json) -> Json:
     """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
     problems = fast_problems(environment, variant)
     if problems:

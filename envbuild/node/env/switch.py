@@ -4,14 +4,10 @@ import os
 
 from envbuild.node import lease, paths
 from envbuild.node.env import activation_files, stamp
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Point `current/<stack>` at `args.environment` and rewrite the modulefile.
 
     Raises NodeError `environment-not-stamped` or `environment-of-another-stack` (exit 7), `prefix-busy` (75).
@@ -36,7 +32,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return changed, {"current": paths.current_link(prefix, stack)}
 
 
-def _stamped(environment: "str", stack: "str") -> "dict[str, Any]":
+def _stamped(environment: str, stack: str) -> Json:
     found = stamp.read(environment)
     if found is None:
         raise NodeError(

@@ -9,14 +9,10 @@ import time
 from envbuild.node import logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
-from envbuild.node.protocol import NodeError, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, NodeError, plural
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Check the environment in use for `args.stack`, or `args.environment`; returns (False, result of the contract).
 
     `deep`: every file against the Merkle root and every `.pyc` against its source, and `root` is the one measured now
@@ -27,10 +23,11 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     prefix = request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
     environment = _environment(prefix, stack, args.get("environment"))
-    checks = []  # type: list[dict[str, Any]]
+    checks: list[Json] = []
     found = stamp.read(environment)
     _check_stamp(checks, environment, found, args.get("variant"))
-    drift, root = [], None  # type: list[dict[str, str]], str | None
+    drift: list[dict[str, str]] = []
+    root: str | None = None
     if found is not None:
         _check_packages(checks, environment, found, args.get("variant"))
         _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
@@ -52,7 +49,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     }
 
 
-def _environment(prefix: "str", stack: "str", given: "Any") -> "str":
+def _environment(prefix: str, stack: str, given: object) -> str:
     if given:
         environment = paths.checked_environment(prefix, given)
     else:
@@ -73,24 +70,24 @@ def _environment(prefix: "str", stack: "str", given: "Any") -> "str":
 
 
 def _add(
-    checks: "list[dict[str, Any]]",
-    name: "str",
+    checks: "list[Json]",
+    name: str,
     problems: "list[str]",
-    good: "str",
-    begun: "float",
-    level: "str" = "measured",
-) -> "None":
+    good: str,
+    begun: float,
+    level: str = "measured",
+) -> None:
     says = "; ".join(problems[:10]) if problems else good
     check = {"name": name, "status": "failed" if problems else "passed", "says": says, "level": level}
     checks.append(dict(check, seconds=round(time.monotonic() - begun, 3)))
 
 
 def _check_stamp(
-    checks: "list[dict[str, Any]]",
-    environment: "str",
-    found: "dict[str, Any] | None",
-    variant: "dict[str, Any] | None",
-) -> "None":
+    checks: "list[Json]",
+    environment: str,
+    found: "Json | None",
+    variant: "Json | None",
+) -> None:
     begun = time.monotonic()
     problems = []
     if found is None:
@@ -108,18 +105,14 @@ def _check_stamp(
         checks[-1]["details"] = {"python": version}
 
 
-def _check_packages(
-    checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]", variant: "dict[str, Any] | None"
-) -> "None":
+def _check_packages(checks: "list[Json]", environment: str, found: Json, variant: "Json | None") -> None:
     begun = time.monotonic()
     problems = stamp.package_problems(environment, found, variant)
     good = "%s as stamped, by name and version" % plural(len(found["packages"]), "package")
     _add(checks, "packages", problems, good, begun, "stamped")
 
 
-def _check_link(
-    checks: "list[dict[str, Any]]", prefix: "str", stack: "str", environment: "str", named: "bool"
-) -> "None":
+def _check_link(checks: "list[Json]", prefix: str, stack: str, environment: str, named: bool) -> None:
     begun = time.monotonic()
     if stamp.is_current(prefix, stack, environment):
         _add(checks, "link", [], "current/%s points at it" % stack, begun)
@@ -130,7 +123,7 @@ def _check_link(
         _add(checks, "link", ["current/%s does not point at it" % stack], "", begun)
 
 
-def _unread(environment: "str", found: "dict[str, Any]") -> "dict[str, Any]":
+def _unread(environment: str, found: Json) -> Json:
     """The check `files` where no contents were read: when that was done last, and what was wrong then.
 
     An environment that nobody has read since was read when it was stamped.
@@ -146,7 +139,7 @@ def _unread(environment: "str", found: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def _check_contents(
-    checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
+    checks: "list[Json]", prefix: str, environment: str, found: Json
 ) -> "tuple[list[dict[str, str]], str | None]":
     """The checks `files` and `bytecode`: drift, and the root measured now (None where it cannot be); notes the time."""
     drift, root = _check_files(checks, prefix, environment, found)
@@ -167,7 +160,7 @@ def _check_contents(
 
 
 def _check_files(
-    checks: "list[dict[str, Any]]", prefix: "str", environment: "str", found: "dict[str, Any]"
+    checks: "list[Json]", prefix: str, environment: str, found: Json
 ) -> "tuple[list[dict[str, str]], str | None]":
     # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
     from envbuild.node import merkle
@@ -199,7 +192,7 @@ def _check_files(
     return drift, root
 
 
-def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[str, str]]":
+def differences(stamped: Json, now: Json) -> "list[dict[str, str]]":
     """Drift file by file: `missing`, `extra`, `changed` (content or kind) or `mode` (executable bit); sorted."""
     drift = []
     for path in sorted(set(stamped) | set(now)):
@@ -218,7 +211,7 @@ def differences(stamped: "dict[str, Any]", now: "dict[str, Any]") -> "list[dict[
     return drift
 
 
-def _check_pyc(checks: "list[dict[str, Any]]", environment: "str", found: "dict[str, Any]") -> "list[dict[str, str]]":
+def _check_pyc(checks: "list[Json]", environment: str, found: Json) -> "list[dict[str, str]]":
     from envbuild.node import merkle
     from envbuild.node.env import bytecode
 

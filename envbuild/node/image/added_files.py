@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     Seen = dict[str, tuple[int, ...]]
 
 
-def look(environment: "str") -> "Seen":
+def look(environment: str) -> "Seen":
     """Relative path -> what shows a change of a file, link or folder without reading it."""
-    found = {}  # type: Seen
+    found: Seen = {}
     for top, folders, names in os.walk(environment):
         for name in folders + names:
             path = os.path.join(top, name)
@@ -29,7 +29,7 @@ def look(environment: "str") -> "Seen":
     return found
 
 
-def set_apart(prefix: "str", environment: "str", before: "Seen", added: "str") -> "None":
+def set_apart(prefix: str, environment: str, before: "Seen", added: str) -> None:
     """Make the folder `added` from `environment` as it is now and as it was `before`.
 
     Raises NodeError `image-layer` (exit 4) where something was removed or changed its kind, which a COPY cannot say.
@@ -52,7 +52,7 @@ def set_apart(prefix: "str", environment: "str", before: "Seen", added: "str") -
     log("%s new or changed" % plural(len(new), "path"))
 
 
-def _link(environment: "str", path: "str", to: "str") -> "None":
+def _link(environment: str, path: str, to: str) -> None:
     """Give what is at `path` in `environment` the same place below `to`, with the folders above it."""
     source, target = os.path.join(environment, path), os.path.join(to, path)
     if not os.path.isdir(os.path.dirname(target)):
@@ -65,7 +65,7 @@ def _link(environment: "str", path: "str", to: "str") -> "None":
         os.link(source, target)
 
 
-def _folders(environment: "str", path: "str", to: "str") -> "None":
+def _folders(environment: str, path: str, to: str) -> None:
     """Make `path` below `to`, every folder of it with the mode that it has in `environment`."""
     for part in [""] + [path[:at] for at, char in enumerate(path) if char == "/"] + ([path] if path else []):
         target = os.path.join(to, part) if part else to

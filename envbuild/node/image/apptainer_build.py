@@ -7,12 +7,10 @@ import tempfile
 
 from envbuild.node import paths, proc
 from envbuild.node.image import image_file, runtimes
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from envbuild.node import lease
 
 TIMEOUT = 12 * 3600.0
@@ -21,7 +19,7 @@ _PLACES = ("TMPDIR", "CACHEDIR")
 _LAST = 2000  # characters of what the build printed, for the error
 
 
-def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
+def build(args: Json, prefix: str, held: "lease.Lease") -> Json:
     """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has and it is whole.
 
     `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-archive-damaged`
@@ -29,7 +27,7 @@ def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[s
     """
     path = os.path.join(prefix, "images", "%s-%s.sif" % (args["stack"], args["key"][:12]))
 
-    def make(half: "str") -> "None":
+    def make(half: str) -> None:
         folder = _folder(args.get("tmp") or os.path.join(prefix, "tmp"))
         try:
             _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
@@ -43,7 +41,7 @@ def build(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[s
     return {"ok": True, "file": image_file.made(path, make, force=bool(args.get("force")))}
 
 
-def _folder(top: "str") -> "str":
+def _folder(top: str) -> str:
     """A folder of this build; what builds left that were killed is removed, for under the lease nobody else builds."""
     try:
         os.makedirs(top, exist_ok=True)
@@ -61,7 +59,7 @@ def _folder(top: "str") -> "str":
         ) from error
 
 
-def _unpack(archive: "str", wanted: "str", folder: "str") -> "None":
+def _unpack(archive: str, wanted: str, folder: str) -> None:
     """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
     found = runtimes.digest_of(archive)
     why = "" if found == wanted else "its sha256 is %s, sent was %s" % ((found or "none")[:12], wanted[:12])
@@ -83,9 +81,9 @@ def _unpack(archive: "str", wanted: "str", folder: "str") -> "None":
         )
 
 
-def _apptainer(args: "dict[str, Any]", folder: "str", path: "str") -> "None":
+def _apptainer(args: Json, folder: str, path: str) -> None:
     """Run `apptainer build` in the context. Raises NodeError `image-build-failed` (exit 4), `disk-full` (75)."""
-    extra = {}  # type: dict[str, str | None]
+    extra: dict[str, str | None] = {}
     for name in _PLACES:
         place = os.path.join(folder, name.lower())
         os.mkdir(place)

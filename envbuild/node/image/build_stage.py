@@ -14,18 +14,14 @@ from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
 from envbuild.node.image import added_files, fetch_stage
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 _VERBS = {"packages": ("install",), "build": ("install", "smoke", "activate")}
 # What a build says of itself that the next one need not repeat.
 _VOLATILE = ("seconds", "jobs", "ccache", "retried", "from", "store", "rebuild", "canonical", "memory")
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Run the stage `args.stage`; returns (True, its result).
 
     Raises NodeError `network-there` (exit 7) where ENVBUILD_NETWORK=off and a route leads out, and what steps raise.
@@ -53,9 +49,9 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return True, done
 
 
-def network_state() -> "str":
+def network_state() -> str:
     """`off` when no route leads out of this network namespace, else the interfaces that one leads through."""
-    found = set()  # type: set[str]
+    found: set[str] = set()
     for name, column in (("route", 0), ("ipv6_route", 9)):
         try:
             with open("/proc/self/net/" + name) as stream:
@@ -67,7 +63,7 @@ def network_state() -> "str":
     return "on: routes through %s" % ", ".join(sorted(found)) if found else "off"
 
 
-def _check_libc() -> "None":
+def _check_libc() -> None:
     """Raise NodeError `image-without-glibc` (exit 7) on another C library: locked wheels are built for glibc."""
     try:
         found = os.confstr("CS_GNU_LIBC_VERSION") or ""
@@ -83,7 +79,7 @@ def _check_libc() -> "None":
         )
 
 
-def _packages(args: "dict[str, Any]", _prefix: "str", network: "str") -> "dict[str, Any]":
+def _packages(args: Json, _prefix: str, network: str) -> Json:
     """The environment with its packages and nothing else."""
     variant, step = args["variant"], args["request"]
     kept = _keep_base(variant, step["args"]["interpreter"])
@@ -92,7 +88,7 @@ def _packages(args: "dict[str, Any]", _prefix: "str", network: "str") -> "dict[s
     return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
 
 
-def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, Any]":
+def _build(args: Json, prefix: str, network: str) -> Json:
     """Sources, the smoke test and the stamp, on what `_packages` left."""
     variant = paths.read_json(args["variant"])
     if not isinstance(variant, dict) or not variant.get("digest"):
@@ -101,7 +97,7 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
     environment = paths.checked_environment(prefix, install["environment"])
     before = added_files.look(environment)
     kept = _keep_base(variant, install["interpreter"])
-    results = {}  # type: dict[str, Any]
+    results: Json = {}
     for step in args["requests"]:
         verb = step["verb"]
         if verb == "install":
@@ -130,7 +126,7 @@ def _build(args: "dict[str, Any]", prefix: "str", network: "str") -> "dict[str, 
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
 
 
-def _run(stage: "str", step: "dict[str, Any]", variant: "dict[str, Any]") -> "dict[str, Any]":
+def _run(stage: str, step: Json, variant: Json) -> Json:
     """The result of one request of the planner, with the variant that it was made without."""
     verb = step["verb"]
     if verb not in _VERBS[stage]:
@@ -140,7 +136,7 @@ def _run(stage: "str", step: "dict[str, Any]", variant: "dict[str, Any]") -> "di
     return result
 
 
-def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list[str]]":
+def _keep_base(variant: Json, interpreter: str) -> "dict[str, list[str]]":
     """Leave out of `variant` what the image's base brings itself; returns name -> [version of the lock, of the base].
 
     The base is a digest of the lock, so what it brings is a matter of the lock too. Its torch is never replaced; its
@@ -149,7 +145,8 @@ def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list
     if variant.get("base", {}).get("kind") != "image":
         return {}
     provided = base.examine(interpreter, variant).packages
-    kept, rest = {}, []  # type: dict[str, list[str]], list[dict[str, Any]]
+    kept: dict[str, list[str]] = {}
+    rest: list[Json] = []
     for package in variant.get("packages") or []:
         name = installed.normal_name(package["name"])
         if name in provided:
@@ -162,7 +159,7 @@ def _keep_base(variant: "dict[str, Any]", interpreter: "str") -> "dict[str, list
     return kept
 
 
-def settle(environment: "str") -> "None":
+def settle(environment: str) -> None:
     """Take out of a built environment what is not the same in every build of it."""
     for name in (stamp.INSTALLED, "sources.json"):
         path = paths.meta(environment, name)
@@ -182,7 +179,7 @@ def settle(environment: "str") -> "None":
                 _forget_origin(os.path.join(top, name))
 
 
-def _forget_origin(folder: "str") -> "None":
+def _forget_origin(folder: str) -> None:
     """Remove uv's notes of when and from which temporary folder a local wheel came, with their lines of RECORD.
 
     Both are beside the Merkle root. What says that a source is editable stays: its path is one of the environment.

@@ -17,12 +17,12 @@ import uuid
 from envbuild.node import facts as probe
 from envbuild.node import lease, paths, proc, protocol
 from envbuild.node.image import apptainer_build, load, runtimes
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.smoke import rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from typing import Callable
 
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
@@ -30,7 +30,7 @@ _START = 60.0  # s that a container may take to start and to end, beside what is
 _GRACE = 30.0
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Do `args.action`; see docs/containers.md. Raises NodeError; see the functions."""
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
@@ -49,7 +49,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     raise NodeError("request-invalid", "`container` has no action %r" % str(action)[:80])
 
 
-def _look(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _look(args: Json, prefix: str) -> Json:
     """Brief facts of the node, which Python this is, and what it says of containers."""
     _, facts = probe.run({"prefix": prefix, "args": {"node": args.get("node"), "brief": True}})
     python = {"path": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
@@ -57,10 +57,10 @@ def _look(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
 
 
 def _under_lease(
-    act: "Callable[[dict[str, Any], str, lease.Lease], dict[str, Any]]",
-    args: "dict[str, Any]",
-    request: "dict[str, Any]",
-) -> "dict[str, Any]":
+    act: "Callable[[Json, str, lease.Lease], Json]",
+    args: Json,
+    request: Json,
+) -> Json:
     """`act(args, prefix, held)`. Raises NodeError `prefix-busy` (75), and what `act` raises."""
     prefix = args["prefix"] = request["prefix"]
     paths.set_umask(prefix)
@@ -75,7 +75,7 @@ def _under_lease(
         held.release()
 
 
-def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dict[str, Any]":
+def _install(args: Json, prefix: str, held: "lease.Lease") -> Json:
     """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
 
     Raises NodeError: those of `load.load`, `image-does-not-run` (exit 1).
@@ -98,10 +98,10 @@ def _install(args: "dict[str, Any]", prefix: "str", held: "lease.Lease") -> "dic
             os.unlink(args["archive"])
 
 
-def _tested(args: "dict[str, Any]", image: "str") -> "dict[str, Any]":
+def _tested(args: Json, image: str) -> Json:
     """What `asks` gave inside the image, up to the first that found something wrong."""
     command = _named(args["command"], image)
-    result = {"id": args["id"], "runtime": args["runtime"], "ok": True}  # type: dict[str, Any]
+    result: Json = {"id": args["id"], "runtime": args["runtime"], "ok": True}
     for verb in ("verify", "smoke"):
         if verb in args["asks"]:
             result[verb] = _ask(command, args, verb, args["asks"][verb])
@@ -111,7 +111,7 @@ def _tested(args: "dict[str, Any]", image: "str") -> "dict[str, Any]":
     return result
 
 
-def _named(command: "list[str]", image: "str") -> "list[str]":
+def _named(command: "list[str]", image: str) -> "list[str]":
     return [image if word == "{image}" else word for word in command]
 
 
@@ -130,13 +130,13 @@ def _here(command: "list[str]") -> "list[str]":
     return [name if word == "{node}" else word for word in command]
 
 
-def _take(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
+def _take(args: Json, prefix: str, _held: "lease.Lease") -> Json:
     """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
     _, file = load.load(args, prefix)
     return {"ok": True, "file": file}
 
 
-def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _try(args: Json, prefix: str) -> Json:
     """Test inside, as one of the nodes that share the prefix; nothing that they share changes.
 
     Raises NodeError `image-file-damaged` (exit 5), those of `load.load`, `image-does-not-run` (exit 1).
@@ -158,7 +158,7 @@ def _try(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
 
 
-def _meet(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _meet(args: Json, prefix: str) -> Json:
     """This node's part of the joint smoke test: inside what a job tests (`command`), else inside the image in use.
 
     Who a node of a job is, is said to programs outside of containers, so its place is looked up here.
@@ -175,19 +175,17 @@ def _meet(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return _ask(command, dict(args, inside=meant["inside"]), "meet", request, most)
 
 
-def _called(args: "dict[str, Any]") -> "str":
+def _called(args: Json) -> str:
     """What the commands of the runtime call the image."""
     return str(args["file"]["path"] if args.get("file") else args["id"])
 
 
-def _accept(args: "dict[str, Any]", prefix: "str", _held: "lease.Lease") -> "dict[str, Any]":
+def _accept(args: Json, prefix: str, _held: "lease.Lease") -> Json:
     """Launcher and record for all nodes that share the prefix, after they have tested."""
     return {"ok": True, "launcher": _finish(args, prefix, _called(args), args.get("file"), args["verify"])}
 
 
-def _finish(
-    args: "dict[str, Any]", prefix: "str", image: "str", file: "dict[str, Any] | None", verify: "dict[str, Any]"
-) -> "str":
+def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Json) -> str:
     """The launcher, then the record; the path of the launcher."""
     path = os.path.join(prefix, "bin", args["stack"])
     text = args["launcher"].replace("{image}", image).encode("utf-8")
@@ -217,13 +215,13 @@ def _finish(
     return path
 
 
-def _umask() -> "int":
+def _umask() -> int:
     value = os.umask(0o022)
     os.umask(value)
     return value
 
 
-def _in_use(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _in_use(args: Json, prefix: str) -> Json:
     """The record of the image in use. Raises NodeError `image-none` (exit 1): there is none of the stack."""
     record = runtimes.read_record(prefix, args["stack"])
     if record is None:
@@ -236,11 +234,11 @@ def _in_use(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return record
 
 
-def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
+def _ask_recorded(args: Json, prefix: str) -> Json:
     """`args.verb` inside the image in use, and whether that is still what was recorded. Raises as `_in_use`, `_ask`."""
     record = _in_use(args, prefix)
     checks = [_image_check(record), _launcher_check(record)]
-    result = {"record": record, "checks": checks}  # type: dict[str, Any]
+    result: Json = {"record": record, "checks": checks}
     if checks[0]["status"] == "passed":
         request = dict(args["request"])
         if args["verb"] == "smoke":
@@ -254,7 +252,7 @@ def _ask_recorded(args: "dict[str, Any]", prefix: "str") -> "dict[str, Any]":
     return result
 
 
-def _image_check(record: "dict[str, Any]") -> "dict[str, Any]":
+def _image_check(record: Json) -> Json:
     file = record.get("file")
     if file:
         good = runtimes.digest_of(file["path"]) == file["sha256"]
@@ -266,7 +264,7 @@ def _image_check(record: "dict[str, Any]") -> "dict[str, Any]":
     return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
 
 
-def _launcher_check(record: "dict[str, Any]") -> "dict[str, Any]":
+def _launcher_check(record: Json) -> Json:
     path = record["launcher"]["path"]
     good = runtimes.digest_of(path) == record["launcher"]["sha256"]
     says = "%s is as it was written" % path if good else "%s is not there or was changed" % path
@@ -284,16 +282,14 @@ def _endable(command: "list[str]") -> "tuple[list[str], list[str]]":
     return command[:2] + ["--name", name] + command[2:], [command[0], "rm", "--force", name]
 
 
-def _end(command: "list[str]") -> "None":
+def _end(command: "list[str]") -> None:
     """Run what ends a container; not with `proc`, which starts nothing any more once this program is told to stop."""
     nothing = subprocess.DEVNULL
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_GRACE)
 
 
-def _ask(
-    command: "list[str]", args: "dict[str, Any]", verb: "str", asked: "dict[str, Any]", timeout: "float" = TIMEOUT
-) -> "dict[str, Any]":
+def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: float = TIMEOUT) -> Json:
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
     inside = args["inside"]
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}

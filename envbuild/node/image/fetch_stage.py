@@ -20,7 +20,7 @@ import zipfile
 
 from envbuild.node import git_source, hashing, paths, pip_config, proc
 from envbuild.node.packages import index_client, installed, wheel_file
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _WORKERS = 8
 _DEFAULT = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 
 
-def run(args: "dict[str, Any]") -> "dict[str, Any]":
+def run(args: Json) -> Json:
     """Fetch `files` ([{file, sha256, size, package, index} or {..., url}]), `sources` (pins) and `tools`.
 
     A file of conda has `channel` and `subdir` instead of `index`. `indexes` is {name: {url, kind}}, for a channel
@@ -59,7 +59,7 @@ def run(args: "dict[str, Any]") -> "dict[str, Any]":
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
-def _folder_of(wanted: "dict[str, Any]", out: "str") -> "str":
+def _folder_of(wanted: Json, out: str) -> str:
     """Where a fetched file goes."""
     if not wanted.get("channel"):
         return os.path.join(out, "wheels")
@@ -69,7 +69,7 @@ def _folder_of(wanted: "dict[str, Any]", out: "str") -> "str":
     return folder
 
 
-def repository(folder: "str", name: "str") -> "str":
+def repository(folder: str, name: str) -> str:
     """Where the repository of a source (`name`) or submodule (`name/path`) lies in the folder of sources."""
     return os.path.join(folder, name.replace("/", ".") + ".git")
 
@@ -77,15 +77,15 @@ def repository(folder: "str", name: "str") -> "str":
 class _Places:
     """Where files come from, read once."""
 
-    def __init__(self, args: "dict[str, Any]") -> "None":
+    def __init__(self, args: Json) -> None:
         """`args` as in `run`."""
         self._config = pip_config.read(os.environ)
         self.links = pip_config.folders(pip_config.alive(list(args.get("find_links") or []) + self._config.find_links))
         self._indexes = _indexes(args)
         self._cache = args.get("cache")
-        self._default = None  # type: str | None
+        self._default: str | None = None
 
-    def bring(self, wanted: "dict[str, Any]", folder: "str") -> "int":
+    def bring(self, wanted: Json, folder: str) -> int:
         """One file into `folder`, its size in bytes."""
         name, digest = wanted["file"], wanted["sha256"]
         if os.path.basename(name) != name or name.startswith("."):
@@ -111,10 +111,10 @@ class _Places:
             _keep(target, kept)
         return os.path.getsize(target)
 
-    def _fetch(self, wanted: "dict[str, Any]", target: "str") -> "None":
+    def _fetch(self, wanted: Json, target: str) -> None:
         """Download a file from the first address that has the right one."""
         name = wanted["file"]
-        last = None  # type: NodeError | None
+        last: NodeError | None = None
         for url in self._addresses(wanted):
             try:
                 return self._download(url, name, wanted["sha256"], target)
@@ -130,7 +130,7 @@ class _Places:
             exit_code=Exit.BUILD_FAILED,
         )
 
-    def _addresses(self, wanted: "dict[str, Any]") -> "Any":
+    def _addresses(self, wanted: Json) -> "Any":
         """Addresses of the file, the most fitting first; raises NodeError where a page cannot be read."""
         if wanted.get("url"):
             yield wanted["url"]
@@ -139,7 +139,8 @@ class _Places:
             for base in (self._indexes.get("conda:" + wanted["channel"]) or {}).get("urls") or []:
                 yield "%s/%s/%s" % (base.rstrip("/"), wanted["subdir"], wanted["file"])
             return
-        last, seen = None, 0  # type: NodeError | None, int
+        last: NodeError | None = None
+        seen: int = 0
         for page in self._pages(wanted):
             try:
                 found = index_client.find(page, wanted["file"], self._config.cert)
@@ -153,7 +154,7 @@ class _Places:
         if last is not None and not seen:
             raise last
 
-    def _pages(self, wanted: "dict[str, Any]") -> "Any":
+    def _pages(self, wanted: Json) -> "Any":
         below = "/%s/" % installed.normal_name(wanted["package"])
         index = self._indexes.get(wanted.get("index") or "")
         if index is not None and index.get("url"):
@@ -163,13 +164,13 @@ class _Places:
             if url and pip_config.local_path(url) is None:
                 yield url.rstrip("/") + below
 
-    def _pip_default(self) -> "str":
+    def _pip_default(self) -> str:
         if self._default is None:
             done = proc.run([sys.executable, "-I", "-c", _DEFAULT], timeout=60.0, env=proc.clean_env())
             self._default = done.out.strip() if done.ok else ""
         return self._default
 
-    def _download(self, url: "str", name: "str", digest: "str", target: "str") -> "None":
+    def _download(self, url: str, name: str, digest: str, target: str) -> None:
         total = hashlib.sha256()
         with open(target, "wb") as stream:
             for block in index_client.blocks(url, self._config.cert):
@@ -186,9 +187,9 @@ class _Places:
             )
 
 
-def _indexes(args: "dict[str, Any]") -> "dict[str, Any]":
+def _indexes(args: Json) -> Json:
     """Index name -> {url, kind}: those of the file `addresses`, then those of the request itself."""
-    found = {}  # type: dict[str, Any]
+    found: Json = {}
     path = args.get("addresses")
     if path:
         told = paths.read_json(path)
@@ -203,12 +204,12 @@ def _indexes(args: "dict[str, Any]") -> "dict[str, Any]":
     return found
 
 
-def _refuse_unsafe(path: "str") -> "None":
+def _refuse_unsafe(path: str) -> None:
     if path.endswith(".whl"):
         wheel_file.refuse_unsafe(path)
 
 
-def _keep(path: "str", kept: "str") -> "None":
+def _keep(path: str, kept: str) -> None:
     """Copy into the cache, whole or not at all; a cache that cannot be written is no loss."""
     try:
         os.makedirs(os.path.dirname(kept), exist_ok=True)
@@ -220,9 +221,9 @@ def _keep(path: "str", kept: "str") -> "None":
         log("not kept in the cache: %s" % error)
 
 
-def _keep_folder(folder: "str", kept: "str") -> "None":
+def _keep_folder(folder: str, kept: str) -> None:
     """As `_keep`, for a repository."""
-    part = None  # type: str | None
+    part: str | None = None
     try:
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         part = tempfile.mkdtemp(dir=os.path.dirname(kept))
@@ -235,7 +236,7 @@ def _keep_folder(folder: "str", kept: "str") -> "None":
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _source(source: "dict[str, Any]", folder: "str", links: "list[str]", cache: "str | None") -> "None":
+def _source(source: Json, folder: str, links: "list[str]", cache: "str | None") -> None:
     """The repositories of a source and of its submodules, each with the pinned commit and nothing else.
 
     One that an earlier build fetched is taken from `cache`; its tree is compared as any other's.
@@ -256,7 +257,7 @@ def _source(source: "dict[str, Any]", folder: "str", links: "list[str]", cache: 
             _keep_folder(to, kept)
 
 
-def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
+def _tool(tool: Json, wheels: str) -> None:
     """`{file, member, path}`: one program out of a wheel; `{file, folder}`: a tar archive or wheel, unpacked there."""
     archive = os.path.join(wheels, tool["file"])
     if tool.get("member"):
@@ -273,7 +274,7 @@ def _tool(tool: "dict[str, Any]", wheels: "str") -> "None":
     os.unlink(archive)
 
 
-def _unpack(path: "str", folder: "str") -> "None":
+def _unpack(path: str, folder: str) -> None:
     """Unpack a tar archive into `folder`: files, folders and links that stay inside, written by their owner alone.
 
     Nothing is written through a link, on any Python. Raises NodeError `archive-leads-out` (exit 5), and removes all.
@@ -296,7 +297,7 @@ def _unpack(path: "str", folder: "str") -> "None":
         raise
 
 
-def _unpack_members(opened: "tarfile.TarFile", top: "str") -> "None":
+def _unpack_members(opened: "tarfile.TarFile", top: str) -> None:
     for member in opened:
         place = os.path.normpath(os.path.join(top, member.name))
         parent = os.path.dirname(place)
@@ -322,11 +323,11 @@ def _unpack_members(opened: "tarfile.TarFile", top: "str") -> "None":
             raise _leads_out(member.name, "it is no file, folder, or link to what lies in the folder")
 
 
-def _is_plain(path: "str") -> "bool":
+def _is_plain(path: str) -> bool:
     return os.path.isfile(path) and os.path.realpath(path) == path
 
 
-def _leads_out(name: "str", why: "str") -> "NodeError":
+def _leads_out(name: str, why: str) -> "NodeError":
     return NodeError(
         "archive-leads-out",
         "%s cannot be in an archive that is unpacked" % name[:200],

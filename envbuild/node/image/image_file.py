@@ -4,18 +4,15 @@ import os
 
 from envbuild.node import paths
 from envbuild.node.image import runtimes
-from envbuild.node.protocol import log
+from envbuild.node.protocol import Json, log
 from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 
-def made(
-    path: "str", make: "Callable[[str], None]", recorded: "str | None" = None, force: "bool" = False
-) -> "dict[str, Any]":
+def made(path: str, make: "Callable[[str], None]", recorded: "str | None" = None, force: bool = False) -> Json:
     """The file at `path` as `path`, `bytes` and `sha256`; `make(other path)` makes it where it is not there and whole.
 
     `recorded`: its sha256 where it is known from elsewhere. The hash beside it is read by `sha256sum -c` too.
@@ -35,7 +32,7 @@ def made(
     return {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
 
 
-def _whole(path: "str", recorded: "str | None") -> "str | None":
+def _whole(path: str, recorded: "str | None") -> "str | None":
     """The sha256 of a file that is there and is the one that was made; else None, and the log says why."""
     if not os.path.exists(path):
         return None
@@ -48,6 +45,6 @@ def _whole(path: "str", recorded: "str | None") -> "str | None":
     return None
 
 
-def _forget(path: "str") -> "None":
+def _forget(path: str) -> None:
     if os.path.lexists(path):
         os.unlink(path)

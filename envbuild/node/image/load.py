@@ -9,17 +9,13 @@ import tarfile
 
 from envbuild.node import paths, proc
 from envbuild.node.image import image_file, local_registry, runtimes
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 TIMEOUT = 2 * 3600.0
 _CONFIG_LIMIT = 16 << 20
 
 
-def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | None]":
+def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
 
     Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
@@ -40,13 +36,13 @@ def load(args: "dict[str, Any]", prefix: "str") -> "tuple[str, dict[str, Any] | 
     kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
     recorded = kept.get("sha256") if kept.get("path") == path else None
 
-    def make(half: "str") -> "None":
+    def make(half: str) -> None:
         _make_file(args, runtime, args.get("maker") or program, half)
 
     return path, image_file.made(path, make, recorded, bool(args.get("force")))
 
 
-def _forget(args: "dict[str, Any]", program: "str") -> "None":
+def _forget(args: Json, program: str) -> None:
     """Remove the image, and earlier ones of its name: a layer that any of them has would be kept, damaged or not.
 
     Raises NodeError `image-in-use` (exit 75): `rmi --force` of podman would end what runs in it.
@@ -69,7 +65,7 @@ def _forget(args: "dict[str, Any]", program: "str") -> "None":
         proc.run([program, "rmi", "--force", image], timeout=600)
 
 
-def _bring(args: "dict[str, Any]", program: "str") -> "None":
+def _bring(args: Json, program: str) -> None:
     """Load or pull into the storage of docker or podman. An image with another id is not used."""
     wanted = args["id"]
     if args.get("archive"):
@@ -89,7 +85,7 @@ def _bring(args: "dict[str, Any]", program: "str") -> "None":
         )
 
 
-def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "str") -> "None":
+def _make_file(args: Json, runtime: str, program: str, path: str) -> None:
     """A SIF or a .sqsh file of the image."""
     pull = args.get("pull")
     if runtime == "apptainer":
@@ -103,13 +99,13 @@ def _make_file(args: "dict[str, Any]", runtime: "str", program: "str", path: "st
         registry, _, name = pull.partition("/")
         # enroot writes a digest as if it were a tag.
         uri = "docker://%s#%s" % (registry, name.replace("@", ":"))
-        env = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}  # type: dict[str, str | None]
+        env: dict[str, str | None] = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}
         _run([program, "import", "--output", path, uri], "image-pull-failed", args, env)
         return
     _import_archive(args, program, path)
 
 
-def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "None":
+def _import_archive(args: Json, program: str, path: str) -> None:
     """enroot imports from registries, so there is one as long as it reads. Raises NodeError `image-archive-damaged`."""
     cache = path + ".layers"  # enroot keeps what it has read; this is of no use to it again
     with contextlib.ExitStack() as stack:
@@ -117,7 +113,7 @@ def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "Non
             here = stack.enter_context(local_registry.serving(args["archive"]))
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
-        env = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache}  # type: dict[str, str | None]
+        env: dict[str, str | None] = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache}
         env.update(no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
         try:
             uri = "docker://%s#%s:latest" % (here, local_registry.NAME)
@@ -126,7 +122,7 @@ def _import_archive(args: "dict[str, Any]", program: "str", path: "str") -> "Non
             shutil.rmtree(cache, ignore_errors=True)
 
 
-def check_archive(args: "dict[str, Any]") -> "None":
+def check_archive(args: Json) -> None:
     """The file is the one that was sent, and the image in it has the id that it should have.
 
     Raises NodeError `image-archive-damaged` (exit 5); the file is then removed.
@@ -143,7 +139,7 @@ def check_archive(args: "dict[str, Any]") -> "None":
     raise _damaged(path, why)
 
 
-def _damaged(path: "str", why: "str") -> "NodeError":
+def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
         "image-archive-damaged",
         "%s is not the image that the controller sent" % path,
@@ -153,7 +149,7 @@ def _damaged(path: "str", why: "str") -> "NodeError":
     )
 
 
-def _other_image(path: "str", wanted: "str") -> "str":
+def _other_image(path: str, wanted: str) -> str:
     """Why the archive is of another image, empty when it is this one."""
     try:
         with tarfile.open(path) as archive:
@@ -164,12 +160,12 @@ def _other_image(path: "str", wanted: "str") -> "str":
     return "" if config == wanted else "its image has the id %s" % config[:12]
 
 
-def _member(archive: "tarfile.TarFile", name: "str") -> "bytes":
+def _member(archive: "tarfile.TarFile", name: str) -> bytes:
     stream = archive.extractfile(name)
     return stream.read(_CONFIG_LIMIT) if stream is not None else b""
 
 
-def _run(argv: "list[str]", code: "str", args: "dict[str, Any]", env: "dict[str, str | None] | None" = None) -> "None":
+def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None] | None" = None) -> None:
     """`env`: variables added to those of this process."""
     done = proc.run(argv, timeout=TIMEOUT, env=proc.clean_env(env))
     if done.ok:

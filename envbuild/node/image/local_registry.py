@@ -13,6 +13,8 @@ import socketserver
 import tarfile
 import threading
 
+from envbuild.node.protocol import Json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,7 @@ _LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 class _Served:
     """`manifest`, and what each blob is called in the archive: (name, bytes) by digest."""
 
-    def __init__(self, path: "str") -> "None":
+    def __init__(self, path: str) -> None:
         """Raises OSError, tarfile.TarError, KeyError and ValueError for what is no archive of one image."""
         self.path = path
         with tarfile.open(path) as archive:
@@ -42,11 +44,11 @@ class _Served:
         told = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": self._blob(config, _CONFIG)}
         self.manifest = json.dumps(dict(told, layers=[self._blob(each, _LAYER) for each in layers])).encode("ascii")
 
-    def _blob(self, digest: "str", kind: "str") -> "dict[str, Any]":
+    def _blob(self, digest: str, kind: str) -> Json:
         return {"mediaType": kind, "digest": digest, "size": self.blobs[digest][1]}
 
 
-def _stream(archive: "tarfile.TarFile", name: "str") -> "IO[bytes]":
+def _stream(archive: "tarfile.TarFile", name: str) -> "IO[bytes]":
     """A member, also one that is a link: docker writes a layer that is there twice as one."""
     stream = archive.extractfile(name)
     if stream is None:
@@ -54,14 +56,14 @@ def _stream(archive: "tarfile.TarFile", name: "str") -> "IO[bytes]":
     return stream
 
 
-def _text(archive: "tarfile.TarFile", name: "str") -> "str":
+def _text(archive: "tarfile.TarFile", name: str) -> str:
     return _stream(archive, name).read().decode("utf-8")
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    served = None  # type: Any  # a _Served
+    served: "Any" = None  # a _Served
 
-    def do_GET(self) -> "None":  # noqa: N802 - the name is that of http.server
+    def do_GET(self) -> None:  # noqa: N802 - the name is that of http.server
         """A manifest, or a part of the archive."""
         kind, _, name = self.path.rpartition("/")
         if kind.endswith("/manifests"):
@@ -79,13 +81,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name is that of http.server
 
-    def _head(self, kind: "str", size: "int") -> "None":
+    def _head(self, kind: str, size: int) -> None:
         self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(size))
         self.end_headers()
 
-    def log_message(self, format: "str", *args: "Any") -> "None":  # noqa: A002 - the name is that of http.server
+    def log_message(self, format: str, *args: "Any") -> None:  # noqa: A002 - the name is that of http.server
         """Standard error belongs to the node program."""
 
 
@@ -94,7 +96,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 @contextlib.contextmanager
-def serving(path: "str") -> "Iterator[str]":
+def serving(path: str) -> "Iterator[str]":
     """`127.0.0.1:PORT` of a registry that has the image of the archive `path` under NAME, with any tag.
 
     Raises OSError, tarfile.TarError, KeyError and ValueError for what is no archive of one image.

@@ -4,11 +4,8 @@ import os
 from functools import partial
 
 from envbuild.node import hashing, paths, proc
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read, search_path, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 DEADLINE = 60.0
 RECORD_VERSION = 1
@@ -24,7 +21,7 @@ _CDI = ("/etc/cdi", "/var/run/cdi")
 _SYS_RESOURCE = 24
 
 
-def look(stack: "str", prefix: "str") -> "dict[str, Any]":
+def look(stack: str, prefix: str) -> Json:
     """`runtimes`, `cdi`, `infiniband`, `memlock`, `raises_limits`; `record` of the stack's image.
 
     `present`: the runtime still has the image of the record; `launcher`: that file is as it was written.
@@ -52,7 +49,7 @@ def look(stack: "str", prefix: "str") -> "dict[str, Any]":
     }
 
 
-def _runtime(name: "str", path: "str") -> "dict[str, Any]":
+def _runtime(name: str, path: str) -> Json:
     done = proc.run([path] + _ASK[name], timeout=DEADLINE)
     if name == "pyxis":
         return _pyxis(path, done)
@@ -66,7 +63,7 @@ def _runtime(name: "str", path: "str") -> "dict[str, Any]":
     }
 
 
-def _pyxis(path: "str", done: "proc.Finished") -> "dict[str, Any]":
+def _pyxis(path: str, done: "proc.Finished") -> Json:
     works = done.ok and "--container-image" in done.out and "--container-env" in done.out
     why = "srun does not know --container-image: its plugin is not in the Slurm of this node"
     if "--container-image" in done.out:
@@ -76,7 +73,7 @@ def _pyxis(path: "str", done: "proc.Finished") -> "dict[str, Any]":
     return {"path": path, "version": None, "works": works, "why": "" if works else why}
 
 
-def cdi(folders: "tuple[str, ...]" = _CDI) -> "bool":
+def cdi(folders: "tuple[str, ...]" = _CDI) -> bool:
     """Whether a CDI specification names NVIDIA's devices."""
     for folder in folders:
         for name in names(folder):
@@ -87,7 +84,7 @@ def cdi(folders: "tuple[str, ...]" = _CDI) -> "bool":
     return False
 
 
-def memlock() -> "int":
+def memlock() -> int:
     """The hard limit of locked memory in bytes, -1 without one."""
     import resource
 
@@ -95,7 +92,7 @@ def memlock() -> "int":
     return -1 if limit == resource.RLIM_INFINITY else int(limit)
 
 
-def raises_limits() -> "bool":
+def raises_limits() -> bool:
     """Whether this process may raise its own hard limits (CAP_SYS_RESOURCE)."""
     for line in read("/proc/self/status").splitlines():
         if line.startswith("CapEff:"):
@@ -103,12 +100,12 @@ def raises_limits() -> "bool":
     return False
 
 
-def record_path(prefix: "str", stack: "str") -> "str":
+def record_path(prefix: str, stack: str) -> str:
     """Where the record of a stack's image is."""
     return os.path.join(prefix, "images", paths.checked_name(stack, "stack") + ".json")
 
 
-def read_record(prefix: "str", stack: "str") -> "dict[str, Any] | None":
+def read_record(prefix: str, stack: str) -> "Json | None":
     """The record, None where there is none or it is no record."""
     found = paths.read_json(record_path(prefix, stack))
     if not isinstance(found, dict) or found.get("version") != RECORD_VERSION:
@@ -117,7 +114,7 @@ def read_record(prefix: "str", stack: "str") -> "dict[str, Any] | None":
     return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
 
 
-def present(record: "dict[str, Any] | None") -> "bool":
+def present(record: "Json | None") -> bool:
     """Whether the runtime of a record has its image; of a file only its size is compared here."""
     if record is None:
         return False
@@ -130,14 +127,14 @@ def present(record: "dict[str, Any] | None") -> "bool":
     return bool(image_id(record["program"], record["id"]) == record["id"])
 
 
-def image_id(program: "str", image: "str") -> "str | None":
+def image_id(program: str, image: str) -> "str | None":
     """The id (hex) that docker or podman has under a name or an id."""
     done = proc.run([program, "image", "inspect", "--format", "{{.Id}}", image], timeout=DEADLINE)
     found = done.out.strip().splitlines()
     return found[-1].replace("sha256:", "") if done.ok and found else None
 
 
-def digest_of(path: "str") -> "str | None":
+def digest_of(path: str) -> "str | None":
     """sha256 (hex) of a file, None where it cannot be read."""
     try:
         return hashing.digest_of(path)

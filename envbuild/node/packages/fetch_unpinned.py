@@ -12,17 +12,16 @@ import time
 
 from envbuild.node import lease, paths, pip_config
 from envbuild.node.packages import index_client, installed, wheel_file
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 _PART = ".part-"
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Fetch `args.files` ({"package", "version", "index", "file"}); returns (changed, result).
 
     Raises NodeError: `hash-mismatch`, `record-mismatch`, `artifact-damaged` (exit 5), `index-refused`,
@@ -50,9 +49,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return True, {"files": files, "seconds": round(time.monotonic() - begun, 3)}
 
 
-def fetch_file(
-    wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig", folder: "str"
-) -> "dict[str, Any]":
+def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", folder: str) -> Json:
     """One file into `<folder>/<sha256>/<file>`; returns `file`, `sha256`, `size` (bytes), `index` (its name), `found`
     (in words), `path` and `record_checked` (members that agree with RECORD; 0 for a source archive).
 
@@ -101,7 +98,7 @@ def fetch_file(
 class _Source:
     """Where one file comes from. `found` says it in words, without an address; `stated` is the index's own sha256."""
 
-    def __init__(self, wanted: "dict[str, Any]", artifacts: "dict[str, Any]", config: "pip_config.PipConfig") -> "None":
+    def __init__(self, wanted: Json, artifacts: Json, config: "pip_config.PipConfig") -> None:
         """Look into the folders, else ask the index. Raises NodeError."""
         self.stated = ""
         self._cert = config.cert
@@ -118,7 +115,7 @@ class _Source:
                 self.found += ", unencrypted"
 
     def _ask(
-        self, wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pip_config.PipConfig"
+        self, wanted: Json, index: "dict[str, str] | None", config: "pip_config.PipConfig"
     ) -> "index_client.Found":
         for page in _pages(wanted, index, config):
             found = index_client.find(page, wanted["file"], self._cert)
@@ -143,7 +140,7 @@ class _Source:
                 yield block
 
 
-def _pages(wanted: "dict[str, Any]", index: "dict[str, str] | None", config: "pip_config.PipConfig") -> "list[str]":
+def _pages(wanted: Json, index: "dict[str, str] | None", config: "pip_config.PipConfig") -> "list[str]":
     """The pages that may name the file: of the named index; of the configured ones only for the normal index."""
     below = "/%s/" % installed.normal_name(wanted["package"])
     if index is not None:

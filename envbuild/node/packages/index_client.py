@@ -31,7 +31,7 @@ _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 class Found:
     """A file that an index names: its address, and the sha256 (hex) that the index states, else an empty text."""
 
-    def __init__(self, url: "str", sha256: "str") -> "None":
+    def __init__(self, url: str, sha256: str) -> None:
         """Plain data."""
         self.url = url
         self.sha256 = sha256
@@ -40,16 +40,16 @@ class Found:
 class _Links(HTMLParser):
     """The targets of the links of a page, and its base."""
 
-    def __init__(self) -> "None":
+    def __init__(self) -> None:
         HTMLParser.__init__(self)
         self.base = ""
-        self.found = []  # type: list[str]
+        self.found: list[str] = []
 
-    def error(self, message: "str") -> "None":
+    def error(self, message: str) -> None:
         """Python before 3.10 asks for this one."""
         raise ValueError(message)
 
-    def handle_starttag(self, tag: "str", attrs: "list[tuple[str, str | None]]") -> "None":
+    def handle_starttag(self, tag: str, attrs: "list[tuple[str, str | None]]") -> None:
         """Keep `href` of `a` and `base`."""
         target = dict(attrs).get("href")
         if target and tag == "a":
@@ -62,7 +62,7 @@ class _NoDowngrade(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
     def redirect_request(
-        self, req: "Any", fp: "Any", code: "int", msg: "str", headers: "Any", newurl: "str"
+        self, req: "Any", fp: "Any", code: int, msg: str, headers: "Any", newurl: str
     ) -> "urllib.request.Request | None":
         """Raises NodeError `index-refused`."""
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
@@ -70,7 +70,7 @@ class _NoDowngrade(urllib.request.HTTPRedirectHandler):
         return urllib.request.HTTPRedirectHandler.redirect_request(self, req, fp, code, msg, headers, newurl)
 
 
-def find(page: "str", file: "str", cert: "str" = "") -> "Found | None":
+def find(page: str, file: str, cert: str = "") -> "Found | None":
     """The file of exactly that name on a page of links (HTML, or JSON as PEP 691 has it), None when it is not there.
 
     Raises NodeError `network-unreachable` (exit 75), `index-refused` (4).
@@ -88,14 +88,14 @@ def find(page: "str", file: "str", cert: "str" = "") -> "Found | None":
         raise _refused("its page cannot be read: %s" % type(error).__name__) from error
 
 
-def _in_json(data: "bytes", where: "str", file: "str") -> "Found | None":
+def _in_json(data: bytes, where: str, file: str) -> "Found | None":
     for each in json.loads(data.decode("utf-8"))["files"]:
         if each["filename"] == file:
             return Found(urljoin(where, each["url"]), str((each.get("hashes") or {}).get("sha256") or ""))
     return None
 
 
-def _in_html(data: "bytes", where: "str", file: "str") -> "Found | None":
+def _in_html(data: bytes, where: str, file: str) -> "Found | None":
     links = _Links()
     links.feed(data.decode("utf-8", "replace"))
     base = urljoin(where, links.base) if links.base else where
@@ -106,7 +106,7 @@ def _in_html(data: "bytes", where: "str", file: "str") -> "Found | None":
     return None
 
 
-def blocks(url: "str", cert: "str" = "") -> "Iterator[bytes]":
+def blocks(url: str, cert: str = "") -> "Iterator[bytes]":
     """The bytes behind an address, all that were announced. Raises NodeError as `find` does."""
     stream = _open(url, cert)
     with stream:
@@ -125,7 +125,7 @@ def blocks(url: "str", cert: "str" = "") -> "Iterator[bytes]":
         raise _unreachable(url, "%d bytes are missing at the end" % left)
 
 
-def tail(url: "str", length: "int", cert: "str" = "", timeout: "float" = TIMEOUT) -> "bytes | None":
+def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "bytes | None":
     """The last `length` bytes behind an address; None where its server gives no parts. Raises NodeError as `find` does.
 
     `timeout`: seconds without a byte.
@@ -133,13 +133,13 @@ def tail(url: "str", length: "int", cert: "str" = "", timeout: "float" = TIMEOUT
     stream = _open(url, cert, {"Range": "bytes=-%d" % length}, timeout)
     with stream:
         try:
-            data = stream.read(length + 1)  # type: bytes
+            data: bytes = stream.read(length + 1)
         except (OSError, http.client.HTTPException) as error:
             raise _unreachable(url, error) from error
     return data if len(data) <= length else None
 
 
-def _open(url: "str", cert: "str", more: "dict[str, str] | None" = None, timeout: "float" = TIMEOUT) -> "Any":
+def _open(url: str, cert: str, more: "dict[str, str] | None" = None, timeout: float = TIMEOUT) -> "Any":
     plain = pip_config.without_credentials(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -162,7 +162,7 @@ def _open(url: "str", cert: "str", more: "dict[str, str] | None" = None, timeout
         raise _unreachable(url, error) from error
 
 
-def _context(cert: "str") -> "ssl.SSLContext":
+def _context(cert: str) -> "ssl.SSLContext":
     context = ssl.create_default_context()
     if cert and os.path.exists(cert):
         folder = os.path.isdir(cert)
@@ -170,7 +170,7 @@ def _context(cert: "str") -> "ssl.SSLContext":
     return context
 
 
-def _login(url: "str") -> "str":
+def _login(url: str) -> str:
     """The value of `Authorization` for an address: what it carries itself, else what ~/.netrc says of its host."""
     parts = urlsplit(url)
     user, password = parts.username, parts.password
@@ -188,7 +188,7 @@ def _login(url: "str") -> "str":
     return "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
 
 
-def _refused(why: "str") -> "NodeError":
+def _refused(why: str) -> "NodeError":
     return NodeError(
         "index-refused",
         "the package index cannot be used",
@@ -198,7 +198,7 @@ def _refused(why: "str") -> "NodeError":
     )
 
 
-def _unreachable(url: "str", error: "object") -> "NodeError":
+def _unreachable(url: str, error: object) -> "NodeError":
     return NodeError(
         "network-unreachable",
         "cannot reach %s" % (urlsplit(url).hostname or "the index"),

@@ -3,26 +3,27 @@
 import os
 import re
 
+from envbuild.node.protocol import Json
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
-    from typing import Any
 
     from envbuild.node import merkle
 
 
-def normal_name(name: "str") -> "str":
+def normal_name(name: str) -> str:
     """A package's name in the form that is compared (lower case, runs of `-_.` as one `-`)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def required_name(requirement: "str") -> "str":
+def required_name(requirement: str) -> str:
     """The name (normal form) of what a requirement asks for, whatever its versions, extras and marker; else empty."""
     found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
     return normal_name(found.group(1)) if found else ""
 
 
-def normal_version(version: "str") -> "str":
+def normal_version(version: str) -> str:
     """A version in a form that equal versions share: no leading zeros, no trailing `.0`, one separator in the rest."""
     public, _, local = version.strip().lower().lstrip("v").partition("+")
     found = re.match(r"(?:(\d+)!)?(\d+(?:\.\d+)*)(.*)\Z", public)
@@ -37,7 +38,7 @@ def normal_version(version: "str") -> "str":
     return ("%d!" % epoch if epoch else "") + ".".join(numbers) + rest + ("+" + local if local else "")
 
 
-def site_packages(environment: "str") -> "list[str]":
+def site_packages(environment: str) -> "list[str]":
     """The site-packages folders of an environment, relative to it."""
     lib = os.path.join(environment, "lib")
     try:
@@ -48,7 +49,7 @@ def site_packages(environment: "str") -> "list[str]":
     return [path for path in found if os.path.isdir(os.path.join(environment, path))]
 
 
-def installed(environment: "str") -> "dict[str, str]":
+def installed(environment: str) -> "dict[str, str]":
     """Name (normal form) -> version of every dist-info in the environment.
 
     A dist-info without readable METADATA counts under its folder's name with version `?`.
@@ -62,9 +63,9 @@ def installed(environment: "str") -> "dict[str, str]":
     return packages
 
 
-def requires(environment: "str") -> "dict[str, set[str]]":
+def requires(environment: str) -> "dict[str, set[str]]":
     """Name -> names of what it requires (both in normal form) of every dist-info; under whatever marker or extra."""
-    found = {}  # type: dict[str, set[str]]
+    found: dict[str, set[str]] = {}
     for folder in dist_infos(environment):
         name, wanted = "", set()
         try:
@@ -87,7 +88,8 @@ def unwanted(
 
     `edges` as from `requires`, `base` what the packages below the environment require. All in normal form.
     """
-    reached, found = set(), set(asked).union(base)  # type: set[str], set[str]
+    reached: set[str] = set()
+    found: set[str] = set(asked).union(base)
     while found:
         reached |= found
         found = set().union(*(edges.get(name, set()) for name in found)) - reached
@@ -104,7 +106,7 @@ def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
             yield key.lower(), value.strip()
 
 
-def _metadata(path: "str") -> "tuple[str, str]":
+def _metadata(path: str) -> "tuple[str, str]":
     """Name and version from the headers of a METADATA file."""
     name = version = ""
     try:
@@ -122,11 +124,11 @@ def _metadata(path: "str") -> "tuple[str, str]":
 
 
 def check(
-    environment: "str",
+    environment: str,
     entries: "dict[str, merkle.Entry]",
     known: "dict[str, str] | None" = None,
     others: "Container[str]" = (),
-) -> "tuple[int, list[dict[str, Any]]]":
+) -> "tuple[int, list[Json]]":
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
 
     `known`: path to the sha256 (hex) that stands in the place of RECORD's. `others`: distributions (normal names) that
@@ -139,7 +141,7 @@ def check(
     from envbuild.node import merkle
 
     checked = 0
-    wrong = []  # type: list[dict[str, Any]]
+    wrong: list[Json] = []
     known = known or {}
     for folder in dist_infos(environment):
         record = folder + "/RECORD"
@@ -157,7 +159,7 @@ def check(
     return checked, wrong
 
 
-def dist_infos(environment: "str") -> "list[str]":
+def dist_infos(environment: str) -> "list[str]":
     """The dist-info folders of an environment, relative to it."""
     found = []
     for site in site_packages(environment):
@@ -166,12 +168,12 @@ def dist_infos(environment: "str") -> "list[str]":
     return found
 
 
-def _mismatch(environment: "str", folder: "str", path: "str", kind: "str") -> "dict[str, Any]":
+def _mismatch(environment: str, folder: str, path: str, kind: str) -> Json:
     name, version = _metadata(os.path.join(environment, folder, "METADATA"))
     return {"package": name or os.path.basename(folder), "version": version, "path": path, "kind": kind}
 
 
-def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str, merkle.Entry]") -> "str | None":
+def _compare(environment: str, path: str, digest: str, entries: "dict[str, merkle.Entry]") -> "str | None":
     if path.startswith(("../", "/")):
         return "outside"
     entry = entries.get(path)
@@ -190,7 +192,7 @@ def _compare(environment: "str", path: "str", digest: "str", entries: "dict[str,
     return None if _other(os.path.join(environment, path), algorithm) == expected.rstrip("=") else "changed"
 
 
-def _other(path: "str", algorithm: "str") -> "str":
+def _other(path: str, algorithm: str) -> str:
     """Digest by one of the rarer algorithms that RECORD allows, empty when it is none."""
     if algorithm not in ("sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s"):
         return ""

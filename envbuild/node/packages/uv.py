@@ -48,8 +48,8 @@ class Uv:
     """uv at one path, with one cache and one folder for temporary files."""
 
     def __init__(
-        self, program: "str", cache: "str", tmp: "str", config: "pip_config.PipConfig", keeps_cache: "bool" = True
-    ) -> "None":
+        self, program: str, cache: str, tmp: str, config: "pip_config.PipConfig", keeps_cache: bool = True
+    ) -> None:
         """`cache` and `tmp` are absolute paths that exist; a cache that is not kept is this object's alone."""
         self.program = program
         self.cache = cache
@@ -57,7 +57,7 @@ class Uv:
         self.config = config
         self.keeps_cache = keeps_cache
 
-    def drop_cache(self) -> "None":
+    def drop_cache(self) -> None:
         """Remove a cache that is not kept: the files linked to it have one name from then on."""
         if not self.keeps_cache:
             paths.remove_tree(self.cache)
@@ -99,7 +99,7 @@ class Uv:
         args: "Sequence[str]",
         extra: "dict[str, str | None] | None" = None,
         cwd: "str | None" = None,
-        timeout: "float" = DEADLINE,
+        timeout: float = DEADLINE,
         may_see: "Callable[[str, str], bool]" = variables.for_build,
     ) -> "proc.Finished":
         """Run `uv ARGS` (in `tmp`, where no project file lies); raises NodeError `uv-missing` (exit 4)."""
@@ -116,7 +116,7 @@ class Uv:
         return done
 
 
-def close_locks(cache: "str", environment: "str") -> "None":
+def close_locks(cache: str, environment: str) -> None:
     """uv makes its lock files writable for every user; take from them what the umask takes from all other files."""
     mask = os.umask(0o022)
     os.umask(mask)
@@ -131,18 +131,18 @@ def close_locks(cache: "str", environment: "str") -> "None":
             pass  # there is none, or it is another user's
 
 
-def skipped(done: "proc.Finished") -> "str":
+def skipped(done: "proc.Finished") -> str:
     """The name of a member that uv left out of what it unpacked, since it would lie elsewhere; empty without one."""
     found = _SKIPPED.search(done.err)
     return found.group(1)[:200] if found else ""
 
 
-def tail(text: "str", lines: "int" = _TAIL) -> "str":
+def tail(text: str, lines: int = _TAIL) -> str:
     """The last lines of a program's output, redacted."""
     return "\n".join(redact_text(text).strip().splitlines()[-lines:])
 
 
-def failure(done: "proc.Finished", doing: "str", where: "str") -> "NodeError":
+def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
     """The coded error for a uv run that failed while `doing` (words), working at the path `where`."""
     text = done.err + "\n" + done.out
     why = tail(text)
@@ -188,5 +188,5 @@ def failure(done: "proc.Finished", doing: "str", where: "str") -> "NodeError":
     return _error("install-failed", "uv failed (%s)" % doing, why, Exit.BUILD_FAILED)
 
 
-def _error(code: "str", what: "str", why: "str", exit_code: "int", hint: "str" = "") -> "NodeError":
+def _error(code: str, what: str, why: str, exit_code: int, hint: str = "") -> "NodeError":
     return NodeError(code, what, why=why, hint=hint, exit_code=exit_code, changed=True)

@@ -14,18 +14,14 @@ import zipfile
 import zlib
 
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
 _TEXT_LIMIT = 64 << 20
 _DATA = ("", "purelib", "platlib", "scripts", "headers", "data")
 
 
-def check(path: "str", wanted: "dict[str, Any]") -> "int":
+def check(path: str, wanted: Json) -> int:
     """Compare every member that RECORD names with its hash there; returns how many agree.
 
     `wanted`: `file`, `package`, `version`. A RECORD that is wrong about the wheel's own metadata is only noted: torch's
@@ -45,7 +41,7 @@ def check(path: "str", wanted: "dict[str, Any]") -> "int":
         raise _damaged(wanted, "%s: %s" % (type(error).__name__, str(error)[:200])) from error
 
 
-def refuse_unsafe(path: "str") -> "None":
+def refuse_unsafe(path: str) -> None:
     """Raise NodeError `wheel-unsafe` (exit 5) when a member of the wheel would lie elsewhere or is no plain file.
 
     uv drops such members without a word. What is no zip file at all is left to whoever reads its contents.
@@ -60,7 +56,7 @@ def refuse_unsafe(path: "str") -> "None":
             raise unsafe(os.path.basename(path), name, why)
 
 
-def unsafe(wheel: "str", member: "str", why: "str") -> "NodeError":
+def unsafe(wheel: str, member: str, why: str) -> "NodeError":
     """The error `wheel-unsafe` (exit 5) about a member of `wheel` (its name, or words for it)."""
     return NodeError(
         "wheel-unsafe",
@@ -70,7 +66,7 @@ def unsafe(wheel: "str", member: "str", why: "str") -> "NodeError":
     )
 
 
-def _why_unsafe(member: "zipfile.ZipInfo") -> "str":
+def _why_unsafe(member: "zipfile.ZipInfo") -> str:
     """What is wrong with a member; empty when nothing is."""
     # `orig_filename` is as written: ZipInfo cuts a name at NUL.
     name = member.orig_filename
@@ -87,22 +83,22 @@ def _why_unsafe(member: "zipfile.ZipInfo") -> "str":
     return ""
 
 
-def _dist_info(names: "list[str]", wanted: "dict[str, Any]") -> "str":
+def _dist_info(names: "list[str]", wanted: Json) -> str:
     found = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(found) != 1:
         raise _damaged(wanted, "it has %d RECORD files" % len(found))
     return found[0].rpartition("/")[0]
 
 
-def _text(archive: "zipfile.ZipFile", name: "str", wanted: "dict[str, Any]") -> "str":
+def _text(archive: "zipfile.ZipFile", name: str, wanted: Json) -> str:
     if archive.getinfo(name).file_size > _TEXT_LIMIT:
         raise _damaged(wanted, "%s is larger than %d MiB" % (name, _TEXT_LIMIT >> 20))
     return archive.read(name).decode("utf-8", "replace")
 
 
-def _check_identity(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str, Any]") -> "None":
+def _check_identity(archive: "zipfile.ZipFile", folder: str, wanted: Json) -> None:
     """The names in METADATA are those that the lock asked for."""
-    said = {}  # type: dict[str, str]
+    said: dict[str, str] = {}
     for key, value in installed.headers(_text(archive, folder + "/METADATA", wanted).split("\n")):
         said.setdefault(key, value)
     name, version = said.get("name", ""), said.get("version", "")
@@ -117,7 +113,7 @@ def _check_identity(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str
         )
 
 
-def _check_members(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str, Any]") -> "int":
+def _check_members(archive: "zipfile.ZipFile", folder: str, wanted: Json) -> int:
     members = set(archive.namelist())
     agree, wrong = 0, []
     for row in csv.reader(io.StringIO(_text(archive, folder + "/RECORD", wanted))):
@@ -144,7 +140,7 @@ def _check_members(archive: "zipfile.ZipFile", folder: "str", wanted: "dict[str,
     return agree
 
 
-def _digest(archive: "zipfile.ZipFile", name: "str", algorithm: "str") -> "str":
+def _digest(archive: "zipfile.ZipFile", name: str, algorithm: str) -> str:
     total = hashlib.new(algorithm)
     with archive.open(name) as member:
         for block in iter(lambda: member.read(1 << 20), b""):
@@ -152,7 +148,7 @@ def _digest(archive: "zipfile.ZipFile", name: "str", algorithm: "str") -> "str":
     return base64.urlsafe_b64encode(total.digest()).rstrip(b"=").decode("ascii")
 
 
-def _damaged(wanted: "dict[str, Any]", why: "str") -> "NodeError":
+def _damaged(wanted: Json, why: str) -> "NodeError":
     return NodeError(
         "artifact-damaged",
         "invalid wheel %s" % wanted["file"],

@@ -9,17 +9,13 @@ import uuid
 
 from envbuild.node import hashing, lease, paths
 from envbuild.node.env import stamp
-from envbuild.node.protocol import NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, NodeError, log
 
 WAIT = 3600.0
 _OLD = 86400.0
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """See to `args.environment` with `args.root`, from `args.pack`; returns (changed, result of the contract).
 
     `args` are those of `activate`, `root`, and `pack` {`file`, `sha256`, `format`, `near`}; `near` is a copy on this
@@ -53,7 +49,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return True, _result(prefix, environment, stack, args, says, level)
 
 
-def in_place(prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]") -> "bool":
+def in_place(prefix: str, environment: str, stack: str, args: Json) -> bool:
     """True when the environment has a good stamp of this root and is the one in use, with these variables."""
     found = stamp.read(environment)
     if found is None or found["root"] != args["root"] or found.get("variables") != (args.get("variables") or {}):
@@ -61,7 +57,7 @@ def in_place(prefix: "str", environment: "str", stack: "str", args: "dict[str, A
     return stamp.is_current(prefix, stack, environment) and not stamp.fast_problems(environment, args["variant"])
 
 
-def lease_of(request: "dict[str, Any]") -> "lease.Lease":
+def lease_of(request: Json) -> "lease.Lease":
     """The lease on the prefix, which is made where it is not there. Raises NodeError `prefix-busy` (75)."""
     prefix = request["prefix"]
     paths.set_umask(prefix)
@@ -69,7 +65,7 @@ def lease_of(request: "dict[str, Any]") -> "lease.Lease":
     return lease.acquire(prefix, request["run"], request["args"].get("controller"), float(request["args"]["wait"]))
 
 
-def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") -> "tuple[str, str]":
+def _bring(request: Json, environment: str, near: "str | None") -> "tuple[str, str]":
     """Unpack what is missing or not as it should be, stamp it and make it the one in use.
 
     What was done, and the level of the root.
@@ -94,7 +90,7 @@ def _bring(request: "dict[str, Any]", environment: "str", near: "str | None") ->
     return says, level
 
 
-def _sweep(near: "str | None") -> "None":
+def _sweep(near: "str | None") -> None:
     """Remove copies beside `near` that jobs left which were killed, a day ago or more."""
     folder, name = os.path.split(near or "")
     kind = name.partition("-")[0] + "-"
@@ -104,7 +100,7 @@ def _sweep(near: "str | None") -> "None":
             paths.remove_tree(path)
 
 
-def _whole(near: "str", sha256: "str") -> "bool":
+def _whole(near: str, sha256: str) -> bool:
     """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
     try:
         good = hashing.digest_of(near) == sha256
@@ -115,9 +111,7 @@ def _whole(near: "str", sha256: "str") -> "bool":
     return good
 
 
-def _result(
-    prefix: "str", environment: "str", stack: "str", args: "dict[str, Any]", says: "str", level: "str" = "stamped"
-) -> "dict[str, Any]":
+def _result(prefix: str, environment: str, stack: str, args: Json, says: str, level: str = "stamped") -> Json:
     return {
         "checks": [{"name": "ensure", "status": "passed", "says": says, "level": level}],
         "environment": environment,

@@ -2,13 +2,10 @@
 
 from envbuild.node.env import stamp
 from envbuild.node.packs import published
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """StampFacts of every environment under the prefix; half-built ones have no stamp.
 
     In a folder that nodes share these are the environments that lie there in packs.

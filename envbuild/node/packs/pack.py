@@ -16,18 +16,17 @@ import tempfile
 from envbuild.node import hashing, paths, proc
 from envbuild.node.env import stamp
 from envbuild.node.packs import pack_format, published
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
 # What `activate` writes anew, and what belongs to a build that is not finished.
 _OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "activate.sh", "variables.json")
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Pack `args.environment` into the folder `args.folder`; returns (changed, result of the contract).
 
     With `args.ensure` later jobs get it from there (`publish`). A pack of the same environment and root that is
@@ -66,12 +65,12 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return True, record
 
 
-def _publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
+def _publish(request: Json, record: Json) -> None:
     if request["args"].get("ensure"):
         published.publish(request, record)
 
 
-def pack_name(environment: "str", found: "dict[str, Any]") -> "str":
+def pack_name(environment: str, found: Json) -> str:
     """The name of a pack without its ending: environment (with the variant's digest), root, and place.
 
     Files of an environment name its path and its interpreter, so a pack for another prefix is another pack.
@@ -80,7 +79,7 @@ def pack_name(environment: "str", found: "dict[str, Any]") -> "str":
     return "%s-%.12s-%.8s" % (os.path.basename(environment), found["root"], place.hexdigest())
 
 
-def usable(wanted: "Any") -> "str":
+def usable(wanted: "list[str] | None") -> str:
     """The first of `wanted` (None: all) that this node can write. Raises NodeError `pack-format-unknown` (exit 7)."""
     listed = list(pack_format.ENDINGS) if wanted is None else wanted
     for name in listed:
@@ -104,8 +103,8 @@ def _squashfs_version() -> "tuple[int, ...]":
 
 
 def describe(
-    prefix: "str", environment: "str", found: "dict[str, Any]", alone: "bool" = False
-) -> "tuple[dict[str, Any], list[tuple[str, os.stat_result]]]":
+    prefix: str, environment: str, found: Json, alone: bool = False
+) -> "tuple[Json, list[tuple[str, os.stat_result]]]":
     """The manifest of a pack, and its members: path relative to the prefix and what `lstat` says, folders first.
 
     `alone`: without the interpreter.
@@ -133,7 +132,7 @@ def describe(
     return manifest, members
 
 
-def _walk(top: "str", folder: "str") -> "Iterator[tuple[str, os.stat_result]]":
+def _walk(top: str, folder: str) -> "Iterator[tuple[str, os.stat_result]]":
     """A folder and everything below it that is packed, sorted, each folder before what it holds."""
     yield folder, os.lstat(os.path.join(top, folder))
     with os.scandir(os.path.join(top, folder)) as listing:
@@ -150,13 +149,13 @@ def _walk(top: "str", folder: "str") -> "Iterator[tuple[str, os.stat_result]]":
 
 
 def _write(
-    folder: "str",
-    name: "str",
-    kind: "str",
-    manifest: "dict[str, Any]",
+    folder: str,
+    name: str,
+    kind: str,
+    manifest: Json,
     members: "list[tuple[str, os.stat_result]]",
-    durable: "bool" = True,
-) -> "dict[str, Any]":
+    durable: bool = True,
+) -> Json:
     """Write the pack beside its place, sync, rename; result: `file`, `format`, `sha256`, `bytes`.
 
     `durable` False: not synced, because it is read once and removed.
@@ -196,12 +195,10 @@ def _write(
 
 
 # GNU tar's form: any name, any size, no extended headers that hold times in fractions.
-_FORM = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}  # type: dict[str, Any]
+_FORM: Json = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8", "errors": "surrogateescape"}
 
 
-def _through(
-    argv: "list[str]", half: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
-) -> "None":
+def _through(argv: "list[str]", half: str, manifest: Json, members: "list[tuple[str, os.stat_result]]") -> None:
     """The archive through a program that reads it from its stdin. Raises NodeError `pack-not-writable` (exit 7)."""
     with proc.piped(argv) as program:
         try:
@@ -217,9 +214,7 @@ def _through(
         )
 
 
-def _add_all(
-    archive: "tarfile.TarFile", top: "str", manifest: "dict[str, Any]", members: "list[tuple[str, os.stat_result]]"
-) -> "None":
+def _add_all(archive: "tarfile.TarFile", top: str, manifest: Json, members: "list[tuple[str, os.stat_result]]") -> None:
     data = json.dumps(manifest, sort_keys=True, ensure_ascii=True).encode("ascii")
     first = tarfile.TarInfo(pack_format.MANIFEST)
     first.size, first.mode = len(data), 0o644

@@ -3,11 +3,11 @@
 import os
 
 from envbuild.node import paths
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import BinaryIO
 
 MANIFEST = "pack.json"
 VERSION = 1
@@ -16,7 +16,7 @@ ENDINGS = {"tar.zst": "tar.zst", "squashfs": "sqfs", "tar.gz": "tar.gz", "tar": 
 MANIFEST_LIMIT = 64 * 1024 * 1024
 
 
-def known(folder: "str", name: "str") -> "dict[str, Any] | None":
+def known(folder: str, name: str) -> "Json | None":
     """The record beside a pack, None when there is none or its file is not there in the size that it had."""
     record = paths.read_json(os.path.join(folder, name + ".json"))
     if not isinstance(record, dict) or record.get("version") != VERSION or not isinstance(record.get("file"), str):
@@ -28,7 +28,7 @@ def known(folder: "str", name: "str") -> "dict[str, Any] | None":
         return None
 
 
-def libc() -> "str":
+def libc() -> str:
     """`glibc 2.36` as the C library of this interpreter says it; empty for another one."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
@@ -36,7 +36,7 @@ def libc() -> "str":
         return ""
 
 
-def check_link(name: "str", target: "str", top: "str", folders: "list[str]", interpreter: "str") -> "None":
+def check_link(name: str, target: str, top: str, folders: "list[str]", interpreter: str) -> None:
     """A link of a pack names the interpreter, or something in one of the packed folders.
 
     Raises NodeError `pack-leads-out` (exit 7).
@@ -48,7 +48,7 @@ def check_link(name: "str", target: "str", top: "str", folders: "list[str]", int
         raise leads_out(name, "it points at %s" % target[:200])
 
 
-def leads_out(name: "str", why: "str") -> "NodeError":
+def leads_out(name: str, why: str) -> "NodeError":
     """The error of a path that no pack may have."""
     return NodeError(
         "pack-leads-out",
@@ -59,7 +59,7 @@ def leads_out(name: "str", why: "str") -> "NodeError":
     )
 
 
-def open_pack(path: "str") -> "BinaryIO":
+def open_pack(path: str) -> "BinaryIO":
     """A pack that can be read. Raises NodeError `pack-missing` (exit 2)."""
     try:
         return open(path, "rb")

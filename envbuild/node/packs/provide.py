@@ -2,20 +2,16 @@
 
 from envbuild.node.env import install, stamp
 from envbuild.node.packs import published, unpack
-from envbuild.node.protocol import NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, NodeError, log
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """The result of `env.install`, or of `unpack` where `args.packed` has the environment. Raises NodeError."""
     taken = _take(request)
     return install.run(request) if taken is None else (True, taken)
 
 
-def _take(request: "dict[str, Any]") -> "dict[str, Any] | None":
+def _take(request: Json) -> "Json | None":
     """Instead of an install: the environment out of the pack that lies in `args.packed` for it, where there is one.
 
     The result of `unpack`; None where there is no such pack, or it cannot be used here: then it is built.

@@ -8,16 +8,13 @@ import os
 
 from envbuild.node import paths
 from envbuild.node.packs import pack_format
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 # The keys of a stamp that a pack's manifest and the request of `ensure` have.
 _OF_REQUEST = ("stack", "profile", "variables", "evidence")
 
 
-def publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
+def publish(request: Json, record: Json) -> None:
     """Write the request of `ensure` for a pack, then the script that sends it; each file whole or not at all.
 
     `args.ensure`: `folder`, `script` (text), `args` (of `activate`), `near`, `requests` (more places for the request),
@@ -35,7 +32,7 @@ def publish(request: "dict[str, Any]", record: "dict[str, Any]") -> "None":
     paths.write_atomic(os.path.join(told["folder"], stack + ".sh"), os.fsencode(told["script"]))
 
 
-def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] | None":
+def read(shared: str, stack: str) -> "tuple[Json, Json] | None":
     """The arguments of `ensure` for a stack and the manifest of its pack; None where one is missing or does not fit."""
     request = paths.read_json(os.path.join(shared, "ensure", paths.checked_name(stack, "stack") + ".json"))
     args = request.get("args") if isinstance(request, dict) else None
@@ -53,7 +50,7 @@ def read(shared: "str", stack: "str") -> "tuple[dict[str, Any], dict[str, Any]] 
     return args, record
 
 
-def stacks(shared: "str") -> "list[str]":
+def stacks(shared: str) -> "list[str]":
     """The stacks that have a request of `ensure` in a shared folder, sorted; none where it is no such folder."""
     try:
         names = sorted(os.listdir(os.path.join(shared, "ensure")))
@@ -62,7 +59,7 @@ def stacks(shared: "str") -> "list[str]":
     return [name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")]
 
 
-def facts(shared: "str", stack: "str") -> "list[dict[str, Any]]":
+def facts(shared: str, stack: str) -> "list[Json]":
     """`StampFacts` of the environment that jobs of a stack get from their pack; empty where there is none.
 
     The pack's size is looked at here and not its content.

@@ -19,11 +19,7 @@ import time
 
 from envbuild.node import hashing, paths
 from envbuild.node.packs import pack_format, relay_tls
-from envbuild.node.protocol import Exit, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log
 
 FOLDER = os.path.join("store", "packs")  # below a prefix
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
@@ -37,7 +33,7 @@ _OLD = 86400.0
 _NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM, errno.EINVAL)
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Take `args.file` from `args.parent` and give it to `args.children`; or, with `args.remove`, delete it.
 
     `file` lies in `<prefix>/store/packs`; `sha256` and `bytes` say what it is. `parent`: `address`, `ports`, `token`,
@@ -75,7 +71,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return not there, {"file": path, "there": there, "seconds": seconds, "given": given, "missed": missed}
 
 
-def _checked_file(prefix: "str", path: "Any") -> "str":
+def _checked_file(prefix: str, path: object) -> str:
     """`path` when it is a plain name in `<prefix>/store/packs`; raises NodeError `request-invalid`."""
     folder = os.path.join(prefix, FOLDER)
     if not isinstance(path, str) or os.path.dirname(path) != folder or not _NAME.match(os.path.basename(path)):
@@ -83,7 +79,7 @@ def _checked_file(prefix: "str", path: "Any") -> "str":
     return path
 
 
-def _removed(path: "str") -> "tuple[bool, dict[str, Any]]":
+def _removed(path: str) -> "tuple[bool, Json]":
     """Remove a pack, and the record that `pack` writes beside it."""
     stem = next((path[: -len(end) - 1] for end in pack_format.ENDINGS.values() if path.endswith("." + end)), path)
     there = [each for each in (path, stem + ".json") if os.path.lexists(each)]
@@ -92,7 +88,7 @@ def _removed(path: "str") -> "tuple[bool, dict[str, Any]]":
     return bool(there), {"file": path}
 
 
-def _make_folder(path: "str") -> "None":
+def _make_folder(path: str) -> None:
     """Make the folder of `path`, and sweep what killed runs left there more than a day ago."""
     folder = os.path.dirname(path)
     try:
@@ -111,21 +107,21 @@ def _make_folder(path: "str") -> "None":
 class _Wanted:
     """The file: where it belongs, and what it has to be."""
 
-    def __init__(self, path: "str", sha256: "str", size: "int") -> "None":
+    def __init__(self, path: str, sha256: str, size: int) -> None:
         if not re.match(r"\A[0-9a-f]{64}\Z", sha256) or size <= 0:
             raise NodeError("request-invalid", "`sha256` and `bytes` must say what the file is")
         self.path = path
         self.sha256 = sha256
         self.size = size
 
-    def has_size(self) -> "bool":
+    def has_size(self) -> bool:
         """A file of that size is there."""
         try:
             return os.path.getsize(self.path) == self.size
         except OSError:
             return False
 
-    def is_there(self) -> "bool":
+    def is_there(self) -> bool:
         """The very file is there already: this node made it, or an earlier run brought it."""
         try:
             return self.has_size() and hashing.digest_of(self.path) == self.sha256
@@ -133,13 +129,13 @@ class _Wanted:
             return False
 
 
-def _secret(token: "Any") -> "bytes":
+def _secret(token: object) -> bytes:
     if not isinstance(token, str) or not re.match(r"\A[0-9a-f]{64}\Z", token):
         raise NodeError("request-invalid", "`token` must be 64 hexadecimal digits")
     return token.encode("ascii")
 
 
-def _receive(connection: "socket.socket", count: "int") -> "bytes":
+def _receive(connection: "socket.socket", count: int) -> bytes:
     """`count` bytes, fewer when the other side closes; raises OSError."""
     data = b""
     while len(data) < count:
@@ -150,7 +146,7 @@ def _receive(connection: "socket.socket", count: "int") -> "bytes":
     return data
 
 
-def _take(parent: "dict[str, Any]", wanted: "_Wanted", patience: "float", until: "float") -> "None":
+def _take(parent: Json, wanted: "_Wanted", patience: float, until: float) -> None:
     """Bring the file from the parent, whole and checked, or not at all."""
     facts = os.statvfs(os.path.dirname(wanted.path))
     if facts.f_bavail * facts.f_frsize < wanted.size:
@@ -180,7 +176,7 @@ def _take(parent: "dict[str, Any]", wanted: "_Wanted", patience: "float", until:
             os.unlink(half)
 
 
-def _decline(parent: "dict[str, Any]", patience: "float", until: "float") -> "None":
+def _decline(parent: Json, patience: float, until: float) -> None:
     """Tell the parent that nothing has to be sent, so that it does not wait for us."""
     try:
         _connected(parent, patience, until).close()
@@ -188,7 +184,7 @@ def _decline(parent: "dict[str, Any]", patience: "float", until: "float") -> "No
         log(str(error))
 
 
-def _stream(connection: "socket.socket", wanted: "_Wanted", half: "str", until: "float") -> "None":
+def _stream(connection: "socket.socket", wanted: "_Wanted", half: str, until: float) -> None:
     total = hashlib.sha256()
     left = wanted.size
     block = memoryview(bytearray(_RECORD))  # one for all: TLS gives no more at once, and a new one costs more than it
@@ -207,7 +203,7 @@ def _stream(connection: "socket.socket", wanted: "_Wanted", half: "str", until: 
     os.rename(half, wanted.path)
 
 
-def _damaged(path: "str", why: "str") -> "NodeError":
+def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
         "transfer-damaged",
         "%s is not what was packed" % path,
@@ -217,12 +213,12 @@ def _damaged(path: "str", why: "str") -> "NodeError":
     )
 
 
-def _in_time(until: "float") -> "None":
+def _in_time(until: float) -> None:
     if time.monotonic() > until:
         raise OSError("the time for the transfer is over")
 
 
-def _unreachable(where: "str", why: "str") -> "NodeError":
+def _unreachable(where: str, why: str) -> "NodeError":
     return NodeError(
         "peer-unreachable",
         "this node got no file from %s" % where,
@@ -232,7 +228,7 @@ def _unreachable(where: "str", why: "str") -> "NodeError":
     )
 
 
-def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "socket.socket":
+def _connected(parent: Json, patience: float, until: float) -> "socket.socket":
     """A connection to the parent that has taken our token; it may begin to listen later than we begin to ask."""
     address, ports, token = str(parent.get("address")), parent.get("ports") or [], _secret(parent.get("token"))
     context = relay_tls.taking(parent)
@@ -265,16 +261,16 @@ def _connected(parent: "dict[str, Any]", patience: "float", until: "float") -> "
 class _Server:
     """Gives the file to the children; from the beginning they can wait here, a thread each."""
 
-    def __init__(self, args: "dict[str, Any]", wanted: "_Wanted", until: "float") -> "None":
+    def __init__(self, args: Json, wanted: "_Wanted", until: float) -> None:
         self.wanted = wanted
         self.until = until
         self.names = [str(child["name"]) for child in args["children"]]
         self.tokens = [_secret(child.get("token")) for child in args["children"]]
         self.turn = threading.Condition()
         self.state = "waiting"  # then `ready` or `failed`
-        self.queue = set()  # type: set[int]  # children that are connected and not yet served
-        self.seen = set()  # type: set[int]
-        self.given = []  # type: list[int]
+        self.queue: set[int] = set()  # children that are connected and not yet served
+        self.seen: set[int] = set()
+        self.given: list[int] = []
         self.sending = False
         listen = args.get("listen") or {}
         self.context = relay_tls.giving(listen, os.path.dirname(wanted.path))
@@ -282,7 +278,7 @@ class _Server:
         if self.socket is not None:
             threading.Thread(target=self._accept, args=(self.socket,), daemon=True).start()
 
-    def _accept(self, listening: "socket.socket") -> "None":
+    def _accept(self, listening: "socket.socket") -> None:
         while True:
             try:
                 connection = listening.accept()[0]
@@ -290,7 +286,7 @@ class _Server:
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection: "socket.socket") -> "None":
+    def _serve(self, connection: "socket.socket") -> None:
         child = None
         try:
             connection.settimeout(_TRY * 2)
@@ -331,7 +327,7 @@ class _Server:
                     return child
         return None
 
-    def _turn_of(self, child: "int", connection: "socket.socket") -> "bool":
+    def _turn_of(self, child: int, connection: "socket.socket") -> bool:
         """Wait until this child is served next, with a sign of life meanwhile; False where nothing will come."""
         with self.turn:
             while self.state == "waiting" or (
@@ -342,7 +338,7 @@ class _Server:
             self.sending = self.state == "ready"
             return self.sending
 
-    def give(self, patience: "float") -> "tuple[list[str], list[str]]":
+    def give(self, patience: float) -> "tuple[list[str], list[str]]":
         """The file is there: serve all children; returns the names of those that have it and of those that have not.
 
         A child that has not come within `patience` seconds since anything last happened is missed.
@@ -362,7 +358,7 @@ class _Server:
         given = [self.names[child] for child in sorted(self.given)]
         return given, [name for name in self.names if name not in given]
 
-    def close(self) -> "None":
+    def close(self) -> None:
         """Nobody comes in any more; who still waits for a file is told that there will be none."""
         with self.turn:
             if self.state == "waiting":
@@ -376,7 +372,7 @@ class _Server:
                 self.turn.wait(0.1)
 
 
-def _bound(address: "str", ports: "list[int]", count: "int") -> "socket.socket | None":
+def _bound(address: str, ports: "list[int]", count: int) -> "socket.socket | None":
     """A socket that listens at `address` on the first free one of `ports`; None, and it is logged, where none is."""
     for port in ports:
         try:

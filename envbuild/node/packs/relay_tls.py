@@ -5,22 +5,18 @@ Who gives has the certificate and its key. Who takes trusts this certificate and
 
 import tempfile
 
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 
 try:
     import ssl
 except ImportError:  # a Python that was built without it
     ssl = None  # type: ignore[assignment]
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 # Has TLS 1.2 at least.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
-def giving(listen: "dict[str, Any]", folder: "str") -> "ssl.SSLContext":
+def giving(listen: Json, folder: str) -> "ssl.SSLContext":
     """The server's side, from `certificate` and `key` (PEM); `folder`: one of ours on a disk.
 
     Raises NodeError `peer-unreachable`, `request-invalid`.
@@ -42,7 +38,7 @@ def giving(listen: "dict[str, Any]", folder: "str") -> "ssl.SSLContext":
     return context
 
 
-def taking(parent: "dict[str, Any]") -> "ssl.SSLContext":
+def taking(parent: Json) -> "ssl.SSLContext":
     """The client's side, from `certificate` (PEM). Raises NodeError `peer-unreachable`, `request-invalid`."""
     context = _context(server=False)
     context.check_hostname = False  # the certificate itself is known
@@ -54,7 +50,7 @@ def taking(parent: "dict[str, Any]") -> "ssl.SSLContext":
     return context
 
 
-def _context(server: "bool") -> "ssl.SSLContext":
+def _context(server: bool) -> "ssl.SSLContext":
     if ssl is None:
         raise _no_way("this Python has no module `ssl`")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
@@ -66,7 +62,7 @@ def _invalid() -> "NodeError":
     return NodeError("request-invalid", "`certificate` and `key` must be those of the journey (PEM)")
 
 
-def _no_way(why: "str") -> "NodeError":
+def _no_way(why: str) -> "NodeError":
     return NodeError(
         "peer-unreachable",
         "this node cannot hand files to others",

@@ -16,7 +16,7 @@ from envbuild.node import hashing, lease, paths, proc
 from envbuild.node.env import backup, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packs import pack_format
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _BLOCK = 1024 * 1024
 _STAGING = ".unpack-"
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Unpack `args.file` (`args.sha256`) as `args.environment`; returns (changed, the result of an install).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment is
@@ -57,7 +57,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
         raise (paths.os_error(error, environment) if isinstance(error, OSError) else None) or error from error
 
 
-def _unpack(request: "dict[str, Any]", environment: "str", held: "lease.Lease") -> "dict[str, Any]":
+def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
     args, prefix = request["args"], request["prefix"]
     begun = time.monotonic()
     kind = args.get("format") or _format_of(args["file"])
@@ -85,14 +85,14 @@ def _unpack(request: "dict[str, Any]", environment: "str", held: "lease.Lease") 
     return dict(notes, pack={"file": args["file"], "sha256": args["sha256"], "format": kind, "root": manifest["root"]})
 
 
-def _format_of(path: "str") -> "str":
+def _format_of(path: str) -> str:
     for kind, ending in pack_format.ENDINGS.items():
         if path.endswith("." + ending):
             return kind
     raise NodeError("request-invalid", "`format` is missing, and %s does not say it" % path)
 
 
-def _damaged(path: "str", why: "str") -> "NodeError":
+def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
         "pack-damaged",
         "%s is not the pack that was made" % path,
@@ -102,14 +102,14 @@ def _damaged(path: "str", why: "str") -> "NodeError":
     )
 
 
-def _check_hash(path: "str", pack: "Any", wanted: "str") -> "None":
+def _check_hash(path: str, pack: "Any", wanted: str) -> None:
     found = hashing.digest_of_stream(pack)
     if found != wanted.lower():
         raise _damaged(path, "its sha256 is %.12s, expected %.12s" % (found, wanted))
     pack.seek(0)
 
 
-def _check_fits(request: "dict[str, Any]", environment: "str", manifest: "Any") -> "None":
+def _check_fits(request: Json, environment: str, manifest: "Any") -> None:
     """Raise NodeError `pack-does-not-fit` (exit 7), `disk-full` or `inodes-full` (75)."""
     args, prefix = request["args"], request["prefix"]
     machine, libc = os.uname().machine, pack_format.libc()
@@ -142,7 +142,7 @@ def _check_fits(request: "dict[str, Any]", environment: "str", manifest: "Any") 
         raise _no_room("inodes-full", prefix, why)
 
 
-def _no_room(code: "str", prefix: "str", why: "str") -> "NodeError":
+def _no_room(code: str, prefix: str, why: str) -> "NodeError":
     return NodeError(
         code,
         "not enough room under %s" % prefix,
@@ -152,21 +152,21 @@ def _no_room(code: "str", prefix: "str", why: "str") -> "NodeError":
     )
 
 
-def _numbers(text: "str") -> "list[int]":
+def _numbers(text: str) -> "list[int]":
     return [int(each) for each in re.findall(r"\d+", text)]
 
 
 class _Members:
     """What a pack may hold, member by member: names below its folders, each under a folder that came before it."""
 
-    def __init__(self, path: "str", manifest: "dict[str, Any]") -> "None":
+    def __init__(self, path: str, manifest: Json) -> None:
         self.path = path
         self.manifest = manifest
         self.folders = {"", "envs", "tools"}
         self.left = manifest["unpacked"]
         self.count = 0
 
-    def check(self, name: "str", kind: "str", size: "int", target: "str" = "") -> "None":
+    def check(self, name: str, kind: str, size: int, target: str = "") -> None:
         """One member: a folder, file or link. Raises NodeError `pack-damaged` (exit 5), `pack-leads-out` (7)."""
         parts = name.split("/")
         inside = any((name + "/").startswith(each + "/") for each in self.manifest["folders"])
@@ -184,20 +184,20 @@ class _Members:
         if self.left < 0 or self.count > self.manifest["inodes"]:
             raise _damaged(self.path, "it holds more than it says")
 
-    def end(self) -> "None":
+    def end(self) -> None:
         """Raise NodeError `pack-damaged` (exit 5) when something is missing."""
         if self.left or self.count != self.manifest["inodes"]:
             raise _damaged(self.path, "it holds less than it says")
 
 
-def _manifest(path: "str", data: "bytes") -> "dict[str, Any]":
+def _manifest(path: str, data: bytes) -> Json:
     """The manifest of a pack, its shape checked."""
     try:
         found = json.loads(data.decode("ascii"))
     except (ValueError, RecursionError):
         found = None
     texts = ("prefix", "environment", "variant_digest", "root", "interpreter", "python", "machine", "libc")
-    wanted = dict.fromkeys(texts, str)  # type: dict[str, type]
+    wanted: dict[str, type] = dict.fromkeys(texts, str)
     wanted.update(folders=list, inodes=int, unpacked=int, installed=dict)
     good = isinstance(found, dict) and found.get("version") == pack_format.VERSION
     if not good or not all(isinstance(found.get(key), kind) for key, kind in wanted.items()):
@@ -209,7 +209,7 @@ def _manifest(path: "str", data: "bytes") -> "dict[str, Any]":
     return dict(found)
 
 
-def _read_tar(path: "str", stream: "Any", staging: "str", fits: "Any", mode: "Any" = "r|gz") -> "dict[str, Any]":
+def _read_tar(path: str, stream: "Any", staging: str, fits: "Any", mode: "Any" = "r|gz") -> Json:
     """Unpack a tar stream member by member; `fits(manifest)` is asked before the second one."""
     members = None
     try:
@@ -239,7 +239,7 @@ def _read_tar(path: "str", stream: "Any", staging: "str", fits: "Any", mode: "An
     return members.manifest
 
 
-def _extract(archive: "tarfile.TarFile", member: "tarfile.TarInfo", staging: "str", members: "_Members") -> "None":
+def _extract(archive: "tarfile.TarFile", member: "tarfile.TarInfo", staging: str, members: "_Members") -> None:
     kind = "file" if member.isreg() else "link" if member.issym() else "folder" if member.isdir() else "other"
     members.check(member.name, kind, member.size if kind == "file" else 0, member.linkname)
     place = os.path.join(staging, member.name)
@@ -254,7 +254,7 @@ def _extract(archive: "tarfile.TarFile", member: "tarfile.TarInfo", staging: "st
         _settle(place, member.mode, member.mtime)
 
 
-def _settle(place: "str", mode: "int", mtime: "float") -> "None":
+def _settle(place: str, mode: int, mtime: float) -> None:
     """Executable as packed, writable by the umask of this run; by its time Python knows whether byte code is new."""
     mask = os.umask(0o022)
     os.umask(mask)
@@ -262,7 +262,7 @@ def _settle(place: "str", mode: "int", mtime: "float") -> "None":
     os.utime(place, (mtime, mtime))
 
 
-def _read_zst(path: "str", pack: "Any", staging: "str", fits: "Any") -> "dict[str, Any]":
+def _read_zst(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
     """Through the program `zstd`. Raises NodeError `pack-format-unknown` (exit 7) without it."""
     if not proc.run(["zstd", "--version"]).ok:
         raise _unreadable("tar.zst", "there is no program zstd")
@@ -275,7 +275,7 @@ def _read_zst(path: "str", pack: "Any", staging: "str", fits: "Any") -> "dict[st
     return manifest
 
 
-def _read_squashfs(path: "str", pack: "Any", staging: "str", fits: "Any") -> "dict[str, Any]":
+def _read_squashfs(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
     """Through the program `unsquashfs`, into the private folder; then everything in it is looked at.
 
     `pack` is what was hashed, and the program reads that very file.
@@ -308,7 +308,7 @@ def _read_squashfs(path: "str", pack: "Any", staging: "str", fits: "Any") -> "di
     return manifest
 
 
-def _look_at(path: "str", top: "str", manifest: "dict[str, Any]") -> "None":
+def _look_at(path: str, top: str, manifest: Json) -> None:
     """Check every path below `top` as members of an archive are checked, and give files their modes."""
     members = _Members(path, manifest)
     for folder, folders, names in os.walk(top):
@@ -330,7 +330,7 @@ def _look_at(path: "str", top: "str", manifest: "dict[str, Any]") -> "None":
     members.end()
 
 
-def _unreadable(kind: "str", why: "str") -> "NodeError":
+def _unreadable(kind: str, why: str) -> "NodeError":
     return NodeError(
         "pack-format-unknown",
         "this node cannot read a pack in the format %s" % kind,
@@ -340,26 +340,26 @@ def _unreadable(kind: "str", why: "str") -> "NodeError":
     )
 
 
-def _read_plain(path: "str", pack: "Any", staging: "str", fits: "Any") -> "dict[str, Any]":
+def _read_plain(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
     return _read_tar(path, pack, staging, fits, "r|")
 
 
-_READERS = {
+_READERS: Json = {
     "tar.gz": _read_tar,
     "tar": _read_plain,
     "tar.zst": _read_zst,
     "squashfs": _read_squashfs,
-}  # type: dict[str, Any]
+}
 
 
-def _bring_tools(prefix: "str", staging: "str", manifest: "dict[str, Any]") -> "None":
+def _bring_tools(prefix: str, staging: str, manifest: Json) -> None:
     """The packed interpreter gets its place; one that is there has the same digest in its name and stays."""
     for name in manifest["folders"][1:]:
         if not os.path.isdir(os.path.join(prefix, name)):
             os.rename(os.path.join(staging, name), os.path.join(prefix, name))
 
 
-def _interpreter(manifest: "dict[str, Any]", variant: "dict[str, Any]") -> "str":
+def _interpreter(manifest: Json, variant: Json) -> str:
     """The packed environment's interpreter as it is here.
 
     Raises NodeError `interpreter-missing`, `interpreter-mismatch` or `base-changed` (exit 7).
@@ -379,7 +379,7 @@ def _interpreter(manifest: "dict[str, Any]", variant: "dict[str, Any]") -> "str"
     return found.path
 
 
-def _take_place(request: "dict[str, Any]", environment: "str", unpacked: "str") -> "None":
+def _take_place(request: Json, environment: str, unpacked: str) -> None:
     """One rename; a stamped environment that is repaired is set aside until the new one is stamped."""
     if stamp.read(environment) is not None:
         backup.set_aside(environment, request["run"])

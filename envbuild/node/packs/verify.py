@@ -6,20 +6,16 @@ import time
 from envbuild.node import hashing, paths
 from envbuild.node.env import verify
 from envbuild.node.packs import published
-from envbuild.node.protocol import NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json, NodeError
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Verify what `args.stack` has in the prefix of the request. Raises NodeError `environment-unknown` (exit 2)."""
     stack = paths.checked_name(request["args"].get("stack"), "stack")
     return _pack(request) if stack in published.stacks(request["prefix"]) else verify.run(request)
 
 
-def _pack(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def _pack(request: Json) -> "tuple[bool, Json]":
     """Compare the pack of `args.stack` with its hash; the prefix of the request is the shared folder.
 
     With `deep` false its size is looked at. The root is what its manifest says. Result as of `verify`.
@@ -44,7 +40,7 @@ def _pack(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return False, dict(told, ok=check["status"] != "failed", checks=[check], drift=[], drift_count=0)
 
 
-def _compared(record: "dict[str, Any]", missing: "str") -> "dict[str, Any]":
+def _compared(record: Json, missing: str) -> Json:
     """The check of a pack that is hashed now; `missing` is what is wrong where there is none."""
     begun = time.monotonic()
     problem = _problem(record["file"], record["sha256"]) if record else missing
@@ -53,7 +49,7 @@ def _compared(record: "dict[str, Any]", missing: "str") -> "dict[str, Any]":
     return dict(check, seconds=round(time.monotonic() - begun, 3))
 
 
-def _problem(file: "str", wanted: "str") -> "str":
+def _problem(file: str, wanted: str) -> str:
     """Why a pack is not what it was; empty when it is."""
     try:
         digest = hashing.digest_of(file)

@@ -11,7 +11,7 @@ from envbuild.node.patch import apply
 from envbuild.node.protocol import NodeError
 
 
-def main() -> "int":
+def main() -> int:
     """Apply what stdin says; always ends with 0 when it could answer."""
     request = json.load(sys.stdin)
     results = []

@@ -21,14 +21,15 @@ def _find_launch(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_launch(source: "Source") -> "None":
+def _check_launch(source: "Source") -> None:
     if _OLD in source.text:
         raise UnfitError("%s is still named" % _OLD, source.text.index(_OLD))
 
 
 def _row_places(source: "Source") -> "tuple[list[ast.expr], list[ast.expr]]":
     """The wrong device counts (`n % 8` in a choice), and the values under the key `tflops` that are plain names."""
-    counts, values = [], []  # type: list[ast.expr], list[ast.expr]
+    counts: list[ast.expr] = []
+    values: list[ast.expr] = []
     for node in ast.walk(source.tree()):
         if isinstance(node, ast.Assign) and dotted(node.targets[0]) == _COUNT and isinstance(node.value, ast.IfExp):
             if isinstance(node.value.body, ast.BinOp) and isinstance(node.value.body.op, ast.Mod):
@@ -52,7 +53,7 @@ def _find_row(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_row(source: "Source") -> "None":
+def _check_row(source: "Source") -> None:
     if any(_row_places(source)):
         raise UnfitError("the row is still written as before")
 

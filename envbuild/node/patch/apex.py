@@ -38,11 +38,11 @@ def _envbuild_cuda_check(check, cuda_dir):
 '''
 
 
-def _functions(source: "Source", name: "str") -> "list[ast.FunctionDef]":
+def _functions(source: "Source", name: str) -> "list[ast.FunctionDef]":
     return [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef) and node.name == name]
 
 
-def _calls(source: "Source", name: "str") -> "list[ast.Call]":
+def _calls(source: "Source", name: str) -> "list[ast.Call]":
     found = [node for node in ast.walk(source.tree()) if isinstance(node, ast.Call) and dotted(node.func) == name]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
@@ -71,7 +71,7 @@ def _find_check(source: "Source") -> "list[Change]":
     return changes + [Change(at, at, _HELPER, hit=False)]
 
 
-def _check_check(source: "Source") -> "None":
+def _check_check(source: "Source") -> None:
     if _calls(source, _CHECK):
         raise UnfitError("%s is still called directly" % _CHECK)
     if len(_functions(source, _CHECK)) != 1 or len(_functions(source, _OURS)) != 1 or len(_wrapped(source)) != 1:
@@ -89,8 +89,8 @@ def _one_digit(source: "Source") -> "list[ast.Subscript]":
     return found
 
 
-def _index(node: "ast.Subscript") -> "object":
-    index = node.slice  # type: ast.AST
+def _index(node: "ast.Subscript") -> object:
+    index: ast.AST = node.slice
     # Python 3.8 wraps an index in ast.Index.
     return constant(getattr(index, "value", index) if type(index).__name__ == "Index" else index)
 
@@ -103,7 +103,7 @@ def _find_minor(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_minor(source: "Source") -> "None":
+def _check_minor(source: "Source") -> None:
     if _one_digit(source):
         raise UnfitError("one character of the minor version is still taken")
 
@@ -144,7 +144,7 @@ def _find_home(source: "Source") -> "list[Change]":
     return changes
 
 
-def _imports(source: "Source", module: "str", name: "str") -> "bool":
+def _imports(source: "Source", module: str, name: str) -> bool:
     return any(
         isinstance(node, ast.ImportFrom)
         and node.module == module
@@ -153,7 +153,7 @@ def _imports(source: "Source", module: "str", name: "str") -> "bool":
     )
 
 
-def _check_home(source: "Source") -> "None":
+def _check_home(source: "Source") -> None:
     if _unguarded(source):
         raise UnfitError("nvcc is still called without asking whether it is there")
 

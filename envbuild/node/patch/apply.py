@@ -22,12 +22,10 @@ import tempfile
 
 from envbuild.node.patch import registry
 from envbuild.node.patch.source_text import Source, UnfitError, changed_text, mask_c, unbalanced
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from envbuild.node.patch.source_text import Change
 
 SIZE_LIMIT = 8 * 1024 * 1024
@@ -39,7 +37,7 @@ _MARKER = re.compile(r"(?:\A|(?<=[\r\n]))(?:#|//) envbuild patch ([a-z0-9._-]+):
 class _File:
     """One file of a part: what it was, what it becomes (None: unchanged), and how many hits it accounts for."""
 
-    def __init__(self, path: "str", before: "bytes", after: "bytes | None", hits: "int", seen: "str" = "") -> "None":
+    def __init__(self, path: str, before: bytes, after: "bytes | None", hits: int, seen: str = "") -> None:
         """`seen`: the lines around the first places, for messages."""
         self.path = path
         self.before = before
@@ -48,9 +46,7 @@ class _File:
         self.seen = seen
 
 
-def apply(
-    directory: "str", patch_spec: "dict[str, Any]", facts: "dict[str, Any] | None" = None, check: "bool" = False
-) -> "dict[str, Any]":
+def apply(directory: str, patch_spec: Json, facts: "Json | None" = None, check: bool = False) -> Json:
     """Apply one patch to a checkout; with `check` only say what it would do.
 
     `facts` may hold `torch_cuda` (the CUDA that torch was built with, None for a CPU torch) and `nvcc` (its version).
@@ -62,7 +58,7 @@ def apply(
     """
     _check_request(directory, patch_spec)
     notes = _judge_facts(patch_spec, facts or {})
-    files = []  # type: list[_File]
+    files: list[_File] = []
     for part in patch_spec["parts"]:
         found = [_work(directory, path, part, patch_spec["name"]) for path in _paths(directory, part)]
         _count(patch_spec["name"], part, sum(each.hits for each in found), found, directory)
@@ -80,7 +76,7 @@ def apply(
     return _result(patch_spec, files, notes, check)
 
 
-def _check_request(directory: "str", spec: "dict[str, Any]") -> "None":
+def _check_request(directory: str, spec: Json) -> None:
     if sys.version_info < (3, 8):
         raise NodeError(
             "python-too-old",
@@ -100,7 +96,7 @@ def _check_request(directory: "str", spec: "dict[str, Any]") -> "None":
                 raise NodeError("request-invalid", "patch %s: not a path below a source: %r" % (spec["name"], pattern))
 
 
-def _judge_facts(spec: "dict[str, Any]", facts: "dict[str, Any]") -> "list[str]":
+def _judge_facts(spec: Json, facts: Json) -> "list[str]":
     """What the facts say about this patch here. Raises NodeError `patch-refused` where it could not help."""
     if spec["name"] != "apex-cuda-check" or "torch_cuda" not in facts:
         return []
@@ -123,7 +119,7 @@ def _judge_facts(spec: "dict[str, Any]", facts: "dict[str, Any]") -> "list[str]"
     ]
 
 
-def _paths(directory: "str", part: "dict[str, Any]") -> "list[str]":
+def _paths(directory: str, part: Json) -> "list[str]":
     """The files that the patterns of a part name, sorted, relative; links are not followed."""
     plain = [pattern for pattern in part["files"] if "*" not in pattern]
     out = {path for path in plain if os.path.lexists(os.path.join(directory, path))}
@@ -139,17 +135,17 @@ def _paths(directory: "str", part: "dict[str, Any]") -> "list[str]":
     return sorted(out)
 
 
-def _as_regex(pattern: "str") -> "re.Pattern[str]":
+def _as_regex(pattern: str) -> "re.Pattern[str]":
     """A pattern whose `*` stays inside one folder and whose `**/` crosses them; nothing else is special."""
     pieces = ["[^/]*".join(map(re.escape, piece.split("*"))) for piece in pattern.split("**/")]
     return re.compile("(?:[^/]+/)*".join(pieces) + r"\Z")
 
 
-def _work(directory: "str", path: "str", part: "dict[str, Any]", name: "str") -> "_File":
+def _work(directory: str, path: str, part: Json, name: str) -> "_File":
     """Read one file and work out its new contents; nothing is written."""
     edit = part["edit"]
     data = _read(directory, path, name)
-    source = None  # type: Source | None
+    source: Source | None = None
     try:
         source = Source(path, data)
         marked = [int(match.group(2)) for match in _MARKER.finditer(source.text) if match.group(1) == name]
@@ -165,13 +161,13 @@ def _work(directory: "str", path: "str", part: "dict[str, Any]", name: "str") ->
     return _File(path, data, after, hits, "\n--\n".join(map(source.around, places[:_SEEN])))
 
 
-def _near(source: "Source", word: "str") -> "str":
+def _near(source: "Source", word: str) -> str:
     """The lines around the first places of a word, which may say what the file has instead."""
     places = [match.start() for match in re.finditer(re.escape(word), source.text)] if word else []
     return "\n--\n".join(map(source.around, places[:_SEEN]))
 
 
-def _places(edit: "str", source: "Source", marked: "bool") -> "list[Change]":
+def _places(edit: str, source: "Source", marked: bool) -> "list[Change]":
     """The changes to make; none in a file that carries the marker, which must still be as this patch left it."""
     changes = registry.find(edit, source)
     if marked and any(change.hit for change in changes):
@@ -181,7 +177,7 @@ def _places(edit: "str", source: "Source", marked: "bool") -> "list[Change]":
     return changes
 
 
-def _read(directory: "str", path: "str", name: "str") -> "bytes":
+def _read(directory: str, path: str, name: str) -> bytes:
     full = os.path.join(directory, path)
     root = os.path.realpath(directory)
     if os.path.realpath(full) != os.path.join(root, os.path.normpath(path)) or not os.path.isfile(full):
@@ -199,7 +195,7 @@ def _read(directory: "str", path: "str", name: "str") -> "bytes":
     return data
 
 
-def _with_marker(source: "Source", text: "str", name: "str", hits: "int") -> "str":
+def _with_marker(source: "Source", text: str, name: str, hits: int) -> str:
     end = "" if not text or text.endswith(("\n", "\r")) else source.newline
     mark = _COMMENT.get(source.suffix, "#")
     return "%s%s%s envbuild patch %s: %d hit%s%s" % (
@@ -213,11 +209,11 @@ def _with_marker(source: "Source", text: "str", name: "str", hits: "int") -> "st
     )
 
 
-def _prove(edit: "str", each: "_File", name: "str") -> "None":
+def _prove(edit: str, each: "_File", name: str) -> None:
     """Raises NodeError `patch-postcondition` when the new contents of a file are not what they should be."""
     if each.after is None:
         return
-    source = None  # type: Source | None
+    source: Source | None = None
     try:
         source = Source(each.path, each.after)
         _check_outcome(edit, source)
@@ -225,7 +221,7 @@ def _prove(edit: "str", each: "_File", name: "str") -> "None":
         raise _failed("patch-postcondition", name, each.path, source, error) from None
 
 
-def _check_outcome(edit: "str", source: "Source") -> "None":
+def _check_outcome(edit: str, source: "Source") -> None:
     """The file still is what it was: Python compiles, shell parses, TOML loads, C++ brackets match."""
     if source.suffix == "py":
         source.tree()
@@ -244,7 +240,7 @@ def _check_outcome(edit: "str", source: "Source") -> "None":
     registry.check(edit, source)
 
 
-def _check_shell(text: "str") -> "None":
+def _check_shell(text: str) -> None:
     shell = shutil.which("bash") or shutil.which("sh")
     if shell is None:
         return
@@ -253,7 +249,7 @@ def _check_shell(text: "str") -> "None":
         raise UnfitError("does not parse afterwards: %s" % done.stdout.decode("utf-8", "replace").strip()[-300:])
 
 
-def _check_toml(text: "str") -> "None":
+def _check_toml(text: str) -> None:
     try:
         import tomllib  # Python 3.11 and newer; before, the edit's own check is all there is
     except ImportError:
@@ -264,7 +260,7 @@ def _check_toml(text: "str") -> "None":
         raise UnfitError("is no TOML afterwards: %s" % error) from None
 
 
-def _count(name: "str", bounds: "dict[str, Any]", hits: "int", files: "list[_File]", directory: "str") -> "None":
+def _count(name: str, bounds: Json, hits: int, files: "list[_File]", directory: str) -> None:
     """Compare hits with what is expected; a patch that changes nothing is an error."""
     least, most = int(bounds.get("least", 1)), int(bounds.get("most", sys.maxsize))
     if least <= hits <= most:
@@ -287,7 +283,7 @@ def _count(name: "str", bounds: "dict[str, Any]", hits: "int", files: "list[_Fil
     )
 
 
-def _failed(code: "str", name: "str", path: "str", source: "Source | None", error: "UnfitError") -> "NodeError":
+def _failed(code: str, name: str, path: str, source: "Source | None", error: "UnfitError") -> "NodeError":
     around = source.around(error.where) if source is not None and error.where is not None else ""
     return NodeError(
         code,
@@ -299,9 +295,9 @@ def _failed(code: "str", name: "str", path: "str", source: "Source | None", erro
     )
 
 
-def _write(directory: "str", files: "list[_File]", name: "str") -> "None":
+def _write(directory: str, files: "list[_File]", name: str) -> None:
     """Replace every file atomically; on failure put back those already replaced."""
-    done = []  # type: list[_File]
+    done: list[_File] = []
     try:
         for each in files:
             _replace(os.path.join(directory, each.path), each.after or b"")
@@ -318,7 +314,7 @@ def _write(directory: "str", files: "list[_File]", name: "str") -> "None":
         ) from None
 
 
-def _replace(path: "str", data: "bytes") -> "None":
+def _replace(path: str, data: bytes) -> None:
     mode = os.stat(path).st_mode & 0o7777
     descriptor, temporary = tempfile.mkstemp(prefix=".envbuild-patch-", dir=os.path.dirname(path))
     try:
@@ -333,7 +329,7 @@ def _replace(path: "str", data: "bytes") -> "None":
         raise
 
 
-def _result(spec: "dict[str, Any]", files: "list[_File]", notes: "list[str]", check: "bool") -> "dict[str, Any]":
+def _result(spec: Json, files: "list[_File]", notes: "list[str]", check: bool) -> Json:
     changed = [each for each in files if each.after is not None]
     return {
         "name": spec["name"],
@@ -357,7 +353,7 @@ def _result(spec: "dict[str, Any]", files: "list[_File]", notes: "list[str]", ch
     }
 
 
-def digest(spec: "dict[str, Any]") -> "str":
+def digest(spec: Json) -> str:
     """sha256 of what a patch does: its name, and the edits, their versions and files.
 
     A lock and a build key record it; bounds and words for messages are no part of it.
@@ -368,7 +364,7 @@ def digest(spec: "dict[str, Any]") -> "str":
     ).hexdigest()
 
 
-def _diff(each: "_File") -> "str":
+def _diff(each: "_File") -> str:
     before, after = (data.decode("utf-8", "surrogateescape") for data in (each.before, each.after or b""))
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), "a/" + each.path, "b/" + each.path)
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)

@@ -26,7 +26,7 @@ def lines(source: "Source") -> "Iterator[tuple[int, str]]":
         start = match.end()
 
 
-def each_line(source: "Source", pattern: "str", new: "str") -> "list[Change]":
+def each_line(source: "Source", pattern: str, new: str) -> "list[Change]":
     """A change for every line that the pattern matches wholly."""
     wanted = re.compile(pattern)
     out = []
@@ -38,7 +38,7 @@ def each_line(source: "Source", pattern: "str", new: "str") -> "list[Change]":
 
 
 def _nothing_left(find: "Callable[[Source], list[Change]]") -> "Callable[[Source], None]":
-    def check(source: "Source") -> "None":
+    def check(source: "Source") -> None:
         left = find(source)
         if any(change.hit for change in left):
             raise UnfitError("a line that was to be changed is still there", left[0].start)

@@ -74,17 +74,17 @@ def _tied(source: "Source") -> "list[ast.If]":
     return found
 
 
-def _names(node: "ast.AST", attribute: "str") -> "bool":
+def _names(node: "ast.AST", attribute: str) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr == attribute for each in ast.walk(node))
 
 
-def _reduces(node: "ast.If") -> "bool":
+def _reduces(node: "ast.If") -> bool:
     calls = [dotted(each.func) for line in node.body for each in ast.walk(line) if isinstance(each, ast.Call)]
     ends = {name.rsplit(".", 1)[-1] for name in calls}
     return {"all_reduce", "get_embedding_group"} <= ends
 
 
-def _is_off(node: "ast.If") -> "bool":
+def _is_off(node: "ast.If") -> bool:
     test = node.test
     return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and constant(test.values[-1]) is False
 
@@ -101,7 +101,7 @@ def _find_tied(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_tied(source: "Source") -> "None":
+def _check_tied(source: "Source") -> None:
     found = _tied(source)
     if len(found) != 1 or not _is_off(found[0]):
         raise UnfitError("the gradient all-reduce of the embedding is not switched off exactly once")
@@ -127,7 +127,7 @@ def _gencode_appends(source: "Source") -> "Iterator[ast.Expr]":
 
 def _blanked(source: "Source") -> "list[ast.stmt]":
     """`os.environ["TORCH_CUDA_ARCH_LIST"] = …` at the top of the file."""
-    found = []  # type: list[ast.stmt]
+    found: list[ast.stmt] = []
     for node in source.tree().body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         if isinstance(target, ast.Subscript) and source.code(target.value) == "os.environ":
@@ -162,7 +162,7 @@ def _idle_versions(source: "Source", appends: "list[ast.Expr]") -> "list[ast.exp
 
     Kernels that were built ahead of time then start on nodes without nvcc.
     """
-    found = []  # type: list[ast.expr]
+    found: list[ast.expr] = []
     for function in [n for n in source.tree().body if isinstance(n, ast.FunctionDef) and n.name == "load"]:
         for node in ast.walk(function):
             if (
@@ -177,9 +177,9 @@ def _idle_versions(source: "Source", appends: "list[ast.Expr]") -> "list[ast.exp
     return found
 
 
-def _only_in_tests(function: "ast.FunctionDef", names: "set[str]", flags: "set[ast.Expr]") -> "bool":
+def _only_in_tests(function: "ast.FunctionDef", names: "set[str]", flags: "set[ast.Expr]") -> bool:
     """Whether names are read only in conditions of `if`s that hold nothing but flag statements."""
-    idle = set()  # type: set[ast.AST]
+    idle: set[ast.AST] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.If) and not node.orelse and all(_is_idle(each, flags) for each in node.body):
             idle |= set(ast.walk(node.test))
@@ -187,13 +187,13 @@ def _only_in_tests(function: "ast.FunctionDef", names: "set[str]", flags: "set[a
     return all(read in idle for read in reads)
 
 
-def _is_idle(node: "ast.stmt", flags: "set[ast.Expr]") -> "bool":
+def _is_idle(node: "ast.stmt", flags: "set[ast.Expr]") -> bool:
     if isinstance(node, ast.If):
         return not node.orelse and all(_is_idle(each, flags) for each in node.body)
     return node in flags
 
 
-def _check_arch(source: "Source") -> "None":
+def _check_arch(source: "Source") -> None:
     if any(True for _ in _gencode_pairs(source)) or any(True for _ in _gencode_appends(source)):
         raise UnfitError("a fixed -gencode flag is still there")
     starred = [n for n in ast.walk(source.tree()) if isinstance(n, ast.Starred) and isinstance(n.value, ast.Call)]
@@ -228,7 +228,7 @@ def _find_load(source: "Source") -> "list[Change]":
     return changes + [Change(at, at, _LOAD_HELPER, hit=False)]
 
 
-def _check_load(source: "Source") -> "None":
+def _check_load(source: "Source") -> None:
     if _loads(source):
         raise UnfitError("cpp_extension.load is still called directly")
 

@@ -102,7 +102,7 @@ def _addresses_in_run(source: "Source") -> "list[Change]":
     return out
 
 
-def _check_addresses(source: "Source") -> "None":
+def _check_addresses(source: "Source") -> None:
     left = _find_addresses(source)
     if left:
         raise UnfitError("a fixed address or rank is still there", left[0].start)
@@ -187,7 +187,7 @@ def _removals(source: "Source") -> "list[Change]":
     return out + [Change(at, at, _REMOVE_HELPER, hit=False)]
 
 
-def _check_shared(source: "Source") -> "None":
+def _check_shared(source: "Source") -> None:
     left = _find_shared(source)
     if left:
         raise UnfitError("a name that every job shares is still there", left[0].start)
@@ -238,7 +238,7 @@ def _find_sample(source: "Source") -> "list[Change]":
     return out + [Change(at, at, "\n" + _MEASURE_HELPER + _SET, hit=False)]
 
 
-def _check_sample(source: "Source") -> "None":
+def _check_sample(source: "Source") -> None:
     left = _find_sample(source)
     if left or source.text.count("= %s(" % _MEASURE) != 1:
         raise UnfitError("the sizes are not taken from the trace exactly once", left[0].start if left else None)

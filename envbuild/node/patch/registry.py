@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _MODULES = (alpa, apex, megatronapp, line_edits, megatron, removed_names, training)
 # Every module has a table EDITS of name -> (find, check, version). Locks and build keys hold the version: an edit that
 # does another thing to any file gets the next one (tests/node/patch/test_versions.py notices), a comment does not.
-_TABLE = {name: edit for module in _MODULES for name, edit in module.EDITS.items()}  # type: dict[str, Edit]
+_TABLE: "dict[str, Edit]" = {name: edit for module in _MODULES for name, edit in module.EDITS.items()}
 
 
 def names() -> "list[str]":
@@ -21,16 +21,16 @@ def names() -> "list[str]":
     return sorted(_TABLE)
 
 
-def find(edit: "str", source: "Source") -> "list[Change]":
+def find(edit: str, source: "Source") -> "list[Change]":
     """The changes that an edit makes to a file; empty where it has none. Raises UnfitError (a precondition failed)."""
     return _TABLE[edit][0](source)
 
 
-def check(edit: "str", source: "Source") -> "None":
+def check(edit: str, source: "Source") -> None:
     """The postcondition of an edit, on the file after it. Raises UnfitError."""
     _TABLE[edit][1](source)
 
 
-def version(edit: "str") -> "int":
+def version(edit: str) -> int:
     """The number of what an edit does, from 1."""
     return _TABLE[edit][2]

@@ -83,7 +83,7 @@ def _find_aliases(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_aliases(source: "Source") -> "None":
+def _check_aliases(source: "Source") -> None:
     left = _aliases(source)
     if left:
         raise UnfitError("%s is still there" % dotted(left[0]), source.span(left[0])[0])
@@ -114,7 +114,7 @@ def _find_six(source: "Source") -> "list[Change]":
     return changes
 
 
-def _check_six(source: "Source") -> "None":
+def _check_six(source: "Source") -> None:
     if _six(source):
         raise UnfitError("torch._six is still imported", source.span(_six(source)[0])[0])
 

@@ -25,7 +25,7 @@ class UnfitError(Exception):
     `where`: character offset of the place, when there is one.
     """
 
-    def __init__(self, text: "str", where: "int | None" = None) -> "None":
+    def __init__(self, text: str, where: "int | None" = None) -> None:
         """Keep the place for the error message."""
         super().__init__(text)
         self.where = where
@@ -34,7 +34,7 @@ class UnfitError(Exception):
 class Change:
     """Replace `text[start:end]` by `new` (with `\\n` line ends). `hit`: counts towards the expected number of hits."""
 
-    def __init__(self, start: "int", end: "int", new: "str", hit: "bool" = True) -> "None":
+    def __init__(self, start: int, end: int, new: str, hit: bool = True) -> None:
         """`start` == `end` inserts."""
         self.start = start
         self.end = end
@@ -45,7 +45,7 @@ class Change:
 class Source:
     """One file. `path` is relative to the patched directory, for messages only."""
 
-    def __init__(self, path: "str", data: "bytes") -> "None":
+    def __init__(self, path: str, data: bytes) -> None:
         """Raises UnfitError when the bytes are no text in the encoding that they declare."""
         self.path = path
         self.bom = data.startswith(_BOM)
@@ -58,15 +58,15 @@ class Source:
         ends = _LINE_END.findall(self.text)
         self.newline = max(("\n", "\r\n", "\r"), key=ends.count)
         self._starts = [0] + [match.end() for match in _LINE_END.finditer(self.text)]
-        self._tree = None  # type: ast.Module | None
+        self._tree: ast.Module | None = None
 
     @property
-    def suffix(self) -> "str":
+    def suffix(self) -> str:
         """`py`, `sh`, `cpp`, `toml`, …; empty when the name has none."""
         name = self.path.rsplit("/", 1)[-1]
         return name.rsplit(".", 1)[1].lower() if "." in name else ""
 
-    def encoded(self, text: "str") -> "bytes":
+    def encoded(self, text: str) -> bytes:
         """`text` as bytes of this file. Raises UnfitError when the file's encoding cannot say it."""
         try:
             return (_BOM if self.bom else b"") + text.encode(self.encoding)
@@ -82,7 +82,7 @@ class Source:
                 raise UnfitError("does not parse as Python: %s" % error) from None
         return self._tree
 
-    def offset(self, line: "int", column: "int") -> "int":
+    def offset(self, line: int, column: int) -> int:
         """Character offset of a place as `ast` gives it: line from 1, column in UTF-8 bytes from 0."""
         start = self._starts[line - 1]
         end = self._starts[line] if line < len(self._starts) else len(self.text)
@@ -92,16 +92,16 @@ class Source:
         """Start and end of a syntax node."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
-    def code(self, node: "Any") -> "str":
+    def code(self, node: "Any") -> str:
         """The text of a syntax node."""
         start, end = self.span(node)
         return self.text[start:end]
 
-    def line_start(self, where: "int") -> "int":
+    def line_start(self, where: int) -> int:
         """Offset of the first character of the line that holds offset `where`."""
         return max(start for start in self._starts if start <= where)
 
-    def around(self, where: "int") -> "str":
+    def around(self, where: int) -> str:
         """The lines around an offset, numbered, for an error message."""
         number = sum(1 for start in self._starts if start <= where)
         lines = _LINE_END.split(self.text)
@@ -117,7 +117,7 @@ class Source:
                 yield start, end, self.text[start:end]
 
 
-def _encoding(path: "str", body: "bytes") -> "str":
+def _encoding(path: str, body: bytes) -> str:
     """What a Python file declares; UTF-8 for others, or Latin-1 where that is no UTF-8 (it keeps every byte)."""
     if path.endswith(".py"):
         try:
@@ -131,7 +131,7 @@ def _encoding(path: "str", body: "bytes") -> "str":
     return "utf-8"
 
 
-def changed_text(source: "Source", changes: "Iterable[Change]") -> "str":
+def changed_text(source: "Source", changes: "Iterable[Change]") -> str:
     """The text of `source` after `changes`. Raises UnfitError when two of them overlap."""
     out, last = [], 0
     for change in sorted(changes, key=lambda each: (each.start, each.end)):
@@ -156,7 +156,7 @@ def above(node: "ast.AST", parent: "dict[ast.AST, ast.AST]") -> "list[ast.AST]":
     return out
 
 
-def dotted(node: "ast.AST | None") -> "str":
+def dotted(node: "ast.AST | None") -> str:
     """`a.b.c` for a chain of names, else empty."""
     if isinstance(node, ast.Name):
         return node.id
@@ -174,10 +174,10 @@ def constant(node: "Any") -> "Any":
 _C_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.S)
 
 
-def mask_c(text: "str", strings: "bool" = True) -> "str":
+def mask_c(text: str, strings: bool = True) -> str:
     """C++ text of equal length with comments (and, if asked, what strings hold) blanked. Raw strings are not known."""
 
-    def blank(match: "re.Match[str]") -> "str":
+    def blank(match: "re.Match[str]") -> str:
         piece = match.group()
         if piece[0] == "/":
             return re.sub(r"[^\r\n]", " ", piece)
@@ -186,9 +186,9 @@ def mask_c(text: "str", strings: "bool" = True) -> "str":
     return _C_TOKEN.sub(blank, text)
 
 
-def unbalanced(masked: "str") -> "str":
+def unbalanced(masked: str) -> str:
     """What is wrong with the brackets of masked C++ text; empty when they match."""
-    stack = []  # type: list[str]
+    stack: list[str] = []
     pairs = {")": "(", "]": "[", "}": "{"}
     for letter in masked:
         if letter in "([{":

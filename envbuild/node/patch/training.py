@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from envbuild.node.patch.source_text import Source
 
 
-def _nothing_left(find: "Callable[[Source], list[Change]]", what: "str") -> "Callable[[Source], None]":
-    def check(source: "Source") -> "None":
+def _nothing_left(find: "Callable[[Source], list[Change]]", what: str) -> "Callable[[Source], None]":
+    def check(source: "Source") -> None:
         left = find(source)
         if left:
             raise UnfitError("%s is still there" % what, left[0].start)
@@ -208,7 +208,7 @@ def _find_deepspeed_start(source: "Source") -> "list[Change]":
     return out
 
 
-def _starts_group(node: "ast.AST") -> "bool":
+def _starts_group(node: "ast.AST") -> bool:
     calls = {dotted(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
     return {"torch.distributed.is_initialized", "torch.distributed.init_process_group"} <= calls
 

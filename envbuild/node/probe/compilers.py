@@ -6,11 +6,8 @@ from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.probe import parse_system
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 DEADLINE = 5.0
 TOOLS = ("git", "tar", "gzip", "xz", "zstd", "unzip", "patch", "make", "cmake", "ninja", "uv", "curl", "wget", "rsync")
@@ -19,7 +16,7 @@ _COMPILER = re.compile(r"(gcc|g\+\+)(-[0-9]{1,2})?\Z")
 
 def compiler_facts(folders: "list[str]") -> "list[dict[str, str]]":
     """Every gcc and g++ on PATH, with or without a version in its name; links to one file count once a kind."""
-    chosen = {}  # type: dict[tuple[str, str], str]
+    chosen: dict[tuple[str, str], str] = {}
     for folder in folders:
         for name in names(folder):
             match = _COMPILER.match(name)
@@ -36,7 +33,7 @@ def compiler_facts(folders: "list[str]") -> "list[dict[str, str]]":
     return found
 
 
-def tool_facts(folders: "list[str]", modules: "str | None") -> "dict[str, Any]":
+def tool_facts(folders: "list[str]", modules: "str | None") -> Json:
     """Tool -> version; None when it is not there, `unknown` when it is there and does not say.
 
     `module` is a shell function, so its entry is what `modules_system` found.
@@ -44,7 +41,7 @@ def tool_facts(folders: "list[str]", modules: "str | None") -> "dict[str, Any]":
     paths = {name: which(name, folders) for name in TOOLS}
     there = [name for name in TOOLS if paths[name]]
     answers = proc.parallel([partial(_version, name, paths[name] or "") for name in there])
-    found = dict.fromkeys(TOOLS)  # type: dict[str, Any]
+    found: Json = dict.fromkeys(TOOLS)
     for name, answer in zip(there, answers):  # noqa: B905 - strict= is of Python 3.10
         found[name] = answer or "unknown"
     found["module"] = (modules.partition(" ")[2] or "unknown") if modules else None
@@ -52,6 +49,6 @@ def tool_facts(folders: "list[str]", modules: "str | None") -> "dict[str, Any]":
     return found
 
 
-def _version(name: "str", path: "str") -> "str | None":
+def _version(name: str, path: str) -> "str | None":
     answer = proc.run([path, "-v" if name == "unzip" else "--version"], timeout=DEADLINE)
     return parse_system.parse_tool(answer.out or answer.err)

@@ -5,12 +5,11 @@ import stat
 
 from envbuild.node import proc, trust
 from envbuild.node.probe import parse_system
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import read, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     Quotas = dict[str, dict[str, int | None]]
 
 QUOTA_DEADLINE = 3.0
@@ -24,14 +23,14 @@ def quotas(folders: "list[str]") -> "Quotas":
     return parse_system.parse_quota(proc.run([tool, "-w", "-p"], timeout=QUOTA_DEADLINE).out)
 
 
-def existing_parent(path: "str") -> "str":
+def existing_parent(path: str) -> str:
     """The nearest path upwards that exists; a dangling link counts as existing, because it is in the way."""
     while path != "/" and not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 
 
-def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> "dict[str, Any]":
+def disk_facts(path: str, quota: "Quotas", mountinfo: "str | None" = None) -> Json:
     """`DiskFacts` of absolute `path`: bytes and inodes free for this user, with `quota` (see `quotas`) counted in.
 
     `quota_bytes` and `quota_inodes` are the limits themselves. `reason` says why it cannot be written to.
@@ -64,7 +63,7 @@ def disk_facts(path: "str", quota: "Quotas", mountinfo: "str | None" = None) -> 
     return fact
 
 
-def _above(path: "str") -> "list[str]":
+def _above(path: str) -> "list[str]":
     """`path` and all folders above it, as it is written and as links lead; the uppermost first."""
     found = set()
     for each in (path, os.path.realpath(path)):
@@ -74,7 +73,7 @@ def _above(path: "str") -> "list[str]":
     return sorted(found)
 
 
-def _open_to_all(path: "str") -> "str | None":
+def _open_to_all(path: str) -> "str | None":
     """Where everybody can put and replace files, programs that were there before are not ours to run."""
     for folder in _above(path) + [os.path.join(path, "tools"), os.path.join(path, "envs")]:
         try:
@@ -86,7 +85,7 @@ def _open_to_all(path: "str") -> "str | None":
     return None
 
 
-def foreign_owner(path: "str") -> "str | None":
+def foreign_owner(path: str) -> "str | None":
     """What to say of the first folder at or above `path` that belongs to neither us nor root; None without one."""
     trusted = (0, os.geteuid(), trust.overflow_uid())
     for folder in _above(path):
@@ -99,11 +98,11 @@ def foreign_owner(path: "str") -> "str | None":
     return None
 
 
-def _least(free: "int", left: "int | None") -> "int":
+def _least(free: int, left: "int | None") -> int:
     return free if left is None else min(free, left)
 
 
-def _reason(parent: "str", options: "set[str]") -> "str | None":
+def _reason(parent: str, options: "set[str]") -> "str | None":
     if not os.path.exists(parent):
         return "%s is a link that leads nowhere" % parent
     if not os.path.isdir(parent):

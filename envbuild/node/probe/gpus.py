@@ -6,11 +6,8 @@ from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.probe import parse_nvidia
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 SMI_DEADLINE = 10.0
 SMI_LIMIT = 1 << 20  # bytes; a node of 16 GPUs prints some kilobytes
@@ -18,7 +15,7 @@ NVCC_DEADLINE = 10.0
 _FORMAT = "--format=csv,noheader,nounits"
 
 
-def gpu_facts(folders: "list[str]", deadline: "float" = SMI_DEADLINE, root: "str" = "/") -> "dict[str, Any]":
+def gpu_facts(folders: "list[str]", deadline: float = SMI_DEADLINE, root: str = "/") -> Json:
     """`driver`, `gpus`, `gpus_physical`, `visible_devices` as in `NodeFacts`; `deadline` seconds for nvidia-smi.
 
     `root` is where `proc`, `dev` and `sys` are.
@@ -29,7 +26,7 @@ def gpu_facts(folders: "list[str]", deadline: "float" = SMI_DEADLINE, root: "str
     if smi is None:
         problem = "nvidia-smi is not there, but the kernel module or a GPU is" if module or physical else None
         driver = {"version": module, "cuda_ceiling": None, "problem": problem}
-        gpus = []  # type: list[dict[str, Any]]
+        gpus: list[Json] = []
     else:
         driver, gpus = _ask(smi, deadline)
         driver["version"] = driver["version"] or module
@@ -41,17 +38,17 @@ def gpu_facts(folders: "list[str]", deadline: "float" = SMI_DEADLINE, root: "str
     }
 
 
-def _ask(smi: "str", deadline: "float") -> "tuple[dict[str, Any], list[dict[str, Any]]]":
+def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     query = [smi, "--query-gpu=" + ",".join(parse_nvidia.QUERY_FIELDS), _FORMAT]
     run = partial(proc.run, timeout=deadline, limit=SMI_LIMIT)
     both = proc.parallel([partial(run, argv) for argv in ([smi], query)])
     plain, answer = both[0] or proc.Finished(missing=True), both[1] or proc.Finished(missing=True)
     header = parse_nvidia.parse_header(plain.out)
-    driver = {
+    driver: Json = {
         "version": header["version"],
         "cuda_ceiling": header["cuda_ceiling"],
         "problem": None,
-    }  # type: dict[str, Any]
+    }
     fields = parse_nvidia.QUERY_FIELDS
     if parse_nvidia.query_is_too_new(answer.out + answer.err):
         fields = parse_nvidia.OLD_QUERY_FIELDS
@@ -70,7 +67,7 @@ def _ask(smi: "str", deadline: "float") -> "tuple[dict[str, Any], list[dict[str,
     return driver, gpus
 
 
-def _problem(answer: "proc.Finished", deadline: "float") -> "str | None":
+def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
     if answer.timed_out:
         return "nvidia-smi did not answer within %g s" % deadline
     if answer.missing:
@@ -84,7 +81,7 @@ def _problem(answer: "proc.Finished", deadline: "float") -> "str | None":
     return "nvidia-smi ended with %s: %s" % (answer.rc, lines[-1][:200] if lines else "no output")
 
 
-def _unread(answer: "proc.Finished", gpus: "list[dict[str, Any]]") -> "str | None":
+def _unread(answer: "proc.Finished", gpus: "list[Json]") -> "str | None":
     """What is wrong with an answer that came in time and with 0, and that no GPU can be read from."""
     text = answer.out.strip()
     if gpus or not text:
@@ -94,7 +91,7 @@ def _unread(answer: "proc.Finished", gpus: "list[dict[str, Any]]") -> "str | Non
     return "nvidia-smi named no GPU in its answer: %r" % text[:80]
 
 
-def _physical(root: "str") -> "int":
+def _physical(root: str) -> int:
     """GPUs in this machine, also those that a job or a container may not use: the most that any witness sees."""
     devices = [name for name in names(os.path.join(root, "dev")) if re.match(r"nvidia[0-9]+\Z", name)]
     pci = 0
@@ -105,7 +102,7 @@ def _physical(root: "str") -> "int":
     return max(len(names(os.path.join(root, "proc/driver/nvidia/gpus"))), len(devices), pci)
 
 
-def nvcc_facts(folders: "list[str]", root: "str" = "/") -> "list[dict[str, str]]":
+def nvcc_facts(folders: "list[str]", root: str = "/") -> "list[dict[str, str]]":
     """Every CUDA compiler of PATH, CUDA_HOME, CUDA_PATH and /usr/local/cuda*: real path and version."""
     homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     local = os.path.join(root, "usr/local")

@@ -6,12 +6,12 @@ import re
 from functools import partial
 
 from envbuild.node import proc
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 DEADLINE = 10.0
 _NAME = re.compile(r"python3(?:\.([0-9]{1,2}))?\Z")
@@ -64,11 +64,11 @@ print(json.dumps(out))
 
 def python_facts(
     folders: "list[str]",
-    prefix: "str",
+    prefix: str,
     wanted: "list[str]",
-    packages: "bool" = False,
+    packages: bool = False,
     asked: "Sequence[str]" = (),
-) -> "list[dict[str, Any]]":
+) -> "list[Json]":
     """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those
     and what was asked for by name.
 
@@ -77,7 +77,7 @@ def python_facts(
     interpreters, wherever they are, or names to look for in PATH; their entry names them under `also`.
     """
     candidates = _candidates(_places(folders, prefix), wanted)
-    also = {}  # type: dict[tuple[str, str], list[str]]
+    also: dict[tuple[str, str], list[str]] = {}
     for name in asked:
         path = os.path.expanduser(name) if "/" in name else _first(folders, name)
         if path.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -85,7 +85,7 @@ def python_facts(
             candidates.setdefault(_key(path), path)
     keys = list(candidates)
     answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
-    found = {}  # type: dict[str, dict[str, Any]]
+    found: dict[str, Json] = {}
     for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
         if answer and (not wanted or key in also or ".".join(answer["version"].split(".")[:2]) in wanted):
             fact = found.setdefault(answer["path"], answer)
@@ -94,13 +94,13 @@ def python_facts(
     return [found[path] for path in sorted(found)]
 
 
-def _first(folders: "list[str]", name: "str") -> "str":
+def _first(folders: "list[str]", name: str) -> str:
     """The program that PATH gives for a name; empty where it gives none."""
     found = (os.path.join(folder, name) for folder in folders if not _is_shims(folder))
     return next((path for path in found if os.access(path, os.X_OK)), "")
 
 
-def _places(folders: "list[str]", prefix: "str") -> "list[str]":
+def _places(folders: "list[str]", prefix: str) -> "list[str]":
     home = os.path.expanduser("~")
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
     pyenvs = [os.environ.get("PYENV_ROOT") or os.path.join(home, ".pyenv")]
@@ -114,11 +114,11 @@ def _places(folders: "list[str]", prefix: "str") -> "list[str]":
     return [folder for folder in folders if not _is_shims(folder)] + [os.path.join(each, "bin") for each in homes]
 
 
-def _is_shims(folder: "str") -> "bool":
+def _is_shims(folder: str) -> bool:
     return os.path.basename(folder.rstrip("/")) == "shims"
 
 
-def _key(path: "str") -> "tuple[str, str]":
+def _key(path: str) -> "tuple[str, str]":
     """The interpreter's file and, where it is in one, its virtual environment: together they are its identity."""
     home = os.path.dirname(os.path.realpath(os.path.dirname(path)))
     return os.path.realpath(path), home if os.path.isfile(os.path.join(home, "pyvenv.cfg")) else ""
@@ -127,7 +127,7 @@ def _key(path: "str") -> "tuple[str, str]":
 def _candidates(places: "list[str]", wanted: "list[str]") -> "dict[tuple[str, str], str]":
     """One path for each interpreter file; a link in a virtual environment counts apart from what it points to."""
     tried = ["python3"] + ["python3.%d" % minor for minor in range(4, 30)]
-    chosen = {}  # type: dict[tuple[str, str], str]
+    chosen: dict[tuple[str, str], str] = {}
     for place in places:
         if not os.path.isdir(place):
             continue
@@ -143,7 +143,7 @@ def _candidates(places: "list[str]", wanted: "list[str]") -> "dict[tuple[str, st
     return chosen
 
 
-def _ask(path: "str", packages: "bool") -> "dict[str, Any] | None":
+def _ask(path: str, packages: bool) -> "Json | None":
     """Run one candidate; None when it is no CPython 3 that answers in time."""
     arguments = ["-c", _ASK] + (["-P"] if packages else [])
     answer = proc.run([path, "-I"] + ([] if packages else ["-S"]) + arguments, timeout=DEADLINE, limit=4 << 20)
@@ -158,12 +158,12 @@ def _ask(path: "str", packages: "bool") -> "dict[str, Any] | None":
         return None
     home = os.path.dirname(os.path.dirname(executable))
     virtual = bool(read(os.path.join(home, "pyvenv.cfg"), 1))
-    fact = {
+    fact: Json = {
         "path": executable if virtual else os.path.realpath(executable),
         "version": version,
         "implementation": "cpython",
         "virtual": virtual,
-    }  # type: dict[str, Any]
+    }
     openssl = re.match(r"OpenSSL ([0-9.]+)", str(data.get("openssl")))
     if openssl:
         fact["openssl"] = openssl.group(1)

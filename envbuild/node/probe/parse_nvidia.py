@@ -2,12 +2,10 @@
 
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 # In the order asked; a driver older than a field answers for the whole query with an error.
-QUERY_FIELDS = (  # type: tuple[str, ...]
+QUERY_FIELDS: "tuple[str, ...]" = (
     "index",
     "name",
     "uuid",
@@ -37,7 +35,7 @@ _PROBLEMS = (
 )
 
 
-def _value(text: "str") -> "str | None":
+def _value(text: str) -> "str | None":
     """A field, None for what nvidia-smi prints when it has no value."""
     text = text.strip()
     missing = not text or text.startswith(
@@ -51,7 +49,7 @@ def _integer(text: "str | None") -> "int | None":
     return int(text) if text is not None and re.match(r"[0-9]{1,15}\Z", text) else None
 
 
-def parse_query(text: "str", fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[dict[str, Any]]":
+def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Json]":
     """`--query-gpu=FIELDS --format=csv,noheader,nounits` -> GPUs in the shape of `GpuFacts`, plus `driver_version`.
 
     A line that does not have every field is left out (nvidia-smi mixes messages about sick GPUs in).
@@ -69,7 +67,7 @@ def parse_query(text: "str", fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[
     return gpus
 
 
-def _gpu(index: "int", row: "dict[str, str | None]") -> "dict[str, Any]":
+def _gpu(index: int, row: "dict[str, str | None]") -> Json:
     mig = row.get("mig.mode.current")
     return {
         "index": index,
@@ -84,16 +82,16 @@ def _gpu(index: "int", row: "dict[str, str | None]") -> "dict[str, Any]":
     }
 
 
-def parse_header(text: "str") -> "dict[str, str | None]":
+def parse_header(text: str) -> "dict[str, str | None]":
     """Plain or `-q` output -> `version` of the driver and `cuda_ceiling`, the newest CUDA that it supports."""
     driver = _DRIVER.search(text)
     ceiling = _CEILING.search(text)
     return {"version": driver.group(1) if driver else None, "cuda_ceiling": ceiling.group(1) if ceiling else None}
 
 
-def parse_list(text: "str") -> "dict[int, list[str]]":
+def parse_list(text: str) -> "dict[int, list[str]]":
     """`nvidia-smi -L` -> GPU index -> its MIG instances as `3g.40gb MIG-<uuid>`."""
-    found = {}  # type: dict[int, list[str]]
+    found: dict[int, list[str]] = {}
     index = None
     for line in text.splitlines():
         gpu = _LIST_GPU.match(line)
@@ -107,7 +105,7 @@ def parse_list(text: "str") -> "dict[int, list[str]]":
     return found
 
 
-def parse_problem(text: "str") -> "str | None":
+def parse_problem(text: str) -> "str | None":
     """The line of nvidia-smi that says why the driver cannot be asked, with the library version where it is named."""
     lines = [line.strip() for line in text.splitlines()]
     for number, line in enumerate(lines):
@@ -117,18 +115,18 @@ def parse_problem(text: "str") -> "str | None":
     return None
 
 
-def query_is_too_new(text: "str") -> "bool":
+def query_is_too_new(text: str) -> bool:
     """The driver does not know one of the fields asked for."""
     return "is not a valid field to query" in text
 
 
-def parse_proc_version(text: "str") -> "str | None":
+def parse_proc_version(text: str) -> "str | None":
     """`/proc/driver/nvidia/version` -> version of the loaded kernel module."""
     found = _PROC.search(text.replace("\n", " \n"))
     return found.group(1) if found else None
 
 
-def parse_nvcc(text: "str") -> "str | None":
+def parse_nvcc(text: str) -> "str | None":
     """`nvcc --version` -> `11.4.48`; the patch level is in the `V` part."""
     found = _NVCC.search(text)
     return found.group(2) if found else None

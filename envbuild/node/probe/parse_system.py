@@ -2,15 +2,13 @@
 
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Json
 
 _VERSION = re.compile(r"(?<![0-9A-Za-z.])v?([0-9]+(?:\.[0-9]+)+[0-9A-Za-z.+-]*)")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def parse_os_release(text: "str") -> "dict[str, str]":
+def parse_os_release(text: str) -> "dict[str, str]":
     """os-release(5) -> its keys; values unquoted."""
     found = {}
     for line in text.splitlines():
@@ -24,7 +22,7 @@ def parse_os_release(text: "str") -> "dict[str, str]":
     return found
 
 
-def parse_ldd(text: "str") -> "dict[str, str] | None":
+def parse_ldd(text: str) -> "dict[str, str] | None":
     """`ldd --version` (both streams) -> `kind` and `version`; musl prints it on stderr, in two lines."""
     musl = re.search(r"musl libc[^\n]*\n\s*Version ([0-9][0-9.]*)", text)
     if musl:
@@ -33,7 +31,7 @@ def parse_ldd(text: "str") -> "dict[str, str] | None":
     return {"kind": "glibc", "version": glibc.group(1)} if glibc else None
 
 
-def parse_compiler(text: "str") -> "str | None":
+def parse_compiler(text: str) -> "str | None":
     """First line of `gcc --version` -> version; the vendor's own version in parentheses is not it."""
     lines = text.splitlines()
     if not lines:
@@ -43,7 +41,7 @@ def parse_compiler(text: "str") -> "str | None":
     return found.group(1) if found else None
 
 
-def parse_tool(text: "str") -> "str | None":
+def parse_tool(text: str) -> "str | None":
     """The first thing in the first lines of a tool's `--version` that looks like a version."""
     for line in text.splitlines()[:3]:
         found = _VERSION.search(line)
@@ -52,20 +50,20 @@ def parse_tool(text: "str") -> "str | None":
     return None
 
 
-def parse_scheduler_version(kind: "str", text: "str") -> "str | None":
+def parse_scheduler_version(kind: str, text: str) -> "str | None":
     """`sinfo --version` (slurm) or `qstat --version` (pbs) -> version; None when it is another program's answer."""
     pattern = r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)" if kind == "slurm" else r"pbs_version = (\S+)"
     found = re.search(pattern, text)
     return found.group(1) if found else None
 
 
-def parse_meminfo(text: "str") -> "int | None":
+def parse_meminfo(text: str) -> "int | None":
     """`/proc/meminfo` -> total memory in bytes."""
     found = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", text, re.MULTILINE)
     return int(found.group(1)) * 1024 if found else None
 
 
-def parse_mountinfo(text: "str") -> "list[dict[str, Any]]":
+def parse_mountinfo(text: str) -> "list[Json]":
     """`/proc/self/mountinfo` -> `point`, `filesystem`, `source` and `options` (set) of each mount, in order."""
     mounts = []
     for line in text.splitlines():
@@ -84,12 +82,12 @@ def parse_mountinfo(text: "str") -> "list[dict[str, Any]]":
     return mounts
 
 
-def unescape(text: "str") -> "str":
+def unescape(text: str) -> str:
     """Undo the kernel's octal escapes of blanks in paths."""
     return _OCTAL.sub(lambda found: chr(int(found.group(1), 8)), text)
 
 
-def mount_of(path: "str", mounts: "list[dict[str, Any]]") -> "dict[str, Any] | None":
+def mount_of(path: str, mounts: "list[Json]") -> "Json | None":
     """The mount that `path` (absolute, without links) is on: the longest mount point, the last one mounted there."""
     best = None
     for mount in mounts:
@@ -100,7 +98,7 @@ def mount_of(path: "str", mounts: "list[dict[str, Any]]") -> "dict[str, Any] | N
     return best
 
 
-def parse_quota(text: "str") -> "dict[str, dict[str, int | None]]":
+def parse_quota(text: str) -> "dict[str, dict[str, int | None]]":
     """`quota -w -p` -> file system -> `bytes_left`, `bytes`, `inodes_left`, `inodes` (None: no limit).
 
     Columns: file system, blocks of 1 KiB, soft and hard limit, grace, then files, soft, hard, grace. An asterisk
@@ -124,13 +122,13 @@ def parse_quota(text: "str") -> "dict[str, dict[str, int | None]]":
     return found
 
 
-def parse_infiniband_rate(text: "str") -> "float | None":
+def parse_infiniband_rate(text: str) -> "float | None":
     """`200 Gb/sec (4X HDR)` -> 200.0."""
     found = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", text)
     return float(found.group(1)) if found else None
 
 
-def parse_cgroup_paths(text: "str") -> "dict[str, str]":
+def parse_cgroup_paths(text: str) -> "dict[str, str]":
     """`/proc/self/cgroup` -> controller -> path; the unified hierarchy is under the empty name."""
     found = {}
     for line in text.splitlines():
@@ -141,7 +139,7 @@ def parse_cgroup_paths(text: "str") -> "dict[str, str]":
     return found
 
 
-def parse_cpu_max(text: "str") -> "float | None":
+def parse_cpu_max(text: str) -> "float | None":
     """cgroup v2 `cpu.max` (`400000 100000` or `max 100000`) -> number of CPUs, None without a limit."""
     found = re.match(r"\s*([0-9]{1,15}) ([0-9]{1,15})", text)
     return int(found.group(1)) / int(found.group(2)) if found and int(found.group(2)) else None

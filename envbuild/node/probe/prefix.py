@@ -6,12 +6,12 @@ import re
 from functools import partial
 
 from envbuild.node import proc
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 STAMP = os.path.join(".envbuild", "stamp.json")
 REACH_DEADLINE = 3.0
@@ -22,7 +22,7 @@ _PORTS = {"http": 80, "https": 443, "ssh": 22}
 _UV_INDEX = re.compile(r"^\s*(?:(?:index-url|url)\s*=\s*\"([^\"]*)\"|no-index\s*=\s*true)", re.MULTILINE)
 
 
-def _json_object(path: "str") -> "dict[str, Any] | None":
+def _json_object(path: str) -> "Json | None":
     try:
         data = json.loads(read(path))
     except (ValueError, RecursionError):
@@ -30,7 +30,7 @@ def _json_object(path: "str") -> "dict[str, Any] | None":
     return data if isinstance(data, dict) else None
 
 
-def environment_facts(prefix: "str") -> "list[dict[str, Any]]":
+def environment_facts(prefix: str) -> "list[Json]":
     """`StampFacts` of every folder under `<prefix>/envs`; `current` where a link in `<prefix>/current` leads to it."""
     links = os.path.join(prefix, "current")
     # What begins with a dot is the half of a switch that was killed.
@@ -41,7 +41,7 @@ def environment_facts(prefix: "str") -> "list[dict[str, Any]]":
         if not os.path.isdir(path):
             continue
         stamp = _json_object(os.path.join(path, STAMP))
-        fact = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}  # type: dict[str, Any]
+        fact: Json = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}
         for key in ("stack", "profile", "variant_digest", "root"):
             value = (stamp or {}).get(key)
             fact[key] = value if isinstance(value, str) else None
@@ -49,13 +49,13 @@ def environment_facts(prefix: "str") -> "list[dict[str, Any]]":
     return found
 
 
-def toolchain_names(prefix: "str") -> "list[str]":
+def toolchain_names(prefix: str) -> "list[str]":
     """Folders under `<prefix>/tools`."""
     tools = os.path.join(prefix, "tools")
     return [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
 
 
-def lease(prefix: "str") -> "dict[str, Any] | None":
+def lease(prefix: str) -> "Json | None":
     """Who is changing the prefix now: the content of `<prefix>/lease.json`, empty when it is there and unreadable."""
     path = os.path.join(prefix, "lease.json")
     return (_json_object(path) or {}) if os.path.lexists(path) else None
@@ -80,7 +80,7 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
 
 
 def reachable(
-    targets: "dict[str, str]", repositories: "Sequence[str]" = (), deadline: "float" = REACH_DEADLINE
+    targets: "dict[str, str]", repositories: "Sequence[str]" = (), deadline: float = REACH_DEADLINE
 ) -> "dict[str, bool]":
     """Index name, or address of a repository -> a TCP connection to its host, or to the proxy for it, came up within
     `deadline` seconds.
@@ -97,7 +97,7 @@ def reachable(
     return {name: bool(answer) for name, answer in zip(ordered, answers)}  # noqa: B905 - of Python 3.10
 
 
-def configured_index(default: "str") -> "str":
+def configured_index(default: str) -> str:
     """The address of the index that uv asks when a lock names none: that of its or of pip's configuration, else
     `default`; empty where the configuration says that there is none.
     """
@@ -116,7 +116,7 @@ def configured_index(default: "str") -> "str":
     return default
 
 
-def _git_connects(address: "str", deadline: "float") -> "bool":
+def _git_connects(address: str, deadline: float) -> bool:
     """Whether the host that git would ask for a repository takes connections; without git, the one that is named."""
     told = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
     where = told.out.strip() if told.ok else address
@@ -126,7 +126,7 @@ def _git_connects(address: "str", deadline: "float") -> "bool":
     return _connects("ssh://" + host.group(1), deadline) if host else os.path.exists(where)
 
 
-def _connects(url: "str", deadline: "float") -> "bool":
+def _connects(url: str, deadline: float) -> bool:
     import socket
     from urllib.parse import unquote, urlsplit
     from urllib.request import getproxies, proxy_bypass

@@ -5,11 +5,8 @@ import re
 
 from envbuild.node import proc
 from envbuild.node.probe import parse_system
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 DEADLINE = 5.0
 CONTAINERS = ("apptainer", "singularity", "podman", "docker", "buildah", "enroot", "nerdctl", "shifter", "ch-run")
@@ -47,12 +44,12 @@ def libc_facts(folders: "list[str]") -> "dict[str, str]":
     return {"kind": "musl" if musl else "", "version": ""}
 
 
-def product(root: "str" = "/") -> "str":
+def product(root: str = "/") -> str:
     """What the firmware calls this machine (`p4d.24xlarge`, `PowerEdge XE9680`); empty where it does not say."""
     return read(os.path.join(root, "sys/class/dmi/id/product_name")).strip()[:100]
 
 
-def cpu_count(root: "str" = "/") -> "int":
+def cpu_count(root: str = "/") -> int:
     """CPUs that this process may use: affinity, then the cgroup's quota (rounded up)."""
     count = float(len(os.sched_getaffinity(0)))
     paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
@@ -65,7 +62,7 @@ def cpu_count(root: "str" = "/") -> "int":
     return max(1, int(-(-count // 1)))
 
 
-def memory_bytes(root: "str" = "/") -> "int | None":
+def memory_bytes(root: str = "/") -> "int | None":
     """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
     found = [parse_system.parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
     paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
@@ -80,7 +77,7 @@ def memory_bytes(root: "str" = "/") -> "int | None":
     return min([number for number in found if number], default=None)
 
 
-def _upwards(base: "str", path: "str | None") -> "list[str]":
+def _upwards(base: str, path: "str | None") -> "list[str]":
     """The cgroup's folder and its parents; a container may see only `base` itself."""
     if path is None:
         return []
@@ -88,7 +85,7 @@ def _upwards(base: "str", path: "str | None") -> "list[str]":
     return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def umask() -> "str":
+def umask() -> str:
     """As `0022`. /proc is asked first: reading it through umask(2) would change it for a moment."""
     found = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
     if found:
@@ -98,7 +95,7 @@ def umask() -> "str":
     return "%04o" % value
 
 
-def nic_facts(root: "str" = "/") -> "list[dict[str, Any]]":
+def nic_facts(root: str = "/") -> "list[Json]":
     """`NicFacts` of Ethernet interfaces and InfiniBand ports, from sysfs."""
     folder = os.path.join(root, "sys/class/net")
     found = []
@@ -107,19 +104,19 @@ def nic_facts(root: "str" = "/") -> "list[dict[str, Any]]":
             continue
         speed = read(os.path.join(folder, name, "speed")).strip()
         infiniband = read(os.path.join(folder, name, "type")).strip() == "32"
-        fact = {
+        fact: Json = {
             "name": name,
             "kind": "infiniband" if infiniband else "ethernet",
             "state": read(os.path.join(folder, name, "operstate")).strip(),
             "addresses": addresses(name, root),
-        }  # type: dict[str, Any]
+        }
         if re.match(r"[1-9][0-9]{0,8}\Z", speed):
             fact["rate_gbps"] = int(speed) / 1000.0
         found.append(fact)
     return found + _infiniband(root)
 
 
-def addresses(name: "str", root: "str" = "/") -> "list[str]":
+def addresses(name: str, root: str = "/") -> "list[str]":
     """Addresses of a network interface: the first of IPv4, and those of IPv6 that are not for this link alone."""
     import fcntl
     import socket
@@ -141,18 +138,18 @@ def addresses(name: "str", root: "str" = "/") -> "list[str]":
     return found
 
 
-def _infiniband(root: "str") -> "list[dict[str, Any]]":
+def _infiniband(root: str) -> "list[Json]":
     folder = os.path.join(root, "sys/class/infiniband")
     found = []
     for device in names(folder):
         for port in names(os.path.join(folder, device, "ports")):
             place = os.path.join(folder, device, "ports", port)
             link = read(os.path.join(place, "link_layer")).strip()
-            fact = {
+            fact: Json = {
                 "name": device if port == "1" else "%s/%s" % (device, port),
                 "kind": "infiniband" if link == "InfiniBand" else "ethernet",
                 "state": read(os.path.join(place, "state")).strip().partition(": ")[2].lower(),
-            }  # type: dict[str, Any]
+            }
             rate = parse_system.parse_infiniband_rate(read(os.path.join(place, "rate")))
             if rate is not None:
                 fact["rate_gbps"] = rate
@@ -160,7 +157,7 @@ def _infiniband(root: "str") -> "list[dict[str, Any]]":
     return found
 
 
-def scheduler_facts(folders: "list[str]") -> "dict[str, Any]":
+def scheduler_facts(folders: "list[str]") -> Json:
     """`SchedulerFacts`: the job we are in, else the scheduler whose client is there and answers as itself."""
     for kind, job, tool in (("slurm", "SLURM_JOB_ID", "sinfo"), ("pbs", "PBS_JOBID", "qstat")):
         path = which(tool, folders)

@@ -2,9 +2,8 @@
 
 import math
 import time
-from typing import Any, Dict, Optional, Tuple
 
-from envbuild.node.protocol import plural
+from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
 
 __all__ = ["Clock", "Part", "Spec", "plain", "plural"]
@@ -13,7 +12,7 @@ __all__ = ["Clock", "Part", "Spec", "plain", "plural"]
 class Spec:
     """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
 
-    def __init__(self, environment: str, variant: Dict[str, Any], cuda: bool, trial: bool = False) -> None:
+    def __init__(self, environment: str, variant: Json, cuda: bool, trial: bool = False) -> None:
         """`variant` is the lock variant as JSON; `trial`: without GPUs the item `step` is tried on the CPU."""
         self.environment = environment
         self.variant = variant
@@ -46,16 +45,16 @@ class Part:
     def __init__(self, name: str) -> None:
         """`name` as in the evidence, `smoke/…`."""
         self.name = name
-        self.failures = []  # type: list[str]
-        self.missed = []  # type: list[str]
-        self.metrics = []  # type: list[Dict[str, Any]]
-        self.details = {}  # type: Dict[str, Any]
+        self.failures: list[str] = []
+        self.missed: list[str] = []
+        self.metrics: list[Json] = []
+        self.details: Json = {}
         self.says = ""
         self.skipped = ""
         self._started = time.monotonic()
-        self._seconds = None  # type: Optional[float]
+        self._seconds: float | None = None
 
-    def stop(self, seconds: Optional[float] = None) -> "Part":
+    def stop(self, seconds: "float | None" = None) -> "Part":
         """Fix the time it took: `seconds` where it is known, else since it was made."""
         self._seconds = time.monotonic() - self._started if seconds is None else seconds
         return self
@@ -64,7 +63,7 @@ class Part:
         """How long it took, once it is stopped."""
         return self._seconds or 0.0
 
-    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
+    def take(self, outcome: "Outcome", clock: "Clock", who: str) -> None:
         """Add what one process reported and how it ended."""
         self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         ended = how_it_ended(outcome, clock.deadline)
@@ -72,7 +71,7 @@ class Part:
             self.failures.append("%s %s" % (who, ended))
             self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
 
-    def demand(self, outcome: Outcome, names: Tuple[Any, ...]) -> None:
+    def demand(self, outcome: "Outcome", names: "tuple[str | tuple[str, ...], ...]") -> None:
         """Take the named metrics; one that is not there is a failure. A tuple of names means one of them."""
         found = {str(event.get("name")): event for event in outcome.of("metric")}
         for wanted in names:
@@ -83,16 +82,16 @@ class Part:
             for name in present:
                 self.add_metric(found[name])
 
-    def add_metric(self, event: Dict[str, Any]) -> None:
+    def add_metric(self, event: Json) -> None:
         """One Metric as the model wants it."""
-        metric = {key: float(event[key]) for key in ("median", "least", "greatest")}  # type: Dict[str, Any]
+        metric: Json = {key: float(event[key]) for key in ("median", "least", "greatest")}
         if not all(math.isfinite(value) for value in metric.values()):
             self.failures.append("the metric %s is not a finite number" % event["name"])
             return
         metric.update({"name": str(event["name"]), "unit": str(event["unit"]), "n": int(event["n"])})
         self.metrics.append(metric)
 
-    def check(self) -> Dict[str, Any]:
+    def check(self) -> Json:
         """Check JSON (`model/evidence.py`)."""
         failures = self.failures + self.missed
         details = dict(self.details)

@@ -1,7 +1,6 @@
 """Smoke item `extensions`: runs its program, starts it again behind a step that crashed, and makes a check of each."""
 
-from typing import Any, Dict, List, Optional
-
+from envbuild.node.protocol import Json
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
@@ -9,9 +8,9 @@ PROGRAM = "extensions"
 _TOP = "smoke/extensions"
 
 
-def expected(variant: Dict[str, Any]) -> List[str]:
+def expected(variant: Json) -> "list[str]":
     """Import names that the lock's sources promise (`build.extensions`, and the kernels that are built ahead)."""
-    names = []  # type: List[str]
+    names: list[str] = []
     for source in variant.get("sources") or []:
         build = source.get("build") or {}
         names.extend(str(name) for name in build.get("extensions") or [])
@@ -20,13 +19,13 @@ def expected(variant: Dict[str, Any]) -> List[str]:
     return list(dict.fromkeys(names))
 
 
-def run(spec: Spec, scratch: Scratch, clock: Clock) -> List[Part]:
+def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
     """The check of the imports first, then one for each extension that is installed and known."""
     imports = Part(_TOP + "/imports")
     wanted = expected(spec.variant)
-    parts = []  # type: List[Part]
-    todo = None  # type: Optional[List[str]]
-    facts = {}  # type: Dict[str, Any]
+    parts: list[Part] = []
+    todo: list[str] | None = None
+    facts: Json = {}
     while todo is None or todo:
         request = {"cuda": spec.cuda, "expected": wanted, "todo": todo}
         outcome = run_programs(scratch, spec.environment, spec.variables, PROGRAM, [request], clock.left())[0]
@@ -43,7 +42,9 @@ def run(spec: Spec, scratch: Scratch, clock: Clock) -> List[Part]:
     return [imports.stop(max(0.0, own))] + parts
 
 
-def _rest(imports: Part, parts: List[Part], outcome: Outcome, planned: List[str], clock: Clock) -> Optional[List[str]]:
+def _rest(
+    imports: "Part", parts: "list[Part]", outcome: "Outcome", planned: "list[str]", clock: "Clock"
+) -> "list[str] | None":
     """The steps still to do, in a new process; None when the item is over. A step that crashed is a failed check."""
     ended = {str(event.get("step")) for event in outcome.of("ended")}
     begun = [str(event.get("step")) for event in outcome.of("begun")]
@@ -68,7 +69,7 @@ def _rest(imports: Part, parts: List[Part], outcome: Outcome, planned: List[str]
     return left or None
 
 
-def _take(imports: Part, parts: List[Part], event: Dict[str, Any]) -> None:
+def _take(imports: "Part", parts: "list[Part]", event: Json) -> None:
     """One finished step: an import belongs to the check of imports, everything else is a check of its own."""
     step = str(event.get("step"))
     failures = [str(text) for text in event.get("failures") or []]
@@ -87,7 +88,7 @@ def _take(imports: Part, parts: List[Part], event: Dict[str, Any]) -> None:
     parts.append(part.stop(float(event.get("seconds") or 0.0)))
 
 
-def _passed(event: Dict[str, Any]) -> str:
+def _passed(event: Json) -> str:
     """`FusedAdam(adam_w_mode): 6 comparisons in float32, float16, at most 12 % of the tolerance`."""
     dtypes = ", ".join(str(name) for name in event.get("dtypes") or [])
     used = [float(part) for part in (event.get("used") or {}).values()]
@@ -99,7 +100,7 @@ def _passed(event: Dict[str, Any]) -> str:
     return text
 
 
-def _say(imports: Part, parts: List[Part], facts: Dict[str, Any], wanted: List[str]) -> None:
+def _say(imports: "Part", parts: "list[Part]", facts: Json, wanted: "list[str]") -> None:
     """What the check of imports says, and that there was nothing to check where there was nothing."""
     imports.details.update({key: facts[key] for key in ("torch", "gpu", "not_there") if facts.get(key)})
     modules = {str(part.details.get("module")) for part in parts if part.details.get("module")}

@@ -1,16 +1,15 @@
 """What a smoke test did not look at though a reader would take it for granted: checks that say so."""
 
-from typing import Any, Dict, List
-
+from envbuild.node.protocol import Json
 from envbuild.node.smoke.check import Spec
 
 
-def gaps(spec: Spec, items: List[Dict[str, Any]], checks: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def gaps(spec: "Spec", items: "list[Json]", checks: "list[Json]") -> "list[Json]":
     """Check JSON (`skipped`, level `not-checked`) for each; `checks` are those that were made, `items` what was asked.
 
     What `smoke/sound` says of torch, for which CUDA it is built, is known only where it was imported.
     """
-    sound = {}  # type: Dict[str, Any]
+    sound: Json = {}
     sound.update(*(check["details"] for check in checks if check["name"] == "smoke/sound"))
     found = []
     if "torch" in sound and {str(item["name"]) for item in items} == {"sound"}:
@@ -24,6 +23,6 @@ def gaps(spec: Spec, items: List[Dict[str, Any]], checks: List[Dict[str, Any]]) 
     return found
 
 
-def _gap(name: str, says: str) -> Dict[str, Any]:
-    told = {"name": name, "status": "skipped", "says": says, "level": "not-checked"}  # type: Dict[str, Any]
+def _gap(name: str, says: str) -> Json:
+    told: Json = {"name": name, "status": "skipped", "says": says, "level": "not-checked"}
     return dict(told, seconds=0.0, metrics=[], details={})

@@ -8,9 +8,8 @@ nodes. A node whose partner did not come has a check that was not run: it is the
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
 
-from envbuild.node.protocol import Exit, NodeError, plural
+from envbuild.node.protocol import Exit, Json, NodeError, plural
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec
 from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
@@ -23,7 +22,7 @@ _OUTPUT = 6000
 _TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 
 
-def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
+def run(request: Json) -> "tuple[bool, Json]":
     """Entry point of the verb; args and result are in docs/node-program.md. Raises NodeError `nodes-cannot-meet`."""
     args = request["args"]
     environment = str(args.get("environment") or "")
@@ -41,7 +40,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     return False, _meet(spec, place, args)
 
 
-def _meet(spec: Spec, place: Dict[str, Any], args: Dict[str, Any]) -> Dict[str, Any]:
+def _meet(spec: "Spec", place: Json, args: Json) -> Json:
     part = Part(NAME)
     rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
     if rank == 0:
@@ -58,7 +57,7 @@ def _meet(spec: Spec, place: Dict[str, Any], args: Dict[str, Any]) -> Dict[str, 
     return smoke.summary([part.check()])
 
 
-def _not_run(part: Part, missing: List[int], names: List[str], seconds: float) -> Dict[str, Any]:
+def _not_run(part: "Part", missing: "list[int]", names: "list[str]", seconds: float) -> Json:
     """The check of a node that came and whose partners did not."""
     told = ", ".join(names[rank] if rank < len(names) else "the node of rank %d" % rank for rank in missing[:8])
     check = part.stop().check()
@@ -69,7 +68,7 @@ def _not_run(part: Part, missing: List[int], names: List[str], seconds: float) -
 class JointTest:
     """One node of the test, once all have met: `ranks` processes here, `nodes` times as many in all."""
 
-    def __init__(self, spec: Spec, rank: int, nodes: int, ranks: int, meeting: "rendezvous.Meeting") -> None:
+    def __init__(self, spec: "Spec", rank: int, nodes: int, ranks: int, meeting: "rendezvous.Meeting") -> None:
         """Nothing is started yet."""
         self.spec = spec
         self.rank = rank
@@ -79,7 +78,7 @@ class JointTest:
         self.world = nodes * ranks
         self.backend = "nccl" if spec.cuda else "gloo"
 
-    def run(self, part: Part, scratch: Scratch, clock: Clock) -> None:
+    def run(self, part: "Part", scratch: "Scratch", clock: "Clock") -> None:
         """Start torchrun, wait for it at most until the deadline, judge."""
         events, request = scratch.fresh("events"), scratch.fresh("request")
         left = clock.left()
@@ -106,7 +105,7 @@ class JointTest:
         part.says = "the sum over %s on %s (torchrun, %s) is exact in every size and dtype" % words
         part.stop()
 
-    def _variables(self, scratch: Scratch, request: str) -> Dict[str, str]:
+    def _variables(self, scratch: "Scratch", request: str) -> "dict[str, str]":
         """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
         child = child_environment(self.spec.environment, self.spec.variables, scratch.path)
         child["ENVBUILD_SMOKE_REQUEST"] = request
@@ -116,7 +115,7 @@ class JointTest:
                 child.setdefault(name, form % interface)
         return child
 
-    def _command(self, scratch: Scratch) -> List[str]:
+    def _command(self, scratch: "Scratch") -> "list[str]":
         """torchrun, as its module, so that no script of the environment has to name its interpreter."""
         python = os.path.join(self.spec.environment, "bin", "python")
         # Underscores: torch before 2.0 knows no other form.
@@ -132,13 +131,13 @@ class JointTest:
         run = [python] + FLAGS + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
 
-    def _rank_outcome(self, events: str, local: int, whole: Outcome) -> Outcome:
+    def _rank_outcome(self, events: str, local: int, whole: "Outcome") -> "Outcome":
         one = Outcome()
         one.events = read_events("%s-%d" % (events, local))
         one.timed_out = whole.timed_out and not one.of("done")
         return one
 
-    def _judge(self, part: Part, outcome: Outcome, found: List[Outcome], clock: Clock) -> None:
+    def _judge(self, part: "Part", outcome: "Outcome", found: "list[Outcome]", clock: "Clock") -> None:
         for local, one in enumerate(found):
             who = "rank %d of %d" % (self.rank * self.ranks + local, self.world)
             part.failures.extend("%s: %s" % (who, event.get("what")) for event in one.of("failure"))
@@ -153,7 +152,7 @@ class JointTest:
             part.failures.append("torchrun did not end within %g s: other nodes did not leave" % clock.deadline)
         self._judge_ranks(part, [one.facts() for one in found])
 
-    def _judge_ranks(self, part: Part, facts: List[Dict[str, Any]]) -> None:
+    def _judge_ranks(self, part: "Part", facts: "list[Json]") -> None:
         """Every rank of every node must have been there, as one job with the backend that was asked for."""
         first = self.rank * self.ranks
         for local, fact in enumerate(facts):
@@ -172,7 +171,7 @@ class JointTest:
         part.add_metric(metric)
         part.details["bytes"] = int(facts[0]["bytes"])
 
-    def _output(self, events: str, outcome: Outcome) -> str:
+    def _output(self, events: str, outcome: "Outcome") -> str:
         """Stacks of the ranks that hang, then the end of what torchrun printed."""
         texts = []
         for local in range(self.ranks):
@@ -187,7 +186,7 @@ class JointTest:
         return "\n".join(texts + [outcome.stderr[-room:]])[: 2 * _OUTPUT]
 
 
-def _bandwidth(facts: Dict[str, Any], world: int) -> Optional[Dict[str, Any]]:
+def _bandwidth(facts: Json, world: int) -> "Json | None":
     """Bus bandwidth in GB/s from the slowest rank's seconds of each repeat; None where they are not there."""
     seconds, size = facts.get("seconds"), facts.get("bytes")
     if not isinstance(seconds, list) or not seconds or not isinstance(size, int):

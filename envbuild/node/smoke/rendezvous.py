@@ -9,10 +9,9 @@ import json
 import os
 import socket
 import time
-from typing import Any, Dict, List, Optional, Tuple
 
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 
 PORTS = 4  # in a row, of which the first that is free is taken
 _LINE = 4096
@@ -24,7 +23,7 @@ _GRACE = 10.0  # s that others wait longer than the first node, whose answer the
 class Meeting:
     """How it went: `address` and `port` for torchrun, `own` the address of this node there, `missing` ranks."""
 
-    def __init__(self, address: str, port: int, own: str, missing: List[int]) -> None:
+    def __init__(self, address: str, port: int, own: str, missing: "list[int]") -> None:
         """Plain values."""
         self.address = address
         self.port = port
@@ -32,7 +31,7 @@ class Meeting:
         self.missing = missing
 
     @property
-    def interface(self) -> Optional[str]:
+    def interface(self) -> "str | None":
         """The network interface that has this node's address; None where it is not known."""
         if self.own.startswith("127."):
             return "lo"
@@ -43,13 +42,13 @@ class Meeting:
         return next((name for name in names if self.own in system.addresses(name)), None)
 
 
-def receive(ports: List[int], nodes: int, token: str, seconds: float) -> Meeting:
+def receive(ports: "list[int]", nodes: int, token: str, seconds: float) -> "Meeting":
     """The first node: wait until the other `nodes` - 1 have come, at most `seconds`.
 
     Raises NodeError `nodes-cannot-meet` (exit 1) where none of the ports is free.
     """
     listener, port = _listen(ports)
-    found = {}  # type: Dict[int, socket.socket]
+    found: dict[int, socket.socket] = {}
     until = time.monotonic() + seconds
     try:
         with listener:
@@ -68,7 +67,7 @@ def receive(ports: List[int], nodes: int, token: str, seconds: float) -> Meeting
     return Meeting(own, port, own, missing)
 
 
-def _listen(ports: List[int]) -> Tuple[socket.socket, int]:
+def _listen(ports: "list[int]") -> "tuple[socket.socket, int]":
     why = "no port was named"
     for port in ports:
         # On all addresses, as torchrun will: which of them the others can reach is not known here.
@@ -86,7 +85,7 @@ def _listen(ports: List[int]) -> Tuple[socket.socket, int]:
     )
 
 
-def _bound(family: int, everywhere: str, port: int) -> socket.socket:
+def _bound(family: int, everywhere: str, port: int) -> "socket.socket":
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +99,7 @@ def _bound(family: int, everywhere: str, port: int) -> socket.socket:
     return listener
 
 
-def _welcome(listener: socket.socket, found: Dict[int, socket.socket], nodes: int, token: str) -> None:
+def _welcome(listener: "socket.socket", found: "dict[int, socket.socket]", nodes: int, token: str) -> None:
     """Take one connection in; one that is not of this test is closed."""
     try:
         peer, _ = listener.accept()
@@ -116,10 +115,10 @@ def _welcome(listener: socket.socket, found: Dict[int, socket.socket], nodes: in
     found[rank] = peer
 
 
-def join(addresses: List[str], ports: List[int], rank: int, token: str, seconds: float) -> Meeting:
+def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seconds: float) -> "Meeting":
     """Every other node: come to the first one, wait for all. Raises NodeError `nodes-cannot-meet` (exit 1)."""
     until = time.monotonic() + seconds
-    problems = {}  # type: Dict[str, str]
+    problems: dict[str, str] = {}
     while time.monotonic() < until:
         for address in addresses:
             for port in ports:
@@ -140,7 +139,7 @@ def join(addresses: List[str], ports: List[int], rank: int, token: str, seconds:
     )
 
 
-def _come(address: str, port: int, rank: int, token: str, problems: Dict[str, str]) -> Optional[socket.socket]:
+def _come(address: str, port: int, rank: int, token: str, problems: "dict[str, str]") -> "socket.socket | None":
     """A connection to the first node, which has said that it knows this test; None where it is not there."""
     try:
         peer = socket.create_connection((address, port), timeout=_CONNECT)
@@ -154,7 +153,7 @@ def _come(address: str, port: int, rank: int, token: str, problems: Dict[str, st
     return None
 
 
-def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
+def _wait(peer: "socket.socket", address: str, seconds: float) -> "Meeting":
     answer = _read(peer, seconds)
     if not isinstance(answer.get("port"), int):
         raise NodeError(
@@ -167,12 +166,12 @@ def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
     return Meeting(address, answer["port"], _own_address(peer), missing)
 
 
-def _own_address(peer: socket.socket) -> str:
+def _own_address(peer: "socket.socket") -> str:
     own = str(peer.getsockname()[0])
     return own[len("::ffff:") :] if own.startswith("::ffff:") and "." in own else own
 
 
-def _send(peer: socket.socket, data: Dict[str, Any]) -> bool:
+def _send(peer: "socket.socket", data: Json) -> bool:
     try:
         peer.sendall(json.dumps(data).encode("utf-8") + b"\n")
     except OSError:
@@ -180,7 +179,7 @@ def _send(peer: socket.socket, data: Dict[str, Any]) -> bool:
     return True
 
 
-def _read(peer: socket.socket, seconds: float = _CONNECT) -> Dict[str, Any]:
+def _read(peer: "socket.socket", seconds: float = _CONNECT) -> Json:
     """One line of JSON and no byte of the next; empty for anything else, and for none within `seconds` in all."""
     data, until = b"", time.monotonic() + seconds
     try:
@@ -196,7 +195,7 @@ def _read(peer: socket.socket, seconds: float = _CONNECT) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _wait_for_end(peer: socket.socket) -> None:
+def _wait_for_end(peer: "socket.socket") -> None:
     peer.settimeout(_CONNECT)
     try:
         peer.recv(1)
@@ -204,7 +203,7 @@ def _wait_for_end(peer: socket.socket) -> None:
         pass  # it may be gone already
 
 
-def in_job(most: Optional[int]) -> Dict[str, Any]:
+def in_job(most: "int | None") -> Json:
     """What the script of a job says about this node: `rank`, `nodes`, `addresses`, `ports`; `most` nodes take part."""
     try:
         rank, count, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))

@@ -12,10 +12,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import Any, Dict, List, Optional
 
 from envbuild.node import proc, program_files, redact
 from envbuild.node.build import build_dir
+from envbuild.node.protocol import Json
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
@@ -37,14 +37,14 @@ class Outcome:
 
     def __init__(self) -> None:
         """Empty; filled while the process runs."""
-        self.returncode = None  # type: Optional[int]
+        self.returncode: int | None = None
         self.timed_out = False
         self.stopped = False
         self.seconds = 0.0
-        self.events = []  # type: List[Dict[str, Any]]
+        self.events: list[Json] = []
         self.stderr = ""
 
-    def of(self, kind: str) -> List[Dict[str, Any]]:
+    def of(self, kind: str) -> "list[Json]":
         """The events of one kind, in order."""
         return [event for event in self.events if event.get("kind") == kind]
 
@@ -53,15 +53,15 @@ class Outcome:
         stages = self.of("stage")
         return str(stages[-1].get("what")) if stages else "start-up"
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> Json:
         """All facts it reported, later ones over earlier ones."""
-        merged = {}  # type: Dict[str, Any]
+        merged: Json = {}
         for event in self.of("facts"):
             merged.update(event.get("data") or {})
         return merged
 
 
-def how_it_ended(outcome: Outcome, deadline: float) -> Optional[str]:
+def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
     """One phrase for an end that is not a regular one; None when the program reached its end."""
     during = " during %s" % outcome.stage()
     if outcome.timed_out:
@@ -91,7 +91,7 @@ def _last_line(stderr: str) -> str:
 class Scratch:
     """A private folder with the programs' text; removed at the end. Use it in a `with` statement."""
 
-    def __init__(self, tmp: Optional[str], programs: Optional[Dict[str, str]] = None) -> None:
+    def __init__(self, tmp: "str | None", programs: "dict[str, str] | None" = None) -> None:
         """`tmp` is where the folder goes (None: the system's place), `programs` replaces texts by module name."""
         self._tmp = tmp
         self._programs = programs or {}
@@ -127,7 +127,7 @@ class Scratch:
         return os.path.join(self.path, "%s-%d" % (name, self._count))
 
 
-def child_environment(environment: str, variables: Dict[str, Any], scratch: str) -> Dict[str, str]:
+def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
     """The variables of a smoke process: the caller's without PYTHON*, the stack's, caches in the scratch folder."""
     child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     child["VIRTUAL_ENV"] = environment
@@ -148,9 +148,7 @@ def child_environment(environment: str, variables: Dict[str, Any], scratch: str)
 class _Process:
     """One running program, its stderr drained so that it can neither block nor fill a disk."""
 
-    def __init__(
-        self, argv: List[str], request: Dict[str, Any], variables: Dict[str, str], cwd: str, keep: int
-    ) -> None:
+    def __init__(self, argv: "list[str]", request: Json, variables: "dict[str, str]", cwd: str, keep: int) -> None:
         self.outcome = Outcome()
         self._keep = keep
         self._events = str(request["events"])
@@ -201,7 +199,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             pass  # stuck in the kernel: nothing more can be done from here
 
-    def finish(self) -> Outcome:
+    def finish(self) -> "Outcome":
         """Collect events and the last lines of output."""
         if not self.ended():
             self.outcome.seconds = time.monotonic() - self._started
@@ -211,7 +209,7 @@ class _Process:
         return self.outcome
 
 
-def read_events(path: str) -> List[Dict[str, Any]]:
+def read_events(path: str) -> "list[Json]":
     """The events in a file; what is not a JSON object on a line of its own (a torn write) is left out."""
     events = []
     try:
@@ -230,13 +228,13 @@ def read_events(path: str) -> List[Dict[str, Any]]:
 
 
 def run_programs(
-    scratch: Scratch,
+    scratch: "Scratch",
     environment: str,
-    variables: Dict[str, Any],
+    variables: Json,
     name: str,
-    requests: List[Dict[str, Any]],
+    requests: "list[Json]",
     deadline: float,
-) -> List[Outcome]:
+) -> "list[Outcome]":
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 
     When one process ends badly the others get a few seconds to notice and are then stopped.
@@ -245,22 +243,22 @@ def run_programs(
     return run_processes(scratch, program(scratch, environment, name), child, requests, deadline)
 
 
-def program(scratch: Scratch, environment: str, name: str, first: str = "") -> List[str]:
+def program(scratch: "Scratch", environment: str, name: str, first: str = "") -> "list[str]":
     """The argument list that runs program `name` in the environment's interpreter, after the Python text `first`."""
     return [os.path.join(environment, "bin", "python")] + FLAGS + ["-c", first + _START, scratch.path, name]
 
 
 def run_processes(
-    scratch: Scratch,
-    argv: List[str],
-    child: Dict[str, str],
-    requests: List[Dict[str, Any]],
+    scratch: "Scratch",
+    argv: "list[str]",
+    child: "dict[str, str]",
+    requests: "list[Json]",
     deadline: float,
     keep: int = _TAIL,
-) -> List[Outcome]:
+) -> "list[Outcome]":
     """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
     started = time.monotonic()
-    processes = []  # type: List[_Process]
+    processes: list[_Process] = []
     try:
         for request in requests:
             full = dict({"events": scratch.fresh("events")}, **request)
@@ -274,8 +272,8 @@ def run_processes(
     return [process.finish() for process in processes]
 
 
-def _wait(processes: List[_Process], until: float) -> None:
-    stop_at = None  # type: Optional[float]
+def _wait(processes: "list[_Process]", until: float) -> None:
+    stop_at: float | None = None
     while sum(process.ended() for process in processes) < len(processes):  # every one is asked each time
         now = time.monotonic()
         if stop_at is None and any(process.outcome.returncode for process in processes):

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 import socket
-from typing import Any, Dict, List, Optional
 
+from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import (
@@ -22,6 +22,10 @@ from envbuild.node.smoke.runner import (
     run_processes,
     run_programs,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NAME = "smoke/step"
 TRIAL = "smoke/step-cpu-trial"
@@ -40,7 +44,7 @@ _OPEN_MPI = {
 }
 
 
-def run(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: Optional[int]) -> Part:
+def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, gpus: "int | None") -> "Part":
     """The check; `gpus` is how many torch sees, None where nothing has asked it yet."""
     part = Part(NAME if spec.cuda else TRIAL)
     ranks = _ranks(spec, scratch, clock, step, gpus)
@@ -67,14 +71,14 @@ def run(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: 
     return part.stop()
 
 
-def values_for(ranks: int, work: str) -> Dict[str, Any]:
+def values_for(ranks: int, work: str) -> Json:
     """What `{name}` stands for in words and files: two sequences a rank and two microbatches a step."""
     tensor = 1 if ranks % 2 else 2
     data = ranks // tensor
     return {"ranks": ranks, "tensor": tensor, "data": data, "batch": 4 * data, "work": work}
 
 
-def fill(content: Any, values: Dict[str, Any]) -> Any:
+def fill(content: "Any", values: Json) -> "Any":
     """The content with every `{name}` replaced; a text that is one name becomes the value itself. Raises KeyError."""
     if isinstance(content, dict):
         return {key: fill(value, values) for key, value in content.items()}
@@ -88,7 +92,7 @@ def fill(content: Any, values: Dict[str, Any]) -> Any:
     return _NAME.sub(lambda match: str(values[match.group(1)]), content)
 
 
-def _ranks(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpus: Optional[int]) -> int:
+def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, gpus: "int | None") -> int:
     """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
     if spec.cuda and gpus is None:
         asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
@@ -97,23 +101,23 @@ def _ranks(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], gpu
     return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
 
 
-def _mpiexec(spec: Spec) -> Optional[str]:
+def _mpiexec(spec: "Spec") -> "str | None":
     folders = os.path.join(spec.environment, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
     return shutil.which("mpiexec", path=folders)
 
 
-def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], values: Dict[str, Any]) -> List[Outcome]:
+def _start(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, values: Json) -> "list[Outcome]":
     """Start all ranks and wait for them; one outcome for each process that was started here."""
     tree = os.path.join(spec.environment, "src", str(step["source"]))
     words = list(step.get("arguments") or []) + ([] if spec.cuda else list(step.get("on_cpu") or []))
-    request = {
+    request: Json = {
         "tree": tree,
         "script": os.path.join(tree, str(step["script"])),
         "words": [str(word) for word in fill(words, values)],
         "work": values["work"],
         "trial": not spec.cuda,
         "ranks": values["ranks"],
-    }  # type: Dict[str, Any]
+    }
     child = child_environment(spec.environment, spec.variables, scratch.path)
     child = {key: value for key, value in child.items() if not key.startswith(_FOREIGN)}
     child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
@@ -127,15 +131,15 @@ def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Dict[str, Any], val
     return run_processes(scratch, argv, child, requests, clock.left(), _KEPT)
 
 
-def _place(rank: int, ranks: int) -> Dict[str, str]:
+def _place(rank: int, ranks: int) -> "dict[str, str]":
     """What torchrun tells a rank on one node."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
     return {key: str(value) for key, value in own.items()}
 
 
 def _with_mpi(
-    spec: Spec, scratch: Scratch, clock: Clock, request: Dict[str, Any], child: Dict[str, str], argv: List[str]
-) -> List[Outcome]:
+    spec: "Spec", scratch: "Scratch", clock: "Clock", request: Json, child: "dict[str, str]", argv: "list[str]"
+) -> "list[Outcome]":
     """All ranks under one mpiexec, which hands them no request: they read it from a file."""
     left, events = clock.left(), scratch.fresh("events")
     path = scratch.fresh("request")
@@ -153,7 +157,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _judge(part: Part, outcomes: List[Outcome], step: Dict[str, Any], ranks: int, clock: Clock) -> None:
+def _judge(part: "Part", outcomes: "list[Outcome]", step: Json, ranks: int, clock: "Clock") -> None:
     """Every rank must have ended well, all have said that they are done, and the loss must have fallen."""
     several = len(outcomes) > 1
     for rank, outcome in enumerate(outcomes):

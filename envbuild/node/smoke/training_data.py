@@ -3,7 +3,6 @@
 import json
 import os
 import struct
-from typing import List
 
 # A document counts up in steps of its own: what comes next is learnable, so that a loss can fall in few steps.
 _DOCUMENTS = 200
@@ -33,18 +32,18 @@ def _gpt2(folder: str) -> None:
         binary.write(_index([len(tokens) for tokens in documents]))
 
 
-def _symbols() -> List[str]:
+def _symbols() -> "list[str]":
     """GPT-2's 256 symbols, one for each byte: printable characters are themselves, the others start at U+0100."""
     plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
     others = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) for byte in plain] + [chr(256 + number) for number in range(len(others))]
 
 
-def _document(number: int) -> List[int]:
+def _document(number: int) -> "list[int]":
     return [(number * 7 + position * (1 + number % 3)) % 200 for position in range(_LENGTH)]
 
 
-def _index(lengths: List[int]) -> bytes:
+def _index(lengths: "list[int]") -> bytes:
     """Megatron's `.idx`: head, type, counts, length and byte position of every document, and where documents begin."""
     positions, at = [], 0
     for length in lengths:

@@ -8,7 +8,11 @@ launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed o
 import json
 import math
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # The loss of a step, by format; a row of Alpa has none.
 LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
@@ -27,23 +31,23 @@ class Record(NamedTuple):
     """One line: the number of its step (0 where the format has none) and its figures under the names it gives them."""
 
     step: int
-    values: Dict[str, float]
+    values: "dict[str, float]"
 
 
-def read_line(form: str, line: str) -> Optional[Record]:
+def read_line(form: str, line: str) -> "Record | None":
     """The record in a line of a format; None where the line is none. Raises KeyError for an unknown format."""
     return _READERS[form](_COLOUR.sub("", line))
 
 
-def read(form: str, text: str) -> List[Record]:
+def read(form: str, text: str) -> "list[Record]":
     """All records of a text, in its order."""
     found = (read_line(form, line) for line in text.splitlines())
     return [record for record in found if record is not None]
 
 
-def losses(form: str, texts: Iterable[str]) -> List[Tuple[int, float]]:
+def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
     """(step, loss) in order of steps, from what all ranks printed; a step that was skipped has no loss and no place."""
-    found = {}  # type: Dict[int, float]
+    found: dict[int, float] = {}
     for text in texts:
         for record in read(form, text):
             if LOSS[form] in record.values:
@@ -51,7 +55,7 @@ def losses(form: str, texts: Iterable[str]) -> List[Tuple[int, float]]:
     return sorted(found.items())
 
 
-def judge(found: List[Tuple[int, float]], steps: int) -> Optional[str]:
+def judge(found: "list[tuple[int, float]]", steps: int) -> "str | None":
     """Why these losses do not show a training that works; None where they do.
 
     All steps must have told a finite loss, and the median of the last three must be below the first.
@@ -67,7 +71,7 @@ def judge(found: List[Tuple[int, float]], steps: int) -> Optional[str]:
     return None
 
 
-def _megatron(line: str) -> Optional[Record]:
+def _megatron(line: str) -> "Record | None":
     match = _ITERATION.search(line)
     if match is None:
         return None
@@ -80,14 +84,14 @@ def _megatron(line: str) -> Optional[Record]:
     return Record(int(match.group(1)), values)
 
 
-def _deepspeed(line: str) -> Optional[Record]:
+def _deepspeed(line: str) -> "Record | None":
     match = _STEPS.search(line)
     if match is None:
         return None
     return Record(int(match.group(1)), {name.strip(): float(value) for name, value in _PAIR.findall(match.group(2))})
 
 
-def _metaseq(line: str) -> Optional[Record]:
+def _metaseq(line: str) -> "Record | None":
     parts = line.split(" | ", 3)
     if len(parts) < 4 or parts[2].strip() != "train_inner":
         return None
@@ -103,14 +107,14 @@ def _metaseq(line: str) -> Optional[Record]:
     return Record(int(values["num_updates"]), values) if math.isfinite(values.get("num_updates", math.nan)) else None
 
 
-def _alpa(line: str) -> Optional[Record]:
+def _alpa(line: str) -> "Record | None":
     match = _ALPA.search(line)
     if match is None:
         return None
     return Record(0, {name: float(value) for name, value in _ITEM.findall(match.group(0))})
 
 
-def _number(text: str) -> Optional[float]:
+def _number(text: str) -> "float | None":
     try:
         return float(text)
     except ValueError:

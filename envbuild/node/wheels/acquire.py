@@ -7,14 +7,13 @@ import time
 import uuid
 
 from envbuild.node import hashing, identity, lease, paths, protocol, redact
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.entry import Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from envbuild.node.wheels.store import Store
 
@@ -24,10 +23,10 @@ _LONGEST_PAUSE = 5.0
 
 def obtain(
     store: "Store",
-    inputs: "dict[str, Any]",
-    owner: "dict[str, Any]",
-    build: "Callable[[str], dict[str, Any]]",
-    tmp: "str",
+    inputs: Json,
+    owner: Json,
+    build: "Callable[[str], Json]",
+    tmp: str,
     wait: "float | None" = None,
 ) -> "tuple[Entry, bool]":
     """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
@@ -72,12 +71,12 @@ def obtain(
         held.release()
 
 
-def _failure(store: "Store", key: "str") -> "str":
+def _failure(store: "Store", key: str) -> str:
     """Where the last failed build of `key` is told to those who wait for it."""
     return store.place("leases", key + ".failed.json")
 
 
-def _tell_failure(path: "str", error: "NodeError", mine: "dict[str, Any]") -> "None":
+def _tell_failure(path: str, error: "NodeError", mine: Json) -> None:
     try:
         told = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
         paths.write_json(path, told, 0o600)  # the end of a build's output is for its owner, as the log is
@@ -86,14 +85,14 @@ def _tell_failure(path: "str", error: "NodeError", mine: "dict[str, Any]") -> "N
         log("the failure is not told to others: %s" % other)
 
 
-def _forget_failure(path: "str") -> "None":
+def _forget_failure(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
         pass  # none there, or another user's; it is older than whoever waits from now on
 
 
-def _fail_with(path: "str", since: "float | None") -> "None":
+def _fail_with(path: str, since: "float | None") -> None:
     """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
     told = paths.read_json(path) if since is not None else None
     try:
@@ -111,7 +110,7 @@ def _fail_with(path: "str", since: "float | None") -> "None":
     )
 
 
-def _private(store: "Store", key: "str", tmp: "str") -> "Entry | None":
+def _private(store: "Store", key: str, tmp: str) -> "Entry | None":
     if not any(name.startswith(key) for name in store.folders()):
         return None
     folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
@@ -122,10 +121,11 @@ def _private(store: "Store", key: "str", tmp: "str") -> "Entry | None":
 
 
 def _wait(
-    store: "Store", key: "str", mine: "dict[str, Any]", tmp: "str", deadline: "float"
+    store: "Store", key: str, mine: Json, tmp: str, deadline: float
 ) -> "tuple[lease.Lease | None, Entry | None, float | None]":
     """The lease of `key`, or the entry that another builder finished meanwhile; and when the waiting for one began."""
-    said, since = "", None  # type: str, float | None
+    said: str = ""
+    since: float | None = None
     pause = 0.1
     while True:
         try:
@@ -158,10 +158,10 @@ def _wait(
 
 def _build(
     store: "Store",
-    inputs: "dict[str, Any]",
-    owner: "dict[str, Any]",
-    build: "Callable[[str], dict[str, Any]]",
-    tmp: "str",
+    inputs: Json,
+    owner: Json,
+    build: "Callable[[str], Json]",
+    tmp: str,
 ) -> "Entry":
     out = tempfile.mkdtemp(prefix="built-", dir=tmp)
     facts = build(out)

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 
 from envbuild.node import hashing, paths
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.wheels import entry as wheel_entry
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ _RECORD_LIMIT = 16 * 1024 * 1024
 _BLOCK = 1024 * 1024
 
 
-def pack(store: "Store", keys: "list[str] | None", to: "str") -> "dict[str, Any]":
+def pack(store: "Store", keys: "list[str] | None", to: str) -> Json:
     """Write the entries of `keys` (None: all that are good) to the new tar file `to`; every wheel is checked.
 
     Result: `file`, `sha256`, `bytes`, `packed` (keys). Raises NodeError `wheel-unknown` (exit 2) for a key that the
@@ -53,7 +53,7 @@ def pack(store: "Store", keys: "list[str] | None", to: "str") -> "dict[str, Any]
     return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "packed": packed}
 
 
-def _write(store: "Store", keys: "list[str]", must: "bool", work: "str", out: "Any") -> "list[str]":
+def _write(store: "Store", keys: "list[str]", must: bool, work: str, out: "Any") -> "list[str]":
     packed = []
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for key in keys:
@@ -74,13 +74,13 @@ def _write(store: "Store", keys: "list[str]", must: "bool", work: "str", out: "A
     return packed
 
 
-def _add(archive: "tarfile.TarFile", name: "str", content: "Any", size: "int") -> "None":
+def _add(archive: "tarfile.TarFile", name: str, content: "Any", size: int) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o644
     archive.addfile(member, content)
 
 
-def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[str, Any]":
+def unpack(store: "Store", path: str, sha256: "str | None" = None) -> Json:
     """Take every entry of the pack at `path` into the store, after all of them were checked; none where one is bad.
 
     Result: `taken` (keys that are new), `there` (keys that the store had). Raises NodeError `pack-damaged` (exit 5),
@@ -120,7 +120,7 @@ def unpack(store: "Store", path: "str", sha256: "str | None" = None) -> "dict[st
     return {"taken": taken, "there": there}
 
 
-def _damaged(path: "str", why: "str") -> "NodeError":
+def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
         "pack-damaged",
         "%s is no whole pack of wheels" % path,
@@ -130,9 +130,10 @@ def _damaged(path: "str", why: "str") -> "NodeError":
     )
 
 
-def _extract(path: "str", stream: "Any", work: "str") -> "set[str]":
+def _extract(path: str, stream: "Any", work: str) -> "set[str]":
     """Write the members, which must be plain files of entries and nothing else, below `work`; returns the keys."""
-    keys, said = set(), None  # type: set[str], Any
+    keys: set[str] = set()
+    said: Any = None
     try:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
@@ -163,12 +164,12 @@ def _extract(path: "str", stream: "Any", work: "str") -> "set[str]":
     return keys
 
 
-def _copy(content: "Any", out: "Any") -> "None":
+def _copy(content: "Any", out: "Any") -> None:
     for block in iter(lambda: content.read(_BLOCK), b""):
         out.write(block)
 
 
-def _checked(path: "str", folder: "str") -> "wheel_entry.Entry":
+def _checked(path: str, folder: str) -> "wheel_entry.Entry":
     """An extracted entry whose record and every byte are right."""
     os.chmod(folder, 0o755)  # noqa: S103 - whatever the umask; it lies in a private folder
     try:

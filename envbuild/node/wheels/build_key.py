@@ -13,12 +13,11 @@ import shlex
 
 from envbuild.node import proc, variables
 from envbuild.node.packages import installed
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import Json, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
 RECIPE = 2
@@ -29,19 +28,19 @@ print(json.dumps({k: sysconfig.get_config_var(k) or "" for k in ("SOABI", "CC", 
 """
 
 
-def build_key(inputs: "dict[str, Any]") -> "str":
+def build_key(inputs: Json) -> str:
     """sha256 (hex) over canonical JSON of `inputs` (see `key_inputs`)."""
     text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def key_inputs(
-    source: "dict[str, Any]",
-    variant: "dict[str, Any]",
-    toolchain: "dict[str, Any]",
+    source: Json,
+    variant: Json,
+    toolchain: Json,
     arch_list: "Sequence[str]",
     patches: "Sequence[str] | None" = None,
-) -> "dict[str, Any]":
+) -> Json:
     """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
 
     `toolchain`: of `read_toolchain`. `arch_list`: TORCH_CUDA_ARCH_LIST in parts. `patches`: digests of the patches as
@@ -70,14 +69,16 @@ def key_inputs(
         "packages": _versions({each["name"]: each["version"] for each in variant.get("packages") or []}),
         "base": _versions(variant.get("provided") or {}),
         # A value that is a path set only where it exists does not reach a build.
-        "variables": {key: value for key, value in (variant.get("environment") or {}).items() if _is_text(value)},
+        "variables": {
+            key: value for key, value in (variant.get("environment") or {}).items() if isinstance(value, str)
+        },
         "arch_list": sorted(set(arch_list)),
         "toolchain": {key: toolchain.get(key) or "" for key in ("cc", "cxx", "ld", "libc", "nvcc", "mpi")},
         "environment": dict(toolchain.get("environment") or {}),
     }
 
 
-def why_not_for(own: "dict[str, Any]", other: "dict[str, Any]") -> "str":
+def why_not_for(own: Json, other: Json) -> str:
     """Why a wheel that another node built of the inputs `other` is none for the node of `own`; empty when it is one.
 
     A tool that this node does not have cannot make its wheel differ, and a linker or nvcc without a compiler neither:
@@ -94,15 +95,11 @@ def why_not_for(own: "dict[str, Any]", other: "dict[str, Any]") -> "str":
     return "; ".join(wrong)
 
 
-def _is_text(value: "Any") -> "bool":
-    return isinstance(value, str)
-
-
 def _versions(packages: "dict[str, str]") -> "dict[str, str]":
     return {installed.normal_name(name): version for name, version in packages.items()}
 
 
-def _patch_digests(source: "dict[str, Any]", patches: "Sequence[str] | None") -> "list[str]":
+def _patch_digests(source: Json, patches: "Sequence[str] | None") -> "list[str]":
     names = list(source.get("patches") or [])
     found = [pin["digest"] for pin in source.get("patch_pins") or []] if patches is None else list(patches)
     if len(found) != len(names):
@@ -114,7 +111,7 @@ def _patch_digests(source: "dict[str, Any]", patches: "Sequence[str] | None") ->
     return found
 
 
-def read_toolchain(python: "str", cuda_home: "str | None", env: "dict[str, str] | None" = None) -> "dict[str, Any]":
+def read_toolchain(python: str, cuda_home: "str | None", env: "dict[str, str] | None" = None) -> Json:
     """What a build on this node would use: the first lines of each tool's version, and the variables that tools read.
 
     Keys: `cc`, `cxx`, `ld`, `nvcc`, `mpi` (empty where there is none), `libc`, `machine`, `python` (SOABI of the
@@ -139,7 +136,7 @@ def read_toolchain(python: "str", cuda_home: "str | None", env: "dict[str, str] 
     }
 
 
-def _says(argv: "list[str]", env: "dict[str, str]") -> "str":
+def _says(argv: "list[str]", env: "dict[str, str]") -> str:
     path = env.get("PATH") or os.defpath
     folders = [folder for folder in path.split(":") if folder.startswith("/")]
     program = argv[0]
@@ -152,7 +149,7 @@ def _says(argv: "list[str]", env: "dict[str, str]") -> "str":
     return done.out if done.ok else ""
 
 
-def _first_line(command: "str", env: "dict[str, str]") -> "str":
+def _first_line(command: str, env: "dict[str, str]") -> str:
     try:
         argv = shlex.split(command)
     except ValueError:
@@ -161,14 +158,14 @@ def _first_line(command: "str", env: "dict[str, str]") -> "str":
     return lines[0].strip() if lines else ""
 
 
-def _nvcc_release(text: "str") -> "str":
+def _nvcc_release(text: str) -> str:
     """`release 12.4, V12.4.131` and the line with its build from `nvcc --version`."""
     release = re.search(r"release [^\n]+", text)
     build = re.search(r"^Build [^\n]+", text, re.MULTILINE)
     return "; ".join(each.group(0).strip() for each in (release, build) if each)
 
 
-def _libc(env: "dict[str, str]") -> "str":
+def _libc(env: "dict[str, str]") -> str:
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
@@ -177,7 +174,7 @@ def _libc(env: "dict[str, str]") -> "str":
     return " ".join((done.out + done.err).split("\n")[:2]).strip()
 
 
-def _python_says(python: "str", env: "dict[str, str]") -> "dict[str, str]":
+def _python_says(python: str, env: "dict[str, str]") -> "dict[str, str]":
     done = proc.run([python, "-I", "-S", "-c", _ASK], timeout=_DEADLINE, env=env)
     try:
         told = json.loads(done.out)

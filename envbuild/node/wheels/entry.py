@@ -7,6 +7,7 @@ import os
 import re
 
 from envbuild.node import paths, protocol, trust
+from envbuild.node.protocol import Json
 from envbuild.node.wheels.build_key import build_key
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ _BLOCK = 1024 * 1024
 class UnusableEntryError(Exception):
     """An entry that is not used: `kind` is `gone`, `untrusted` or `damaged`; `why` in words."""
 
-    def __init__(self, kind: "str", why: "str") -> "None":
+    def __init__(self, kind: str, why: str) -> None:
         """Plain data."""
         super().__init__(why)
         self.kind = kind
@@ -35,27 +36,27 @@ class Entry:
     `stored` is False for a wheel that was built and could not be put into the store. Times in seconds since 1970.
     """
 
-    def __init__(self, wheel: "str", data: "dict[str, Any]", stored: "bool", last_used: "float" = 0.0) -> "None":
+    def __init__(self, wheel: str, data: Json, stored: bool, last_used: float = 0.0) -> None:
         """`data` as in build.json."""
         self.data = data
-        self.key = data["key"]  # type: str
+        self.key: str = data["key"]
         self.wheel = wheel
-        self.sha256 = data["sha256"]  # type: str
-        self.size = data["size"]  # type: int
-        self.inputs = data["inputs"]  # type: dict[str, Any]
-        self.facts = data["facts"]  # type: dict[str, Any]
-        self.builder = data.get("builder") or {}  # type: dict[str, Any]
+        self.sha256: str = data["sha256"]
+        self.size: int = data["size"]
+        self.inputs: Json = data["inputs"]
+        self.facts: Json = data["facts"]
+        self.builder: Json = data.get("builder") or {}
         self.built_at = float(data.get("built_at") or 0)
         self.stored = stored
         self.last_used = last_used
 
 
-def is_wheel_name(name: "str") -> "bool":
+def is_wheel_name(name: str) -> bool:
     """True for a plain file name that ends in `.whl`."""
     return _WHEEL.match(name) is not None
 
 
-def check(folder: "str", trusted: "frozenset[int]", into: "str | None" = None) -> "Entry":
+def check(folder: str, trusted: "frozenset[int]", into: "str | None" = None) -> "Entry":
     """The entry in `folder` after its owner (one of `trusted`), its record and every byte of its wheel were checked.
 
     With `into` the wheel is copied to that folder and the Entry names the copy. Raises UnusableEntryError, and
@@ -82,7 +83,7 @@ def check(folder: "str", trusted: "frozenset[int]", into: "str | None" = None) -
     return Entry(wheel, data, True, last_used)
 
 
-def _hash(handle: "int", path: "str", out: "int") -> "tuple[str, int]":
+def _hash(handle: int, path: str, out: int) -> "tuple[str, int]":
     """sha256 and bytes of an open file, its content also written to the descriptor `out` (-1: nowhere)."""
     total, size = hashlib.sha256(), 0
     try:
@@ -101,7 +102,7 @@ def _hash(handle: "int", path: "str", out: "int") -> "tuple[str, int]":
         os.close(handle)
 
 
-def _open(path: "str", trusted: "frozenset[int]") -> "int":
+def _open(path: str, trusted: "frozenset[int]") -> int:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -113,7 +114,7 @@ def _open(path: "str", trusted: "frozenset[int]") -> "int":
     return handle
 
 
-def read(folder: "str", trusted: "frozenset[int]") -> "tuple[dict[str, Any], float]":
+def read(folder: str, trusted: "frozenset[int]") -> "tuple[Json, float]":
     """The build.json in `folder` and its last use; the wheel is not read. Raises UnusableEntryError."""
     try:
         facts = os.lstat(folder)
@@ -135,7 +136,7 @@ def read(folder: "str", trusted: "frozenset[int]") -> "tuple[dict[str, Any], flo
     return data, last_used
 
 
-def write(folder: "str", data: "dict[str, Any]", wheel: "str") -> "None":
+def write(folder: str, data: Json, wheel: str) -> None:
     """Fill the new folder `folder` with a copy of `wheel` and build.json, durably; `data` gets `sha256` and `size`.
 
     Nobody but us can write the files, whatever the umask. Raises OSError.
@@ -151,20 +152,20 @@ def write(folder: "str", data: "dict[str, Any]", wheel: "str") -> "None":
     paths.sync_dir(folder)
 
 
-def _finish(out: "Any") -> "None":
+def _finish(out: "Any") -> None:
     out.flush()
     os.fchmod(out.fileno(), 0o644)
     os.fsync(out.fileno())
 
 
-def _unreadable(path: "str", error: "OSError") -> "UnusableEntryError":
+def _unreadable(path: str, error: "OSError") -> "UnusableEntryError":
     if error.errno == errno.ESTALE or (error.errno == errno.ENOENT and not os.path.isdir(os.path.dirname(path))):
         return UnusableEntryError("gone", "it was removed meanwhile")
     kind = "untrusted" if error.errno in (errno.EACCES, errno.EPERM) else "damaged"
     return UnusableEntryError(kind, "%s cannot be read: %s" % (os.path.basename(path), error.strerror))
 
 
-def malformed(data: "Any", name: "str") -> "str":
+def malformed(data: object, name: str) -> str:
     """What is wrong with the content of a build.json in the folder `name`; empty when nothing is."""
     kinds = (("key", str), ("inputs", dict), ("wheel", str), ("sha256", str), ("size", int), ("facts", dict))
     if not isinstance(data, dict) or data.get("version") != VERSION:

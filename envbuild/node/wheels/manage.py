@@ -4,19 +4,15 @@ import os
 import time
 
 from envbuild.node import identity, lease, paths, protocol
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.wheels import archive, entry
 from envbuild.node.wheels.store import Store, default_path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 KEEP_DAYS = 90.0
 _DAY = 86400.0
 
 
-def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
+def run(request: Json) -> "tuple[bool, Json]":
     """Do `args.action` (`list`, `verify`, `prune`, `pack`, `unpack`) in `args.store` (default `<prefix>/store/wheels`).
 
     `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
@@ -46,7 +42,7 @@ def run(request: "dict[str, Any]") -> "tuple[bool, dict[str, Any]]":
     return bool(result.pop("changed", False)), result
 
 
-def _expanded(given: "str") -> "str":
+def _expanded(given: str) -> str:
     try:
         return protocol.expand_prefix(given)
     except NodeError as error:
@@ -54,7 +50,7 @@ def _expanded(given: "str") -> "str":
         raise NodeError("store-invalid", what, why=error.why, hint=error.hint) from None
 
 
-def describe(store: "Store", name: "str") -> "dict[str, Any]":
+def describe(store: "Store", name: str) -> Json:
     """What an entry says of itself, its wheel not read; `state` is `unchecked`, `damaged` or `not used`, with `why`."""
     try:
         data, last_used = entry.read(store.place(name), store.trusted)
@@ -84,7 +80,7 @@ def describe(store: "Store", name: "str") -> "dict[str, Any]":
     }
 
 
-def size_of(path: "str") -> "int":
+def size_of(path: str) -> int:
     """Bytes of the files in a folder, or of a file."""
     if not os.path.isdir(path) or os.path.islink(path):
         try:
@@ -94,7 +90,7 @@ def size_of(path: "str") -> "int":
     return sum(size_of(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
 
 
-def _quarantined(store: "Store") -> "list[dict[str, Any]]":
+def _quarantined(store: "Store") -> "list[Json]":
     found = []
     for name in _names(store.place("quarantine")):
         if not name.endswith(".json"):
@@ -105,14 +101,14 @@ def _quarantined(store: "Store") -> "list[dict[str, Any]]":
     return found
 
 
-def _names(folder: "str") -> "list[str]":
+def _names(folder: str) -> "list[str]":
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _list(store: "Store") -> "dict[str, Any]":
+def _list(store: "Store") -> Json:
     entries = [describe(store, name) for name in store.folders()]
     total = sum(each["size"] for each in entries)
     return {
@@ -124,7 +120,7 @@ def _list(store: "Store") -> "dict[str, Any]":
     }
 
 
-def _verify(store: "Store") -> "dict[str, Any]":
+def _verify(store: "Store") -> Json:
     entries = []
     for name in store.folders():
         told = describe(store, name)
@@ -141,7 +137,7 @@ def _verify(store: "Store") -> "dict[str, Any]":
     return {"store": store.path, "notes": store.notes, "entries": entries, "damaged": damaged, "ok": not damaged}
 
 
-def _prune(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+def _prune(path: str, args: Json) -> Json:
     days = args.get("keep_days", KEEP_DAYS)
     if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days <= 1e6:
         raise NodeError("request-invalid", "`keep_days` must be a number of days, 0 or more")
@@ -170,14 +166,14 @@ def _prune(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
     }
 
 
-def _file(args: "dict[str, Any]") -> "str":
+def _file(args: Json) -> str:
     given = args.get("file")
     if not isinstance(given, str):
         raise NodeError("request-invalid", "`file` must be a path")
     return _expanded(given)
 
 
-def _pack(store: "Store", args: "dict[str, Any]") -> "dict[str, Any]":
+def _pack(store: "Store", args: Json) -> Json:
     keys = args.get("keys")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         raise NodeError("request-invalid", "`keys` must be a list of build keys")
@@ -185,7 +181,7 @@ def _pack(store: "Store", args: "dict[str, Any]") -> "dict[str, Any]":
     return dict(archive.pack(store, found, _file(args)), store=store.path, notes=store.notes, changed=True)
 
 
-def _full(store: "Store", beginning: "str") -> "str":
+def _full(store: "Store", beginning: str) -> str:
     """The one key of the store that begins so."""
     known = sorted({name[:64] for name in store.folders() if name.startswith(beginning)})
     if len(known) == 1:
@@ -197,7 +193,7 @@ def _full(store: "Store", beginning: "str") -> "str":
     )
 
 
-def _unpack(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
+def _unpack(path: str, args: Json) -> Json:
     sha256 = args.get("sha256")
     if sha256 is not None and not isinstance(sha256, str):
         raise NodeError("request-invalid", "`sha256` must be a text")
@@ -211,17 +207,17 @@ def _unpack(path: "str", args: "dict[str, Any]") -> "dict[str, Any]":
 class _Pruning:
     """One pass over a store: what goes and what stays, with the reason."""
 
-    def __init__(self, store: "Store", days: "float", dry: "bool") -> "None":
+    def __init__(self, store: "Store", days: float, dry: bool) -> None:
         self.store = store
         self.dry = dry
-        self.removed = []  # type: list[dict[str, Any]]
-        self.kept = []  # type: list[dict[str, Any]]
+        self.removed: list[Json] = []
+        self.kept: list[Json] = []
         now = time.time() if dry or store.use != "read-write" else store.now()
         self.before = now - days * _DAY
         # What a builder may still be writing is left alone, however short the time asked for.
         self.writing = min(self.before, now - _DAY)
 
-    def entries(self) -> "None":
+    def entries(self) -> None:
         """Entries that nobody used for so long."""
         for name in self.store.folders():
             told = describe(self.store, name)
@@ -231,7 +227,7 @@ class _Pruning:
             else:
                 self._remove(self.store.place(name), name[:64], dict(told, name=name), entry.BUILD)
 
-    def leftovers(self) -> "None":
+    def leftovers(self) -> None:
         """The quarantine, half-written entries of dead builders, and their leases."""
         for item in _quarantined(self.store):
             path = self.store.place("quarantine", item["name"])
@@ -250,7 +246,7 @@ class _Pruning:
             if _mtime(path) < self.writing and not self.dry:
                 _unlink(path)
 
-    def _remove(self, path: "str", key: "str", told: "dict[str, Any]", used: "str" = "") -> "None":
+    def _remove(self, path: str, key: str, told: Json, used: str = "") -> None:
         """Remove `path` under the lease of `key`, so that nobody builds it or puts it there meanwhile.
 
         `used`: the file in it whose time is the last use; an entry that was used since it was judged stays.
@@ -273,7 +269,7 @@ class _Pruning:
             if held is not None:
                 held.release()
 
-    def _lease(self, key: "str") -> "tuple[lease.Lease | None, dict[str, Any] | None]":
+    def _lease(self, key: str) -> "tuple[lease.Lease | None, Json | None]":
         path = self.store.place("leases", key + ".json")
         if not self.dry:
             mine = dict(identity.here(), run="prune", what="wheels prune")
@@ -282,21 +278,21 @@ class _Pruning:
         alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))
         return None, owner if alive else None
 
-    def _delete(self, path: "str") -> "None":
+    def _delete(self, path: str) -> None:
         """Rename away, then delete: no entry is ever half there."""
         away = self.store.place("tmp", "%s.pruned-%s" % (os.path.basename(path)[:64], os.urandom(4).hex()))
         os.rename(path, away)
         paths.remove_tree(away)
 
 
-def _mtime(path: "str") -> "float":
+def _mtime(path: str) -> float:
     try:
         return os.lstat(path).st_mtime
     except OSError:
         return float("inf")
 
 
-def _unlink(path: "str") -> "None":
+def _unlink(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:

@@ -20,21 +20,17 @@ import time
 import uuid
 
 from envbuild.node import identity, lease, paths, trust
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 PROVEN = "proven.json"
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
 
-def default_path(prefix: "str") -> "str":
+def default_path(prefix: str) -> str:
     """The wheel store of a prefix where no other is named."""
     return os.path.join(prefix, "store", "wheels")
 
@@ -45,12 +41,12 @@ class Store:
     A store that cannot be used is no error: nothing is found in it and nothing is put there.
     """
 
-    def __init__(self, path: "str", create: "bool" = False) -> "None":
+    def __init__(self, path: str, create: bool = False) -> None:
         """Look at the store, with `create` making it; raises NodeError `disk-full` or `inodes-full` (exit 75)."""
         self.path = os.path.realpath(path)
-        self.notes = []  # type: list[str]
+        self.notes: list[str] = []
         self.use = "none"
-        self.trusted = frozenset()  # type: frozenset[int]
+        self.trusted: frozenset[int] = frozenset()
         try:
             if create:
                 os.makedirs(self.path, exist_ok=True)
@@ -69,21 +65,21 @@ class Store:
         if create:
             self._try_to_write()
 
-    def note(self, text: "str") -> "None":
+    def note(self, text: str) -> None:
         """Say once, as a warning and in `notes`, what is not as it should be."""
         text = "wheel store %s: %s" % (self.path, text)
         if text not in self.notes:
             self.notes.append(text)
             log("warning: " + text)
 
-    def _cannot(self, text: "str", error: "OSError") -> "None":
+    def _cannot(self, text: str, error: "OSError") -> None:
         # A store that takes no writes is read; only one without room ends the run.
         full = paths.no_room(error, self.path)
         if full is not None:
             raise full from error
         self.note(text)
 
-    def _try_to_write(self) -> "None":
+    def _try_to_write(self) -> None:
         try:
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
             for name in ("leases", "tmp", "quarantine"):
@@ -101,11 +97,11 @@ class Store:
         except OSError as error:
             self._cannot("is only read, what is built is not kept: %s" % error, error)
 
-    def place(self, *names: "str") -> "str":
+    def place(self, *names: str) -> str:
         """A path below the store."""
         return os.path.join(self.path, *names)
 
-    def now(self) -> "float":
+    def now(self) -> float:
         """The file server's time in seconds since 1970; raises OSError where the store cannot be written."""
         handle, temporary = tempfile.mkstemp(prefix=".now-", dir=self.place("tmp"))
         os.close(handle)
@@ -122,18 +118,18 @@ class Store:
         except OSError:
             return []
 
-    def find(self, key: "str") -> "Entry | None":
+    def find(self, key: str) -> "Entry | None":
         """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one."""
         return self._take(key, None)
 
-    def take(self, key: "str", folder: "str") -> "Entry | None":
+    def take(self, key: str, folder: str) -> "Entry | None":
         """As `find`, with the wheel copied into the private `folder` in the same pass.
 
         What is installed is then what was checked, whatever happens to the store meanwhile.
         """
         return self._take(key, folder)
 
-    def _take(self, key: "str", folder: "str | None") -> "Entry | None":
+    def _take(self, key: str, folder: "str | None") -> "Entry | None":
         there = self.folders()
         for name in (key, "%s-%d" % (key, os.geteuid())):
             if name not in there:
@@ -150,7 +146,7 @@ class Store:
             return entry
         return None
 
-    def _not_used(self, name: "str", found: "UnusableEntryError") -> "None":
+    def _not_used(self, name: str, found: "UnusableEntryError") -> None:
         if found.kind == "gone":
             return
         if found.kind == "damaged" and self.use == "read-write":
@@ -158,7 +154,7 @@ class Store:
         else:
             self.note("entry %.12s is not used: %s" % (name, found.why))
 
-    def _used(self, key: "str") -> "str | None":
+    def _used(self, key: str) -> "str | None":
         """The folder name of the entry of `key` that we would use."""
         for name in (key, "%s-%d" % (key, os.geteuid())):
             try:
@@ -168,7 +164,7 @@ class Store:
             return name
         return None
 
-    def proved(self, key: "str") -> "None":
+    def proved(self, key: str) -> None:
         """The wheel of `key` works; said once, by who could write the entry. Best effort."""
         name = self._used(key)
         if name is None or self.use != "read-write" or os.path.lexists(self.place(name, PROVEN)):
@@ -178,7 +174,7 @@ class Store:
         except (OSError, NodeError) as error:
             log("that %.12s works is not told to others: %s" % (key, error))
 
-    def reject(self, key: "str", why: "str") -> "None":
+    def reject(self, key: str, why: str) -> None:
         """Move the entry of `key` that we would use away, because its wheel does not work.
 
         One that has worked anywhere stays: then it is this environment that it does not work in.
@@ -187,7 +183,7 @@ class Store:
         if name is not None and self.use == "read-write" and not os.path.lexists(self.place(name, PROVEN)):
             self.quarantine(name, why)
 
-    def quarantine(self, name: "str", why: "str") -> "str | None":
+    def quarantine(self, name: str, why: str) -> "str | None":
         """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
         where = self.place("quarantine", "%s.%s" % (name, uuid.uuid4().hex[:8]))
         told = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
@@ -208,10 +204,10 @@ class Store:
 
     def put(
         self,
-        inputs: "dict[str, Any]",
-        wheel: "str",
-        facts: "dict[str, Any]",
-        builder: "dict[str, Any] | None" = None,
+        inputs: Json,
+        wheel: str,
+        facts: Json,
+        builder: "Json | None" = None,
         built_at: "float | None" = None,
     ) -> "Entry":
         """Keep the wheel at the path `wheel` under the key of `inputs`; returns its Entry, or the one that was first.
@@ -235,7 +231,7 @@ class Store:
                 exit_code=Exit.REFUSED,
             ) from error
 
-    def _put(self, data: "dict[str, Any]", wheel: "str") -> "Entry":
+    def _put(self, data: Json, wheel: str) -> "Entry":
         if self.use != "read-write":
             raise OSError(errno.EROFS, "; ".join(self.notes) or "the store is only read")
         key = data["key"]
@@ -258,7 +254,7 @@ class Store:
         finally:
             paths.remove_tree(work)
 
-    def sweep(self, key: "str") -> "None":
+    def sweep(self, key: str) -> None:
         """Remove what dead builders of `key` left; only under its lease."""
         for name in os.listdir(self.place("tmp")):
             if name.startswith(key + "."):

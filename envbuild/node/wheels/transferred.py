@@ -5,15 +5,11 @@ import shutil
 import tempfile
 
 from envbuild.node import paths
-from envbuild.node.protocol import NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.wheels import archive
 from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key, why_not_for
 from envbuild.node.wheels.store import Store
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Handed:
@@ -23,16 +19,16 @@ class Handed:
     `used`, `why` (why not, or why another key than the node's own was right).
     """
 
-    def __init__(self, given: "dict[str, Any] | None") -> "None":
+    def __init__(self, given: "Json | None") -> None:
         """`given` None or empty: nothing was handed."""
         given = given or {}
         self.by = str(given.get("by") or "another node")
-        self.keys = dict(given.get("keys") or {})  # type: dict[str, str]
-        self.file = given.get("file")  # type: str | None
-        self.sha256 = given.get("sha256")  # type: str | None
-        self.told = {}  # type: dict[str, dict[str, Any]]
+        self.keys: dict[str, str] = dict(given.get("keys") or {})
+        self.file: str | None = given.get("file")
+        self.sha256: str | None = given.get("sha256")
+        self.told: dict[str, Json] = {}
 
-    def take_in(self, path: "str") -> "None":
+    def take_in(self, path: str) -> None:
         """Take the pack into the store at `path` and remove it, with what lies beside it in a folder `packs`.
 
         A store that cannot be written is left as it is.
@@ -52,7 +48,7 @@ class Handed:
             _remove(self.file)
         self.file = None
 
-    def expected(self, store: "Store", source: "str", own: "dict[str, Any]") -> "bool":
+    def expected(self, store: "Store", source: str, own: Json) -> bool:
         """True when the store seems to have a handed wheel for `own` (`key_inputs`); the wheel is not read."""
         key = self.keys.get(source)
         if key is None or not any(name.startswith(key) for name in store.folders()):
@@ -62,7 +58,7 @@ class Handed:
         except wheel_entry.UnusableEntryError:
             return False
 
-    def entry(self, store: "Store", source: "str", own: "dict[str, Any]", tmp: "str") -> "wheel_entry.Entry | None":
+    def entry(self, store: "Store", source: str, own: Json, tmp: str) -> "wheel_entry.Entry | None":
         """The handed wheel of a source, checked and copied below `tmp`, where it is right for the inputs `own`."""
         key = self.keys.get(source)
         if key is None:
@@ -81,7 +77,7 @@ class Handed:
         return None
 
 
-def _remove(pack: "str") -> "None":
+def _remove(pack: str) -> None:
     folder = os.path.dirname(pack)
     try:
         # Beside it may lie packs of runs that were killed.

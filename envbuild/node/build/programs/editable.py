@@ -25,7 +25,7 @@ _BACKEND = re.compile(r"(?m)^\s*build-backend\s*=\s*[\"']([^\"']*)[\"']")
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: envbuild\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
-def backend(project: "str") -> "tuple[str, bool]":
+def backend(project: str) -> "tuple[str, bool]":
     """The build backend that a project names, setuptools' own where it names none; whether it lies in its tree."""
     try:
         with open(os.path.join(project, "pyproject.toml"), encoding="utf-8", errors="replace") as stream:
@@ -44,20 +44,20 @@ def _lacking() -> "Any":
     if in_tree or module != "setuptools.build_meta":
         return None
     try:
-        made = importlib.import_module(module)  # type: Any
+        made: Any = importlib.import_module(module)
     except ImportError:
         return None
     made = getattr(made, attribute, made) if attribute else made
     return None if hasattr(made, "build_editable") else made
 
 
-def _metadata(made: "Any", folder: "str") -> "tuple[dict[str, bytes], Any]":
+def _metadata(made: "Any", folder: str) -> "tuple[dict[str, bytes], Any]":
     """The files of the `.dist-info`, made below `folder`, and the Distribution of setup()."""
     base = importlib.import_module("distutils.dist").Distribution.__mro__[-2]
-    found = []  # type: list[Any]
+    found: list[Any] = []
     original = base.run_commands
 
-    def run_commands(dist: "Any") -> "None":
+    def run_commands(dist: "Any") -> None:
         found.append(dist)
         original(dist)
 
@@ -66,14 +66,14 @@ def _metadata(made: "Any", folder: "str") -> "tuple[dict[str, bytes], Any]":
     return _files(os.path.join(folder, made.prepare_metadata_for_build_wheel(folder))), found[-1]
 
 
-def _stem(metadata: "bytes") -> "str":
+def _stem(metadata: bytes) -> str:
     """`<name>-<version>` as a wheel and its folders are named; old ones name the folder without a version."""
     head = metadata.decode("utf-8").split("\n\n")[0]
     found = [re.search(r"(?m)^%s: *(.+?)\r?$" % key, head) for key in ("Name", "Version")]
     return "-".join(re.sub(r"[^A-Za-z0-9.+!]+", "_", each.group(1)) for each in found if each)
 
 
-def _root(dist: "Any") -> "str":
+def _root(dist: "Any") -> str:
     """The folder, in the project's, that a .pth file has to name; ends the program where one is not enough."""
     places = dict(dist.package_dir or {})
     root = places.pop("", "")
@@ -84,13 +84,13 @@ def _root(dist: "Any") -> "str":
     return os.path.normpath(os.path.join(os.getcwd(), root))
 
 
-def _compile(dist: "Any") -> "None":
+def _compile(dist: "Any") -> None:
     if dist.has_ext_modules():
         dist.reinitialize_command("build_ext").inplace = 1
         dist.run_command("build_ext")
 
 
-def _scripts(dist: "Any", folder: "str") -> "dict[str, bytes]":
+def _scripts(dist: "Any", folder: str) -> "dict[str, bytes]":
     """The files of `scripts=`, which are no entry points, by name; `#!python` is the installer's to replace."""
     if not dist.scripts:
         return {}
@@ -100,7 +100,7 @@ def _scripts(dist: "Any", folder: "str") -> "dict[str, bytes]":
     return _files(folder)
 
 
-def _files(folder: "str") -> "dict[str, bytes]":
+def _files(folder: str) -> "dict[str, bytes]":
     out = {}
     for name in sorted(os.listdir(folder)):
         if os.path.isfile(os.path.join(folder, name)):
@@ -109,7 +109,7 @@ def _files(folder: "str") -> "dict[str, bytes]":
     return out
 
 
-def _write(path: "str", info: "str", files: "dict[str, bytes]") -> "None":
+def _write(path: str, info: str, files: "dict[str, bytes]") -> None:
     rows = []
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in sorted(files.items()):
@@ -119,7 +119,7 @@ def _write(path: "str", info: "str", files: "dict[str, bytes]") -> "None":
         archive.writestr(info + "/RECORD", "".join(rows) + info + "/RECORD,,\n")
 
 
-def main(out: "str") -> "None":
+def main(out: str) -> None:
     """Make the wheel in the folder `out`, or nothing there; ends with setup.py's own exit code."""
     made = _lacking()
     if made is None:

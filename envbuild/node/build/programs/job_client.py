@@ -41,14 +41,14 @@ _CUDA_WEIGHT = 8  # a .cu file takes much longer than a C++ file of its size
 _SWEEPS = 50  # times to look for what a session still runs, 20 ms apart
 
 
-def connect(path: "str") -> "socket.socket":
+def connect(path: str) -> "socket.socket":
     """A line to the builder; raises OSError."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(path)
     return line
 
 
-def send(line: "socket.socket", message: "dict[str, Any]") -> "None":
+def send(line: "socket.socket", message: "dict[str, Any]") -> None:
     """Write one message."""
     line.sendall(json.dumps(message).encode("ascii") + b"\n")
 
@@ -61,11 +61,11 @@ def receive(line: "socket.socket") -> "dict[str, Any]":
         if not part:
             raise OSError("the builder is gone")
         data += part
-    answer = json.loads(data.decode("ascii"))  # type: dict[str, Any]
+    answer: dict[str, Any] = json.loads(data.decode("ascii"))
     return answer
 
 
-def weigh(command: "list[str]") -> "int":
+def weigh(command: "list[str]") -> int:
     """How long a command takes, roughly: the longest are started first, links before all."""
     sources = [word for word in command if _SOURCE.search(word)]
     if "-c" not in command and "--compile" not in command and not sources:
@@ -80,7 +80,7 @@ def weigh(command: "list[str]") -> "int":
     return total
 
 
-def archs(command: "list[str]") -> "int":
+def archs(command: "list[str]") -> int:
     """How many GPU architectures an nvcc command compiles for; nvcc can do them at once."""
     return len({command[i + 1] if word in ("-gencode", "--generate-code") and i + 1 < len(command) else word
                 for i, word in enumerate(command) if _ARCH.match(word)})  # fmt: skip
@@ -96,7 +96,7 @@ def threads(command: "list[str]") -> "int | None":
     return None
 
 
-def take(path: "str", source: "str", memory: "float", command: "list[str]") -> "int":
+def take(path: str, source: str, memory: float, command: "list[str]") -> int:
     """Run `command` under a token; returns its exit code. After an OOM kill it runs once more, with fewer beside it."""
     line = connect(path)
     nvcc = any(os.path.basename(word) == "nvcc" for word in command[:2])
@@ -130,7 +130,7 @@ def _run(command: "list[str]", line: "socket.socket") -> "tuple[int, bool]":
     assert stream is not None
     tail, open_ = b"", True
     while open_ or process.poll() is None:
-        watched = [stream, line] if open_ else [line]  # type: list[Any]
+        watched: list[Any] = [stream, line] if open_ else [line]
         ready = select.select(watched, [], [], 0.2 if open_ else 0.005)[0]
         if stream in ready:
             part = os.read(stream.fileno(), 65536)
@@ -146,12 +146,12 @@ def _run(command: "list[str]", line: "socket.socket") -> "tuple[int, bool]":
     return (128 - code if code < 0 else code), killed
 
 
-def _end_group() -> "None":
+def _end_group() -> None:
     """The builder is gone (only it writes here, and only when asked): end everything that it started."""
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _in_session(session: "int") -> "list[int]":
+def _in_session(session: int) -> "list[int]":
     """Process ids of a session, those that ended and wait for their parent left out (proc(5), fields 3 and 6)."""
     found = []
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
@@ -165,7 +165,7 @@ def _in_session(session: "int") -> "list[int]":
     return found
 
 
-def _end_session() -> "None":
+def _end_session() -> None:
     """End what the command left running. Not by group: ninja gives every compile command a group of its own."""
     own = os.getpid()
     if os.getsid(0) != own:
@@ -182,7 +182,7 @@ def _end_session() -> "None":
         time.sleep(0.02)
 
 
-def guard(path: "str", command: "list[str]") -> "int":
+def guard(path: str, command: "list[str]") -> int:
     """Run `command` with errors among the output; returns its exit code. Nothing of it runs on afterwards.
 
     143 when this program is told to end (SIGTERM), 125 when the builder is gone.
@@ -190,7 +190,7 @@ def guard(path: "str", command: "list[str]") -> "int":
     os.dup2(1, 2)
     line = connect(path)
     send(line, {"op": "guard"})
-    told = []  # type: list[int]
+    told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     process = subprocess.Popen(command)
     while process.poll() is None and not told:
@@ -203,7 +203,7 @@ def guard(path: "str", command: "list[str]") -> "int":
     return 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
-def main(words: "list[str]") -> "int":
+def main(words: "list[str]") -> int:
     """The program; `words` are its arguments."""
     options, command = words[: words.index("--")], words[words.index("--") + 1 :]
     if options[0] == "guard":

@@ -42,17 +42,17 @@ class State:
     that could not be built, or None), `setup` (whether setup() was called).
     """
 
-    def __init__(self, request: "dict[str, Any]") -> "None":
+    def __init__(self, request: "dict[str, Any]") -> None:
         """`request`: see the module."""
         self.request = request
         self.gate = _load(request["gate"])
         # It starts once for every compile command: not to be compiled itself each time.
         self.program = str(request["gate"]) + "c"
         py_compile.compile(request["gate"], cfile=self.program, doraise=True)
-        self.extensions = []  # type: list[dict[str, Any]]
-        self.unread = []  # type: list[str]
+        self.extensions: list[dict[str, Any]] = []
+        self.unread: list[str] = []
         self.gated = "commands"
-        self.failed = None  # type: str | None
+        self.failed: str | None = None
         self.setup = False
 
     def prefix(self) -> "list[str]":
@@ -61,7 +61,7 @@ class State:
         words = [request["socket"], request["source"], str(request["memory"]), "--"]
         return [sys.executable, "-I", "-S", self.program, "take"] + words
 
-    def write(self) -> "None":
+    def write(self) -> None:
         """Write the report; the last one counts."""
         names = ("extensions", "unread", "gated", "failed", "setup")
         temporary = self.request["report"] + ".new"
@@ -69,7 +69,7 @@ class State:
             json.dump({name: getattr(self, name) for name in names}, stream)
         os.rename(temporary, self.request["report"])
 
-    def tell(self, text: "str") -> "None":
+    def tell(self, text: str) -> None:
         """One line for the node's log, at once."""
         try:
             line = self.gate.connect(self.request["socket"])
@@ -79,7 +79,7 @@ class State:
             pass
 
 
-def _load(path: "str") -> "ModuleType":
+def _load(path: str) -> "ModuleType":
     spec = importlib.util.spec_from_file_location("envbuild_build_gate", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -87,7 +87,7 @@ def _load(path: "str") -> "ModuleType":
     return module
 
 
-def hook(state: "State") -> "None":
+def hook(state: "State") -> None:
     """Put our hooks on the classes of distutils, before setup.py imports anything."""
     try:
         importlib.import_module("setuptools")  # it replaces distutils, so it comes first, as with pip
@@ -130,7 +130,7 @@ def _parser(state: "State", original: "Any") -> "Any":
 def _builder(state: "State") -> "Any":
     """`build_ext.build_extensions` that forks a process for every extension."""
 
-    def build_extensions(command: "Any") -> "None":
+    def build_extensions(command: "Any") -> None:
         command.check_extensions_list(command.extensions)
         whole = _starts_programs(command) or _hook_torch(state, command)
         if whole:
@@ -151,16 +151,16 @@ def _builder(state: "State") -> "Any":
     return build_extensions
 
 
-def _is_library(extension: "Any") -> "bool":
+def _is_library(extension: "Any") -> bool:
     return type(extension).__name__ == "Library"
 
 
-def _row(command: "Any", extension: "Any", seconds: "float") -> "dict[str, Any]":
+def _row(command: "Any", extension: "Any", seconds: float) -> "dict[str, Any]":
     name = command.get_ext_fullname(extension.name)
     return {"name": name, "optional": bool(getattr(extension, "optional", False)), "seconds": round(seconds, 2)}
 
 
-def _starts_programs(command: "Any") -> "bool":
+def _starts_programs(command: "Any") -> bool:
     """Whether a build_ext of the project's own runs other programs, which know nothing of tokens."""
     own = [each for each in type(command).__mro__ if each.__module__.split(".")[0] not in _KNOWN + ("builtins",)]
     codes = [getattr(value, "__code__", None) for each in own for value in vars(each).values()]
@@ -177,9 +177,9 @@ def _gated(prefix: "list[str]", original: "Any") -> "Any":
     return spawn
 
 
-def _hook_torch(state: "State", command: "Any") -> "bool":
+def _hook_torch(state: "State", command: "Any") -> bool:
     """Put the gate into the ninja files that torch writes; True when torch uses ninja and cannot be hooked."""
-    module = sys.modules.get(_TORCH)  # type: Any
+    module: Any = sys.modules.get(_TORCH)
     if module is None or not getattr(command, "use_ninja", False):
         return False
     original = getattr(module, "_write_ninja_file", None)
@@ -203,15 +203,15 @@ def _hook_torch(state: "State", command: "Any") -> "bool":
 class Pool:
     """The extensions of one command, each in a process of its own."""
 
-    def __init__(self, state: "State", command: "Any", whole: "bool") -> "None":
+    def __init__(self, state: "State", command: "Any", whole: bool) -> None:
         """`whole`: an extension takes its tokens at its begin, not one for each compile command."""
         self.state = state
         self.command = command
         self.share = max(1, state.request["jobs"] // max(1, len(command.extensions))) if whole else 0
-        self.running = {}  # type: dict[int, tuple[int, float]]
-        self.seconds = {}  # type: dict[int, float]
+        self.running: dict[int, tuple[int, float]] = {}
+        self.seconds: dict[int, float] = {}
 
-    def run(self) -> "None":
+    def run(self) -> None:
         """Build all; ends this program (exit code 1) when one that is not optional fails."""
         waiting = list(range(len(self.command.extensions)))
         while waiting or self.running:
@@ -223,10 +223,10 @@ class Pool:
         self.state.extensions += rows
         self.state.write()
 
-    def _log(self, index: "int") -> "str":
+    def _log(self, index: int) -> str:
         return os.path.join(self.state.request["logs"], "%03d.log" % index)
 
-    def _start(self, index: "int") -> "None":
+    def _start(self, index: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -245,7 +245,7 @@ class Pool:
             sys.stderr.flush()
             os._exit(code)
 
-    def _child(self, index: "int") -> "None":
+    def _child(self, index: int) -> None:
         log = os.open(self._log(index), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -267,7 +267,7 @@ class Pool:
             return
         command.build_extension(extension)
 
-    def _finish(self) -> "None":
+    def _finish(self) -> None:
         """Wait for one."""
         pid, status = os.wait()
         if pid not in self.running:
@@ -291,7 +291,7 @@ class Pool:
             os._exit(1)  # then the guard ends the other extensions
 
 
-def main(path: "str") -> "None":
+def main(path: str) -> None:
     """Make the wheel; ends with setup.py's own exit code."""
     with open(path) as stream:
         request = json.load(stream)
