@@ -7,8 +7,10 @@ do next. The command line prints it and exits with its documented code; there is
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class ExitCode(enum.IntEnum):
@@ -50,6 +52,22 @@ def gravest(codes: Iterable[int]) -> ExitCode:
         if code in present:
             return code
     return min(present, default=ExitCode.OK)
+
+
+def exit_of(errors: Mapping[str, EnvbuildError]) -> ExitCode:
+    """The one exit code for the errors of several nodes."""
+    return gravest(error.exit_code for error in errors.values())
+
+
+def as_dicts(errors: Mapping[str, EnvbuildError]) -> dict[str, dict[str, Any]]:
+    """The errors of nodes, for `--json` and the journal."""
+    return {node: error.as_dict() for node, error in errors.items()}
+
+
+def sort_out(answers: Mapping[str, T | EnvbuildError]) -> tuple[dict[str, T], dict[str, EnvbuildError]]:
+    """What nodes answered, and the errors of those that did not."""
+    errors = {node: answer for node, answer in answers.items() if isinstance(answer, EnvbuildError)}
+    return {node: answer for node, answer in answers.items() if not isinstance(answer, EnvbuildError)}, errors
 
 
 class EnvbuildError(Exception):

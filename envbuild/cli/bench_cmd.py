@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +61,8 @@ def bench(ui: Ui, /, stack_name: str, trials: int, deadline: float, logs: tuple[
         deadline=deadline,
         logs=tuple(map(Path, logs)),
     )
-    settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
     with RunProgress(ui) as progress:
-        evidence, run = bench(prepared, settings, progress, asked)
-    return show_evidence(ui, evidence, run)
+        return show_evidence(ui, *bench(prepared, settings_of(config), progress, asked))
 
 
 # What a launch can also be given; one machine needs none of it.

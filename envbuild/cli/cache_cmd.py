@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from envbuild.cli.choose import configured, place_options, target_of
-from envbuild.cli.output import Ui, common_options, keep_days, pruned
-from envbuild.errors import EnvbuildError, gravest
+from envbuild.cli.choose import configured, keep_days, place_options, target_of
+from envbuild.cli.output import Ui, common_options, pruned
+from envbuild.errors import EnvbuildError, as_dicts, exit_of, sort_out
 
 HERE = "this machine"
 
@@ -49,8 +49,7 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
         # What lies under a shared prefix can be seen without a job.
         target = as_login(target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
         answers |= node_caches(target, days or 0.0, dry_run=dry_run, wait=configured(flags).wait)
-    good = {where: item for where, item in answers.items() if not isinstance(item, EnvbuildError)}
-    errors = {where: item for where, item in answers.items() if isinstance(item, EnvbuildError)}
+    good, errors = sort_out(answers)
 
     def human() -> str:
         lines = [line for where, item in good.items() for line in (f"{where}:", *_rows(item, old=days is not None))]
@@ -61,8 +60,8 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
         return "\n".join([*lines, *(f"{where}: {error}" for where, error in errors.items())])
 
     told = [{"where": where, **item} for where, item in good.items()]
-    ui.result({"caches": told, "errors": {where: error.as_dict() for where, error in errors.items()}}, human)
-    return gravest(int(error.exit_code) for error in errors.values())
+    ui.result({"caches": told, "errors": as_dicts(errors)}, human)
+    return exit_of(errors)
 
 
 def _rows(answer: dict[str, Any], *, old: bool) -> list[str]:

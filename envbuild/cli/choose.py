@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,32 +13,41 @@ if TYPE_CHECKING:
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
-    from envbuild.plan.rollout import Batches
     from envbuild.provision.run.context import Settings
     from envbuild.provision.run.findings import Choice, Narrowing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+    """One decorator for several options, in the order of `--help`."""
+    return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(each), function)
+
+
+target_option = click.option(
+    "-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."
+)
 engine_option = click.option(
     "--engine",
     type=click.Choice(["venv", "conda", "container"]),
     help="As environments on the nodes, by uv or by conda, or as one image.",
 )
-NODE_OPTIONS = (
+node_options = options(
     click.option(
         "--host", "hosts", multiple=True, metavar="HOSTS", help="These hosts instead of the target's: gpu[01-04]."
     ),
     click.option("--limit", multiple=True, metavar="HOSTS", help="Of the target's hosts only these; repeatable."),
     click.option("--exclude", multiple=True, metavar="HOSTS", help="Without these hosts; repeatable."),
 )
-_OPTIONS = (
-    click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
+place_options = options(
+    target_option,
     click.option("-s", "--stack", metavar="STACK", help="What: a shipped stack, or a file (./my.yaml)."),
     click.option("--profile", metavar="NAME", help="Profile of the stack."),
     click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
-    *NODE_OPTIONS,
+    node_options,
 )
-_BUILD_OPTIONS = (
+build_options = options(
+    place_options,
     click.option("--variant", metavar="ID", help="Build this variant of the lock."),
     click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
     engine_option,
@@ -60,14 +70,15 @@ _BUILD_OPTIONS = (
 )
 
 
-def place_options(function: F) -> F:
-    """`--target`, `--stack`, `--profile`, `--prefix`, `--host`, `--limit`, `--exclude`."""
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
-
-
-def build_options(function: F) -> F:
-    """The place options and those that choose what is built."""
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed((*_OPTIONS, *_BUILD_OPTIONS)), function)
+def keep_days(default: int) -> Callable[[F], F]:
+    """The options of a verb that removes what is old: `--keep-days`, and `--yes`, without which nothing goes."""
+    return options(
+        click.option(
+            "--keep-days", type=click.FloatRange(min=0), default=default, show_default=True, metavar="N",
+            help="Keep what is of the last N days.",
+        ),
+        click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed."),
+    )  # fmt: skip
 
 
 def configured(flags: dict[str, Any]) -> Config:
@@ -125,40 +136,22 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
     return target
 
 
-def settings_of(
-    config: Config,
-    *,
-    repair: bool = False,
-    jobs: int | None = None,
-    check_rebuild: bool = False,
-    cpu_trial: bool = False,
-    command: tuple[str, ...] = (),
-) -> Settings:
-    """How a run behaves, from the configuration."""
+def settings_of(config: Config) -> Settings:
+    """How the run of this command line behaves. Raises EnvbuildError `share-invalid` (exit 2)."""
     from envbuild.cli import interrupts
+    from envbuild.plan.rollout import Batches, parse_share
     from envbuild.provision.run.context import Settings
 
     interrupts.watch()
+    size, most = config.text("batch"), config.text("max_fail")
     return Settings(
         runs_root=config.runs_root,
         toolchain_file=config.toolchain,
         wait=config.wait,
-        repair=repair,
-        jobs=jobs,
-        check_rebuild=check_rebuild,
-        cpu_trial=cpu_trial,
-        batches=_batches(config),
-        command=command,
+        batches=Batches(
+            None if size is None else parse_share(size, "--batch", least=1),
+            None if most is None else parse_share(most, "--max-fail", least=0),
+        ),
+        command=("envbuild", *sys.argv[1:]),
         cancel=interrupts.seen,
-    )
-
-
-def _batches(config: Config) -> Batches:
-    """`--batch` and `--max-fail`. Raises EnvbuildError `share-invalid` (exit 2)."""
-    from envbuild.plan.rollout import Batches, parse_share
-
-    size, most = config.text("batch"), config.text("max_fail")
-    return Batches(
-        None if size is None else parse_share(size, "--batch", least=1),
-        None if most is None else parse_share(most, "--max-fail", least=0),
     )

@@ -15,7 +15,7 @@ def config() -> None:
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @common_options
-def show(ui: Ui, origin: bool) -> int:
+def show(ui: Ui, origin: bool) -> None:
     """Show every setting with its value."""
     from envbuild.config import load_config
 
@@ -31,15 +31,13 @@ def show(ui: Ui, origin: bool) -> int:
         return f"{key:{width}}  {shown}" + (f"  ({said_by})" if origin else "")
 
     ui.result(data, lambda: "\n".join(line(key, s.value, s.origin) for key, s in loaded.settings.items()))
-    return 0
 
 
 @config.command("fabfile")
 @common_options
-def fabfile(ui: Ui) -> int:
+def fabfile(ui: Ui) -> None:
     """Print the folder of the tasks for fab: fab -r "$(envbuild config fabfile)" --list."""
     from envbuild.resources import fabfile_folder
 
     folder = str(fabfile_folder())
     ui.result({"folder": folder}, lambda: folder)
-    return 0

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import NODE_OPTIONS, target_of
+from envbuild.cli.choose import node_options, target_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest
 
 if TYPE_CHECKING:
     from envbuild.doctor.controller import Diagnosis
     from envbuild.doctor.hosts import Visit
 
 
-def _node_options(function: Any) -> Any:
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(NODE_OPTIONS), function)
-
-
 @click.command("doctor")
 @click.option("-t", "--target", metavar="TARGET", help="Look at a target instead: login host or nodes, in 30 s.")
 @click.option("--prefix", type=click.Path(path_type=Path), help="Also check that this prefix can be built in.")
-@_node_options
+@node_options
 @common_options
 def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
     """Check this machine (the programs that envbuild drives), or with --target a cluster and what follows from it."""
@@ -54,11 +49,10 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
 
     visits = visit(target_of(ui, flags, jobs=None))
     bad = any(line.level == "missing" for each in visits for line in each.lines)
-    errors = {each.node: each.error.as_dict() for each in visits if each.error}
+    errors = {each.node: each.error for each in visits if each.error}
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
-    ui.result({"ok": not bad and not errors, "hosts": hosts, "errors": errors}, lambda: _told(visits))
-    codes = [int(each.error.exit_code) for each in visits if each.error]
-    return gravest([*codes, ExitCode.CHECK_FAILED if bad else ExitCode.OK])
+    ui.result({"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}, lambda: _told(visits))
+    return gravest([exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
 
 
 def _told(visits: list[Visit]) -> str:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import configured, place_options, target_of
-from envbuild.cli.output import Ui, common_options, keep_days, pruned
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.cli.choose import configured, keep_days, place_options, target_of
+from envbuild.cli.output import Ui, common_options, pruned
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
@@ -27,24 +27,15 @@ def env() -> None:
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
     """List the environments on every node of a target."""
-    from envbuild.errors import gravest
-
-    found = _environments(ui, flags)
-    rows = [(node, item) for node, items in found.items() if not isinstance(items, EnvbuildError) for item in items]
-    errors = {node: item for node, item in found.items() if isinstance(item, EnvbuildError)}
+    good, errors = sort_out(_environments(ui, flags))
+    rows = [(node, item) for node, items in good.items() for item in items]
 
     def human() -> str:
-        text = _table(rows, many=len(found) > 1) if rows else "no environments"
+        text = _table(rows, many=len(good) + len(errors) > 1) if rows else "no environments"
         return "\n".join([text, *(f"{node}: {error}" for node, error in errors.items())])
 
-    ui.result(
-        {
-            "environments": [{"node": node, **item} for node, item in rows],
-            "errors": {node: error.as_dict() for node, error in errors.items()},
-        },
-        human,
-    )
-    return gravest(int(error.exit_code) for error in errors.values())
+    ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
+    return exit_of(errors)
 
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
@@ -67,37 +58,34 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
 @click.argument("name", required=False, metavar="[STACK]")
 @place_options
 @common_options
-def path(ui: Ui, /, **flags: Any) -> int:
+def path(ui: Ui, /, **flags: Any) -> None:
     """Print the folder of the environment in use for STACK on this machine."""
     item = _current(ui, flags)
     ui.result({"path": item["path"], "environment": item}, lambda: str(item["path"]))
-    return ExitCode.OK
 
 
 @env.command("activate")
 @click.argument("name", required=False, metavar="[STACK]")
 @place_options
 @common_options
-def activate(ui: Ui, /, **flags: Any) -> int:
+def activate(ui: Ui, /, **flags: Any) -> None:
     """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)"."""
     import shlex
 
     item = _current(ui, flags)
     code = f". {shlex.quote(item['path'] + '/.envbuild/activate.sh')}\n"
     ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
-    return ExitCode.OK
 
 
 @env.command("use")
 @click.argument("environment")
 @place_options
 @common_options
-def use(ui: Ui, /, environment: str, **flags: Any) -> int:
+def use(ui: Ui, /, environment: str, **flags: Any) -> None:
     """Make ENVIRONMENT (a path, a folder name or its beginning) the one in use."""
     item = _named(ui, flags, environment)
     result = _change(ui, "use", flags, {"environment": item["path"], "stack": item["stack"]})
     ui.result(result, lambda: f"{result['current']} -> {item['path']}")
-    return ExitCode.OK
 
 
 @env.command("remove")
@@ -105,12 +93,11 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> int:
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
 @place_options
 @common_options
-def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> int:
+def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
     """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine."""
     item = _named(ui, flags, environment)
     result = _change(ui, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: f"removed {result['removed']}")
-    return ExitCode.OK
 
 
 @env.command("prune")
@@ -122,12 +109,10 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 
     Without `--yes` it only says which. One that a process of its node runs from stays.
     """
-    from envbuild.errors import gravest
     from envbuild.resolve.estimate import size
 
-    found = _environments(ui, flags)
-    errors = {node: item for node, item in found.items() if isinstance(item, EnvbuildError)}
-    good = {node: items for node, items in found.items() if not isinstance(items, EnvbuildError)}
+    good, errors = sort_out(_environments(ui, flags))
+    many = len(good) + len(errors) > 1
     rows = [(node, item) for node, items in good.items() for item in items if _is_old(item, keep_days)]
     gone = []
     for node, item in rows:
@@ -140,14 +125,13 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
     taken = sum((item.get("stamp") or {}).get("bytes", 0) for _, item in gone)
 
     def human() -> str:
-        table = [_table(gone, many=len(found) > 1)] if gone else []
+        table = [_table(gone, many=many)] if gone else []
         said = [f"{where}: {error}" for where, error in errors.items()]
         return "\n".join([*table, *said, pruned(len(gone), "environment", size(taken), yes=yes)])
 
-    told = {where: error.as_dict() for where, error in errors.items()}
     shown = [{"node": node, **item} for node, item in gone]
-    ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": told}, human)
-    return gravest(int(error.exit_code) for error in errors.values())
+    ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": as_dicts(errors)}, human)
+    return exit_of(errors)
 
 
 def _is_old(item: dict[str, Any], days: float) -> bool:
@@ -180,15 +164,15 @@ def _environments(ui: Ui, flags: dict[str, Any]) -> dict[str, list[dict[str, Any
 
 def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
     """The environments of a target with one node; paths of several would not be one answer."""
-    found = _environments(ui, flags)
-    if len(found) != 1:
+    good, errors = sort_out(_environments(ui, flags))
+    count = len(good) + len(errors)
+    if count != 1:
         raise EnvbuildError(
-            "several-nodes", f"the target has {len(found)} nodes", hint="name one of them with `--limit NODE`"
+            "several-nodes", f"the target has {count} nodes", hint="name one of them with `--limit NODE`"
         )
-    items = next(iter(found.values()))
-    if isinstance(items, EnvbuildError):
-        raise items
-    return items
+    for error in errors.values():
+        raise error
+    return next(iter(good.values()))
 
 
 def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:

@@ -91,10 +91,9 @@ def explain(
 
 
 def _compat() -> Compat:
-    from envbuild import resources
     from envbuild.resolve.compat_read import load_compat
 
-    return load_compat(resources.catalog() / "compat")
+    return load_compat()
 
 
 def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli.choose import options
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
 
 if TYPE_CHECKING:
     from envbuild.container.recipe import ImageRecipe
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_OPTIONS = (
+recipe_options = options(
     click.option("--profile", metavar="NAME", help="Profile of the stack."),
     click.option("--variant", metavar="ID", help="Variant of the lock."),
     click.option("-t", "--target", metavar="TARGET", help="Whose GPUs and variables it is for."),
@@ -33,22 +30,22 @@ _FLAGS = {"fetch": "fetch-image"}
 _builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
 
 
-def recipe_options(function: F) -> F:
-    """What chooses a recipe."""
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
-
-
 @click.group("image")
 def image() -> None:
     """Images: the environment of a stack as a container image, from its lock."""
 
 
-def _recipe(stack: str, flags: dict[str, Any]) -> ImageRecipe:
+def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRecipe:
+    """The recipe that was chosen; its warnings are told where there is a `ui`."""
     from envbuild.container.select import Choice, recipe_for
     from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
-    return recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
+    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
+    if ui is not None:
+        for text in recipe.warnings:
+            ui.warn(text)
+    return recipe
 
 
 @image.command("dockerfile")
@@ -72,10 +69,7 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
     if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
     rows = []
-    for recipe in [_recipe(name, flags) for name in names]:
-        if not check and not every:
-            for text in recipe.warnings:
-                ui.warn(text)
+    for recipe in [_recipe(name, flags, None if check or every else ui) for name in names]:
         folder = output or select.committed(recipe.stack)
         row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
         row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
@@ -127,15 +121,12 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 def build(
     ui: Ui, /, stack: str, tag: str | None, wheelhouses: tuple[Path, ...], gitconfig: Path | None, no_cache: bool,
     push: str | None, insecure: bool, builder: str | None, **flags: Any,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Build the image of STACK: fetched with a network, built without one."""
     from envbuild.container.build import Options, build_image
     from envbuild.container.builders import find_builder
 
-    recipe = _recipe(stack, flags)
-    for text in recipe.warnings:
-        ui.warn(text)
-    with_ = find_builder(builder)
+    recipe, with_ = _recipe(stack, flags, ui), find_builder(builder)
     ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
     options = Options(
         wheelhouses=wheelhouses, tag=tag, cache=not no_cache, gitconfig=gitconfig,
@@ -146,7 +137,6 @@ def build(
         with_.push(made["image"], push, insecure=insecure)
         made["pushed"] = push
     ui.result({"ok": True, **made}, lambda: f"{made['image']}\nid {made['id']}\n")
-    return ExitCode.OK
 
 
 @image.command("verify")
@@ -210,20 +200,17 @@ def _differences(found: dict[str, Any]) -> str:
 @recipe_options
 @click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write it with everything it needs there.")
 @common_options
-def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> int:
+def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> None:
     """Print the Apptainer definition of STACK, or write it with its files."""
     from envbuild.container import apptainer as definition
     from envbuild.container import build_context
 
-    recipe = _recipe(stack, flags)
-    for text in recipe.warnings:
-        ui.warn(text)
+    recipe = _recipe(stack, flags, ui)
     files = definition.files(recipe)
     changed = build_context.write(recipe, output, more=files) if output is not None else []
     data = {"ok": True, "folder": str(output) if output else None, "changed": changed, "text": files[definition.FILE]}
     wrote = files[definition.FILE] if output is None else f"wrote {output / definition.FILE}"
     ui.result(data, lambda: wrote, verbatim=True)
-    return ExitCode.OK
 
 
 @image.command("pods")
@@ -236,7 +223,7 @@ def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> int:
 @common_options
 def pods(
     ui: Ui, /, stack: str, reference: str, name: str | None, rdma: str | None, command: tuple[str, ...], **flags: Any
-) -> int:
+) -> None:
     """Print the pods of STACK for Kubernetes; each runs COMMAND (after `--`) once the master's port answers.
 
     COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
@@ -256,7 +243,6 @@ def pods(
     documents = made.manifests(recipe, known.pods, image=reference, name=name or recipe.stack, command=argv, rdma=rdma)
     text = made.render(documents, recipe)
     ui.result({"ok": True, "documents": documents, "text": text}, lambda: text, verbatim=True)
-    return ExitCode.OK
 
 
 @image.command("workflow")
@@ -267,7 +253,7 @@ def pods(
     help="What pip installs envbuild from there: a checkout, a wheel or a requirement.",
 )  # fmt: skip
 @common_options
-def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> int:
+def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> None:
     """Print a GitHub workflow that builds, verifies and smoke-tests the image of STACK."""
     from envbuild.container.ci_workflow import workflow as made
 
@@ -276,4 +262,3 @@ def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> int:
         words += [f"--{_FLAGS.get(name, name)}", value] if value is not None else []
     text = made(_recipe(stack, flags), words, install)
     ui.result({"ok": True, "text": text}, lambda: text, verbatim=True)
-    return ExitCode.OK

@@ -82,7 +82,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         text = site.scheduler.render(job)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
-    settings = replace(settings_of(config, command=("envbuild", *sys.argv[1:])), cancel_job=flags["cancel_job"])
+    settings = replace(settings_of(config), cancel_job=flags["cancel_job"])
     told = {"stack": stack.name, "profile": profile, "target": target.name}
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run.id)

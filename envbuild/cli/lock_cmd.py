@@ -60,12 +60,11 @@ def create(
     conda_unrecorded: bool,
     images: bool,
     output: Path | None,
-) -> int:
+) -> None:
     """Resolve STACK (a shipped name or a file) and write its lock.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest.
     """
-    from envbuild import resources
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.conda_part import CondaAsked
     from envbuild.lock.create import create_lock, standalone_interpreters
@@ -80,7 +79,7 @@ def create(
     name = pick_profile(loaded, profile)
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
-    compat = load_compat(resources.catalog() / "compat")
+    compat = load_compat()
     refuse(loaded.stack.profiles[name], compat)
     ui.note(f"resolving {loaded.stack.name}, profile {name}")
     made = create_lock(
@@ -113,7 +112,6 @@ def create(
     rows = [_row(variant) for variant in made.variants]
     data = {"lock": str(path), "changed": changed, "variants": rows, "diff": diff.as_dict() if diff else None}
     ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
-    return ExitCode.OK
 
 
 @lock.command("sizes")
@@ -122,7 +120,7 @@ def create(
 @_lock_file
 @_find_links
 @common_options
-def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, find_links: tuple[str, ...]) -> int:
+def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, find_links: tuple[str, ...]) -> None:
     """Write into the lock of STACK what its wheels and trees take on a disk, where it does not say so.
 
     Nothing else changes, and no digest. Without STACK, the locks of all shipped stacks.
@@ -148,7 +146,6 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
         )
         rows.append({"lock": str(path), "changed": filled != made, "unmeasured": left})
     ui.result({"locks": rows}, lambda: "\n".join(_measured(row) for row in rows))
-    return ExitCode.OK
 
 
 @lock.command("check")
@@ -214,14 +211,13 @@ def _check_one(
 @click.argument("before", type=_FILE)
 @click.argument("after", type=_FILE)
 @common_options
-def diff(ui: Ui, before: Path, after: Path) -> int:
+def diff(ui: Ui, before: Path, after: Path) -> None:
     """Say what changed from the lock file BEFORE to the lock file AFTER."""
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import read_lock
 
     found = diff_locks(read_lock(before), read_lock(after))
     ui.result(found.as_dict(), found.text)
-    return ExitCode.OK
 
 
 @lock.command("export")
@@ -253,7 +249,7 @@ def export(
     lock_file: Path | None,
     find_links: tuple[str, ...],
     output: Path | None,
-) -> int:
+) -> None:
     """Write one variant of the lock of STACK for pip, uv, conda and others.
 
     All but requirements hold addresses: paths in the wheelhouse, or what the configuration says now. Do not commit it.
@@ -276,7 +272,6 @@ def export(
         _write(output, text)
     data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
-    return ExitCode.OK
 
 
 def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade: bool) -> Lock:

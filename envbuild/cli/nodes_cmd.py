@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli.choose import choice_of, configured, engine_option, place_options, settings_of, target_of
-from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, gravest
+from envbuild.cli.output import Ui, common_options, print_error
+from envbuild.errors import EnvbuildError, as_dicts, exit_of
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
+    from envbuild.provision.run.context import Settings
+    from envbuild.provision.run.findings import Prepared
     from envbuild.provision.run.run_dir import RunDir
 
 _NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.node_classes")
@@ -46,7 +48,7 @@ def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
     else:
         facts, errors = probe_nodes(target, deadline or DEADLINE, _NEXT)
     show_probed(ui, target, facts, errors)
-    return gravest(int(error.exit_code) for error in errors.values())
+    return exit_of(errors)
 
 
 def _probe_in_job(
@@ -57,10 +59,10 @@ def _probe_in_job(
     from envbuild.provision.jobs.smoke import probe_in_job
     from envbuild.provision.run.life import one_run
 
-    settings = settings_of(configured(flags), command=("envbuild", *sys.argv[1:]))
+    settings = settings_of(configured(flags))
     with RunProgress(ui) as progress, one_run("probe", settings, progress, target=target.name) as run:
         facts, errors = probe_in_job(run, target)
-        run.exit = gravest(int(error.exit_code) for error in errors.values())
+        run.exit = exit_of(errors)
     return facts, errors
 
 
@@ -73,7 +75,7 @@ def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dic
     plain = {node: item.to_json_dict() for node, item in facts.items()}
     data = {
         "facts": plain,
-        "errors": {node: error.as_dict() for node, error in errors.items()},
+        "errors": as_dicts(errors),
         "classes": [asdict(each) for each in group(facts, exclusive=exclusive)],
     }
 
@@ -119,19 +121,14 @@ def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: 
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
     from envbuild.provision import inspect
-    from envbuild.provision.survey.prepare import prepare
     from envbuild.schedule.runner import as_login
 
     if quick and deep:
         raise click.UsageError("--deep reads every file and --quick none: give one of them")
-    config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=deadline is None)
+    prepared, settings = _prepared(ui, flags, ahead=deadline is None)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
         prepared = replace(prepared, target=as_login(prepared.target))
-    settings = settings_of(config, command=("envbuild", *sys.argv[1:]))
-    if prepared.selection is not None:
-        ui.note(str(prepared.selection))
     with RunProgress(ui) as progress:
         return show_evidence(ui, *inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline))
 
@@ -148,15 +145,21 @@ def smoke(ui: Ui, /, *, cpu_trial: bool, **flags: Any) -> int:
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
+
+    prepared, settings = _prepared(ui, flags, ahead=True)
+    with RunProgress(ui) as progress:
+        return show_evidence(ui, *inspect.smoke(prepared, replace(settings, cpu_trial=cpu_trial), progress))
+
+
+def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:
+    """What is asked about, as `prepare` has it, and how; nodes that were left out are told."""
     from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=True)
-    settings = settings_of(config, cpu_trial=cpu_trial, command=("envbuild", *sys.argv[1:]))
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=ahead)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
-    with RunProgress(ui) as progress:
-        return show_evidence(ui, *inspect.smoke(prepared, settings, progress))
+    return prepared, settings_of(config)
 
 
 def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
@@ -167,7 +170,5 @@ def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
     ui.lines(evidence.to_json_dict(), lambda width: summary_lines(evidence, page, width=width))
     for node in evidence.nodes:
         if node.error and not ui.json:
-            from envbuild.cli.output import print_error
-
             print_error(EnvbuildError.from_dict(node.error))
     return evidence.exit

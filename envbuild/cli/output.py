@@ -213,19 +213,6 @@ def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callabl
     return int(failed.exit_code) if failed else 0
 
 
-def keep_days(default: int) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """The options of a verb that removes what is old: `--keep-days`, and `--yes`, without which nothing goes."""
-
-    def both(function: Callable[..., int]) -> Callable[..., int]:
-        days = click.option(
-            "--keep-days", type=click.FloatRange(min=0), default=default, show_default=True, metavar="N",
-            help="Keep what is of the last N days.",
-        )  # fmt: skip
-        return days(click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed.")(function))
-
-    return both
-
-
 def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
     """The last line of such a verb."""
     if not count:

@@ -23,14 +23,13 @@ def patch() -> None:
 
 @patch.command("list")
 @common_options
-def list_(ui: Ui) -> int:
+def list_(ui: Ui) -> None:
     """Name every patch, the files it edits and the commits it was tried at."""
     from envbuild.catalog.patches import digest_of, load_patches
 
     patches = load_patches()
     data = {"patches": [{**one.to_json_dict(), "digest": digest_of(name)} for name, one in patches.items()]}
     ui.result(data, lambda: _table(list(patches.values())))
-    return ExitCode.OK
 
 
 def _table(patches: list[Patch]) -> Table:

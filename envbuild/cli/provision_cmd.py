@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.errors import EnvbuildError, as_dicts, exit_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,15 +58,12 @@ def provision(
     if print_prolog:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
-    settings = settings_of(
-        config,
+    settings = settings_of(config)
+    settings = replace(
+        settings,
         repair=repair or print_script,  # a script builds everything, also what is there already
         jobs=flags.get("jobs"),
         check_rebuild=check_rebuild,
-        command=("envbuild", *sys.argv[1:]),
-    )
-    settings = replace(
-        settings,
         playbook=connection is not None,
         cancel_job=cancel_job,
         script=print_script and not fetch_only,
@@ -104,7 +101,7 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection, "prolog")
     text = prolog_text(prepared.target, prepared.stack.name, login)
     ui.result({"prolog": text}, lambda: text, verbatim=True)
-    return ExitCode.OK
+    return 0
 
 
 def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
@@ -133,7 +130,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     if facts is not None:
         return _plan_recorded(ui, prepare(choice_of(flags, config), recorded=True), facts, config.toolchain)
     prepared = prepare(choice_of(flags, config), jobs=True, ahead=True)
-    return _plan_only(ui, prepared, settings_of(config, jobs=flags.get("jobs")), script=False)
+    return _plan_only(ui, prepared, replace(settings_of(config), jobs=flags.get("jobs")), script=False)
 
 
 def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:
@@ -141,14 +138,17 @@ def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path 
     from envbuild.provision.survey.recorded import plan_recorded
 
     made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
-    errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    ui.result(lambda: {"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
+    _show_plan(ui, made, survey)
     if any(resolution.refused for resolution in survey.resolutions.values()):
         choice = prepared.choice
         stack = choice.stack or prepared.stack.name
         command = f"envbuild explain {stack} --target {choice.target} --facts {facts}"
         ui.note(f"`{command}` says which other profiles of the stack would fit")
-    return gravest(int(error.exit_code) for error in survey.errors.values())
+    return exit_of(survey.errors)
+
+
+def _show_plan(ui: Ui, made: Plan, survey: Survey) -> None:
+    ui.result(lambda: {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)}, lambda: plan_text(made, survey))
 
 
 def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
@@ -157,8 +157,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
 
     with RunProgress(ui) as progress:
         made, survey = dry_run(prepared, settings, progress)
-    errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    data = {"plan": made.to_json_dict(), "errors": errors}
+    data = {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)}
     if prepared.selection is not None:
         data["selection"] = prepared.selection.as_dict()
     if script:
@@ -172,7 +171,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
         ui.result({**data, "script": text}, lambda: text, verbatim=True)
     else:
         ui.result(data, lambda: plan_text(made, survey, prepared.selection))
-    return gravest(int(error.exit_code) for error in survey.errors.values())
+    return exit_of(survey.errors)
 
 
 def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
@@ -181,9 +180,8 @@ def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
 
     with RunProgress(ui) as progress:
         made, survey = fetch_only(prepared, settings, progress)
-    errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    ui.result({"plan": made.to_json_dict(), "errors": errors}, lambda: plan_text(made, survey))
-    return gravest(int(error.exit_code) for error in survey.errors.values())
+    _show_plan(ui, made, survey)
+    return exit_of(survey.errors)
 
 
 def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:

@@ -25,7 +25,7 @@ def report() -> None:
     help="Write all forms, and what belongs to them, into a folder.",
 )
 @common_options
-def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
+def show(ui: Ui, run: str, form: str, output: Path | None) -> None:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
     from envbuild.report import render, terminal
     from envbuild.report.recheck.opened import open_report
@@ -49,7 +49,6 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> int:
             "md": lambda: render.render_markdown(evidence),
         }
         ui.result(evidence.to_json_dict(), pages[form])
-    return 0
 
 
 @report.command("verify")
@@ -80,14 +79,13 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     help="A private SSH key, or the public one of a key that the agent has.",
 )  # fmt: skip
 @common_options
-def sign(ui: Ui, run: str, key: Path) -> int:
+def sign(ui: Ui, run: str, key: Path) -> None:
     """Sign the report of RUN (an id, `last`, or its folder) with an SSH key, after checking that it holds."""
     from envbuild.report.sign import sign_report
 
     path = _place(run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
-    return ExitCode.OK
 
 
 def _place(run: str) -> Path:

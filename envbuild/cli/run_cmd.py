@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options, keep_days, pruned
+from envbuild.cli.choose import keep_days
+from envbuild.cli.output import Ui, common_options, pruned
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -24,7 +25,7 @@ def run() -> None:
     "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most this many."
 )
 @common_options
-def list_command(ui: Ui, limit: int) -> int:
+def list_command(ui: Ui, limit: int) -> None:
     """List the runs, the newest first."""
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import list_runs
@@ -36,13 +37,12 @@ def list_command(ui: Ui, limit: int) -> int:
     elif len(found) > limit:
         ui.note(f"{len(found) - limit} older runs are not shown")
     ui.result({"runs": rows, "count": len(found)}, lambda: _table(rows))
-    return 0
 
 
 @run.command("show")
 @click.argument("run_id", metavar="RUN", default="last")
 @common_options
-def show(ui: Ui, run_id: str) -> int:
+def show(ui: Ui, run_id: str) -> None:
     """Show the journal of RUN (an id, its beginning or its end, or `last`)."""
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run
@@ -62,13 +62,12 @@ def show(ui: Ui, run_id: str) -> int:
         ],
     }
     ui.result(data, lambda: _story(found, files))
-    return 0
 
 
 @run.command("prune")
 @keep_days(90)
 @common_options
-def prune(ui: Ui, keep_days: float, *, yes: bool) -> int:
+def prune(ui: Ui, keep_days: float, *, yes: bool) -> None:
     """Remove the directories of old runs, but for the newest and any that still runs.
 
     Without `--yes` it only says which.
@@ -89,7 +88,6 @@ def prune(ui: Ui, keep_days: float, *, yes: bool) -> int:
         {"runs": rows, "bytes": taken, "removed": yes},
         lambda: "\n".join([*([_table(rows)] if rows else []), pruned(len(rows), "run", size(taken), yes=yes)]),
     )
-    return 0
 
 
 def _row(found: RunDir) -> dict[str, Any]:

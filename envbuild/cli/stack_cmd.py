@@ -21,7 +21,7 @@ def stack() -> None:
 
 @stack.command("list")
 @common_options
-def list_command(ui: Ui) -> int:
+def list_command(ui: Ui) -> None:
     """List the shipped stacks."""
     from envbuild.catalog.loader import list_stacks, load_stack
 
@@ -31,20 +31,18 @@ def list_command(ui: Ui) -> int:
         rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
     told = [(str(row["name"]), [str(row["summary"]), f"profiles: {', '.join(row['profiles'])}"]) for row in rows]
     ui.result({"stacks": rows}, lambda: named(told))
-    return 0
 
 
 @stack.command("show")
 @click.argument("stack", required=False)
 @common_options
-def show(ui: Ui, stack: str | None) -> int:
+def show(ui: Ui, stack: str | None) -> None:
     """Show STACK: a shipped name or the path of a file (default: the configured one)."""
     from envbuild.catalog.loader import load_stack
 
     loaded = load_stack(stack or _configured())
     data = {"path": str(loaded.path), "shipped": loaded.shipped, "locks": _locks(loaded)}
     ui.result({**data, "stack": loaded.stack.to_json_dict()}, lambda: _described(loaded))
-    return 0
 
 
 @stack.command("validate")
@@ -52,12 +50,11 @@ def show(ui: Ui, stack: str | None) -> int:
 @common_options
 def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
     """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""
-    from envbuild import resources
     from envbuild.catalog.loader import load_stack
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse
 
-    compat = load_compat(resources.catalog() / "compat")
+    compat = load_compat()
 
     def name_of(reference: str) -> str:
         found = load_stack(reference).stack

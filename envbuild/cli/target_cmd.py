@@ -16,7 +16,7 @@ def target() -> None:
 
 @target.command("list")
 @common_options
-def list_command(ui: Ui) -> int:
+def list_command(ui: Ui) -> None:
     """List the shipped targets."""
     from envbuild.catalog.loader import is_template, list_targets, load_target
 
@@ -25,7 +25,6 @@ def list_command(ui: Ui) -> int:
         shipped = load_target(name, template=True).target
         rows.append({"name": name, "summary": shipped.summary, "template": is_template(shipped)})
     ui.result({"targets": rows}, lambda: named([(str(row["name"]), [str(row["summary"])]) for row in rows]))
-    return 0
 
 
 @target.command("validate")
@@ -51,7 +50,7 @@ def validate(ui: Ui, targets: tuple[str, ...]) -> int:
 @target.command("show")
 @click.argument("target", required=False)
 @common_options
-def show(ui: Ui, target: str | None) -> int:
+def show(ui: Ui, target: str | None) -> None:
     """Show TARGET after its `extends:`: a shipped name or the path of a file (default: the configured one)."""
     from envbuild.catalog.loader import is_template, load_target
     from envbuild.config import load_config
@@ -64,7 +63,6 @@ def show(ui: Ui, target: str | None) -> int:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(data)]))
-    return 0
 
 
 def _text(data: dict[str, Any]) -> str:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from envbuild.cli.choose import NODE_OPTIONS, target_of
+from envbuild.cli.choose import node_options, options, target_of, target_option
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.errors import ExitCode, as_dicts, exit_of, gravest, sort_out
 
-F = TypeVar("F", bound=Callable[..., Any])
-Answers = dict[str, dict[str, Any] | EnvbuildError]
-
-_OPTIONS = (
-    click.option("-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."),
+_store_options = options(
+    target_option,
     click.option("--prefix", metavar="DIR", help="Prefix whose store is meant; instead of the target's."),
-    *NODE_OPTIONS,
+    node_options,
     click.option("--store", metavar="DIR", help="Instead of the target's store; may hold {user} and {home}."),
 )
-
-
-def _store_options(function: F) -> F:
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_OPTIONS), function)
 
 
 @click.group("wheels")
@@ -39,8 +31,7 @@ def wheels() -> None:
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
     """Say what is in the wheel store of every node of a target."""
-    answers = _ask(ui, flags, action="list")
-    return _show(ui, answers, _table)
+    return _ask(ui, flags, _table, action="list")
 
 
 @wheels.command("verify")
@@ -48,8 +39,7 @@ def list_(ui: Ui, /, **flags: Any) -> int:
 @common_options
 def verify(ui: Ui, /, **flags: Any) -> int:
     """Check every byte of every stored wheel; exit 1 when one is damaged. Changes nothing."""
-    answers = _ask(ui, flags, action="verify")
-    return _show(ui, answers, _verified)
+    return _ask(ui, flags, _verified, action="verify")
 
 
 @wheels.command("prune")
@@ -62,8 +52,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 @common_options
 def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
     """Remove wheels that nobody used for long, the quarantine, and what killed builders left."""
-    answers = _ask(ui, flags, action="prune", keep_days=keep_days, dry_run=dry_run)
-    return _show(ui, answers, _pruned)
+    return _ask(ui, flags, _pruned, action="prune", keep_days=keep_days, dry_run=dry_run)
 
 
 @wheels.command("pack")
@@ -73,8 +62,7 @@ def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
 @common_options
 def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
     """Write wheels to the tar file FILE (a path on the node), for nodes that do not share the store."""
-    answers = _ask(ui, flags, action="pack", file=file, keys=list(keys) or None)
-    return _show(ui, answers, _packed)
+    return _ask(ui, flags, _packed, action="pack", file=file, keys=list(keys) or None)
 
 
 @wheels.command("unpack")
@@ -84,11 +72,11 @@ def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
 @common_options
 def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
     """Take the wheels of FILE (a path on the node) into the store, each byte checked; all or none."""
-    answers = _ask(ui, flags, action="unpack", file=file, sha256=sha256)
-    return _show(ui, answers, _unpacked)
+    return _ask(ui, flags, _unpacked, action="unpack", file=file, sha256=sha256)
 
 
-def _ask(ui: Ui, flags: dict[str, Any], **args: Any) -> Answers:
+def _ask(ui: Ui, flags: dict[str, Any], human: Callable[[dict[str, Any]], str], **args: Any) -> int:
+    """Print each node's answer; one exit code for all of them."""
     from pathlib import Path
 
     from envbuild.provision.contact.wheel_stores import ask_each
@@ -97,35 +85,21 @@ def _ask(ui: Ui, flags: dict[str, Any], **args: Any) -> Answers:
     store = flags["store"] or target.store
     if "file" in args and target.connection.kind == "local":
         args["file"] = str(Path(args["file"]).resolve())
-    return ask_each("wheels", target, {**args, **({"store": store} if store else {})})
-
-
-def _show(ui: Ui, answers: Answers, human: Callable[[dict[str, Any]], str]) -> int:
-    """Print each node's answer; one exit code for all of them."""
-    good = {node: item for node, item in answers.items() if not isinstance(item, EnvbuildError)}
-    errors = {node: item for node, item in answers.items() if isinstance(item, EnvbuildError)}
-
-    if len(answers) == 1 and errors:
+    good, errors = sort_out(ask_each("wheels", target, {**args, **({"store": store} if store else {})}))
+    if errors and len(good) + len(errors) == 1:
         raise next(iter(errors.values()))
 
     def shown() -> str:
         parts: list[str] = []
         for node, result in good.items():
-            parts += [f"{node}: {result['store']}"] if len(answers) > 1 else []
+            parts += [f"{node}: {result['store']}"] if len(good) + len(errors) > 1 else []
             parts += [*(f"warning: {note}" for note in result["notes"]), human(result)]
         return "\n".join([*parts, *(f"{node}: {error}" for node, error in errors.items())])
 
-    ui.result(
-        {
-            "ok": not errors and all(result.get("ok", True) for result in good.values()),
-            "stores": [{"node": node, **result} for node, result in good.items()],
-            "errors": {node: error.as_dict() for node, error in errors.items()},
-        },
-        shown,
-    )
-    codes = [int(error.exit_code) for error in errors.values()]
-    codes += [ExitCode.CHECK_FAILED for result in good.values() if not result.get("ok", True)]
-    return gravest(codes)
+    well = all(result.get("ok", True) for result in good.values())
+    stores = [{"node": node, **result} for node, result in good.items()]
+    ui.result({"ok": not errors and well, "stores": stores, "errors": as_dicts(errors)}, shown)
+    return gravest([exit_of(errors), ExitCode.OK if well else ExitCode.CHECK_FAILED])
 
 
 def _table(result: dict[str, Any]) -> str:

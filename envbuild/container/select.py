@@ -48,7 +48,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     target = load_target(choice.target or (known.target if known else "local"), template=True).target
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     place = find_place(variant, containers, _about(known, usual), choice.given)
-    compat = load_compat(resources.catalog() / "compat")
+    compat = load_compat()
     channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
     return make_recipe(
         lock, variant, target, place,

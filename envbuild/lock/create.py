@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild import __version__, resources
+from envbuild import __version__
 from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.lock import stand_ins
@@ -66,7 +66,7 @@ def default_supply(
         return Index(entry.name, (indexes or {}).get(entry.name, entry.url), entry.kind)
 
     links = pip_config.alive(dict.fromkeys([*find_links, *pip_config.read(os.environ).find_links]))
-    compat = load_compat(resources.catalog() / "compat")
+    compat = load_compat()
     return Supply(
         find_links=tuple(pip_config.local_path(link) or link for link in links),
         torch_index=torch_index,

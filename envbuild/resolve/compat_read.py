@@ -8,6 +8,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.resolve.compat import (
@@ -30,13 +31,13 @@ from envbuild.resolve.versions import Numbers, numbers
 FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "limits", "apex")
 
 
-def load_compat(directory: Path) -> Compat:
-    """Read the shipped compat files from `directory` (`resources.catalog() / "compat"`).
+def load_compat() -> Compat:
+    """Read the shipped compat files.
 
     Raises EnvbuildError `compat-data` when a file is missing a key or holds a value of a wrong type, and what the
     YAML loader raises for unreadable files.
     """
-    return compat_from_plain(read_plain(directory))
+    return compat_from_plain(read_plain(resources.catalog() / "compat"))
 
 
 def read_plain(directory: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild import resources
 from envbuild.catalog.loader import load_stack
 from envbuild.explain.annotate import annotate
 from envbuild.explain.checks import Means, run_checks
@@ -23,7 +22,7 @@ def shipped(name: str) -> Stack:
 
 @pytest.fixture(scope="module")
 def compat() -> Compat:
-    return load_compat(resources.catalog() / "compat")
+    return load_compat()
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from envbuild import resources
 from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
 from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Stack
@@ -30,7 +29,7 @@ check_cuda(CUDA_HOME)
 
 @pytest.fixture(scope="module")
 def compat() -> Compat:
-    return load_compat(resources.catalog() / "compat")
+    return load_compat()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ MODULES = {
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compatibility data are those of the catalog; reading them for every case would take most of the time."""
-    monkeypatch.setattr("envbuild.resolve.compat_read.load_compat", lambda _directory: compat())
+    monkeypatch.setattr("envbuild.resolve.compat_read.load_compat", compat)
 
 
 def given() -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult
@@ -55,8 +55,7 @@ def decide_images(work: Work, images: Images) -> None:
             )
         except EnvbuildError as error:
             survey.errors[node] = error
-    errors = {node: error.as_dict() for node, error in survey.errors.items()}
-    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=errors)
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
     images.why = container_plan.todo(images.nodes, container_plan.expected_id(images.nodes, known_id(images.wanted)))
 
 

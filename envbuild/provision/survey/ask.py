@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
@@ -218,7 +217,7 @@ def rules() -> Compat:
     from envbuild.resolve.compat_read import load_compat
 
     del engine
-    return load_compat(resources.catalog() / "compat")
+    return load_compat()
 
 
 def probe_nodes(

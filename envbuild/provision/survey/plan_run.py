@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.hostlist import expand_hosts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
@@ -47,8 +47,7 @@ def plan_surveyed(work: Work) -> Plan:
             work.survey.contacts[node].result()
         except EnvbuildError as error:
             work.survey.errors.setdefault(node, error)
-    errors = {node: error.as_dict() for node, error in work.survey.errors.items()}
-    work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=errors)
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=as_dicts(work.survey.errors))
     note_refusals(work.prepared, work.survey)
     chosen = {node: variant.id for node, variant in work.survey.variants.items()}
     work.journal.append(EventKind.RESOLVED, variants=chosen)
