@@ -5,15 +5,14 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
-from envbuild.model.target import Modules, Target
+from envbuild.model.target import Modules
 
 # A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
 # could need quoting gets in.
@@ -36,13 +35,6 @@ class Gres(StrictModel):
 
     name: Word = "gpu"
     type: Word | None = None
-
-
-class Container(StrictModel):
-    """A container that every step runs in: an image (registry reference or `.sqsh` file) and folders to mount."""
-
-    image: Word
-    mounts: tuple[AbsPath, ...] = ()
 
 
 class JobStep(StrictModel):
@@ -83,15 +75,13 @@ class Job(StrictModel):
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
     whole nodes. `constraints` is Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
-    `cpus_per_node` is for jobs that share nodes; an exclusive one has all processors and all memory. `builder`: a node
-    that the job must have (Slurm alone).
+    `builder`: a node that the job must have (Slurm alone).
     """
 
     name: JobName
     nodes: Annotated[int, Field(ge=1, le=20000)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     gres: Gres | None = None
-    cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     time_limit: Annotated[int, Field(ge=1)] | None = None
     queue: Word | None = None
     account: Word | None = None
@@ -101,7 +91,6 @@ class Job(StrictModel):
     resources: tuple[Word, ...] = ()
     variables: dict[EnvName, Text] = {}
     modules: Modules | None = None
-    container: Container | None = None
     builder: Word | None = None
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     output: AbsPath
@@ -110,13 +99,6 @@ class Job(StrictModel):
     def whole_nodes(self) -> bool:
         """Whether no other job may run on its nodes: as asked, or because GPUs cannot be asked for."""
         return self.exclusive or (self.gpus_per_node > 0 and self.gres is None)
-
-    @property
-    def gpu_hours(self) -> float | None:
-        """What it costs at most; None without a time limit."""
-        if self.time_limit is None:
-            return None
-        return self.nodes * self.gpus_per_node * self.time_limit / 3600
 
     def warnings(self) -> tuple[str, ...]:
         """What a user should know before it is submitted."""
@@ -127,11 +109,11 @@ class Job(StrictModel):
     def cost(self) -> str:
         """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours`."""
         words = f"{self.nodes} node{'s' * (self.nodes != 1)}" + (f" of {self.queue}" if self.queue else "")
-        words += " for " + (
-            f"at most {clock_text(self.time_limit)}" if self.time_limit else "as long as the site allows"
-        )
-        hours = self.gpu_hours
-        return f"{words}, {hours_text(hours)} GPU-hours" if hours else words
+        if self.time_limit is None:
+            return f"{words} for as long as the site allows"
+        words += f" for at most {clock_text(self.time_limit)}"
+        hours = self.nodes * self.gpus_per_node * self.time_limit / 3600
+        return f"{words}, {f'{hours:.2g}' if hours < 100 else math.ceil(hours)} GPU-hours" if hours else words
 
 
 def seconds_of(duration: str) -> int:
@@ -263,57 +245,3 @@ class Pool(Protocol):
 
     def queue(self, nodes: int, seconds: int) -> str | None:
         """The queue for so many nodes and seconds; None: the site's default. Raises EnvbuildError `queue-none-fits`."""
-
-
-class Scheduler(Protocol):
-    """The interface of `slurm.Slurm` and `pbs.Pbs`; all but rendering runs programs where jobs are submitted.
-
-    `suffix` is how a script's file ends, `cancels` the program that ends a job.
-    """
-
-    kind: str
-    suffix: str
-    cancels: str
-
-    def pool(self, target: Target) -> Pool:
-        """Where the jobs of a target get their nodes. Raises EnvbuildError where the scheduler knows no such place."""
-
-    def attempt(self, state: JobState) -> int:
-        """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
-
-    def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
-        """Those of `nodes` that take no jobs now, with the reason: an epilog may have drained them after ours."""
-
-    def render(self, job: Job) -> str:
-        """The script of a job, one readable file; pure."""
-
-    def render_body(self, job: Job, text: str) -> str:
-        """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-
-    def submit(self, job: Job) -> str:
-        """Submit it; the job id. Raises EnvbuildError `job-refused` (exit 7), `scheduler-unreachable` (exit 3)."""
-
-    def poll(self, job: Job, number: str) -> JobState:
-        """What became of it. Raises SchedulerUnavailableError when nobody answers now."""
-
-    def cancel(self, number: str) -> None:
-        """End it; one that has ended already is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
-
-    def logs(self, job: Job, number: str, limit: int = 65536) -> str:
-        """The end of what the job printed, at most `limit` bytes; empty while there is nothing."""
-
-
-def fail_words(mapping: Mapping[str, Any], word: str) -> Any:
-    """The entry of the first word of a scheduler's state (`CANCELLED by 0`, `FAILED+`), None when there is none."""
-    first = re.split(r"[\s+]", word.strip(), maxsplit=1)[0]
-    return mapping.get(first)
-
-
-def exit_of(code: int, signal: int) -> int:
-    """One number for exit code and signal, as a shell has it."""
-    return 128 + signal if signal else code
-
-
-def hours_text(hours: float) -> str:
-    """GPU-hours for people: two digits."""
-    return f"{hours:.2g}" if hours < 100 else f"{math.ceil(hours)}"

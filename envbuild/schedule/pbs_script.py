@@ -16,18 +16,7 @@ _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
 
 
 def render(job: Job) -> str:
-    """The qsub file of a job. Raises EnvbuildError `job-path-unusable` and `job-container-unsupported` (exit 2)."""
-    if job.container is not None:
-        raise EnvbuildError(
-            "job-container-unsupported",
-            "a PBS job has no container option",
-            hint="start the container in the job's own commands",
-        )
-    head = [script.shebang(job), f"# {job.name}: {job.cost()}.", *_directives(job)]
-    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
-    # -r n: PBS tells a script nothing of how often it ran, and the same command of envbuild submits a lost job again.
-    head += ["#PBS -r n", "#PBS -j oe", f"#PBS -o {_path(job.output)}"]
-    head += [f"# warning: {text}" for text in job.warnings()]
+    """The qsub file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
     # The job id is `123.server`, of an array `123[4].server`.
     body = script.preamble(job, '"${PBS_JOBID%%.*}"')
     body += [
@@ -38,24 +27,20 @@ def render(job: Job) -> str:
     body += ["", *script.master('< "$PBS_NODEFILE"', "${JOB_ID%%[!0-9]*}", _RANK, str(job.nodes))]
     for step in job.steps:
         if isinstance(step, JobText):
-            body += ["", *_text(step)]
+            # mpiexec ends all ranks when one fails.
+            body += ["", *script.piece(step, mpiexec('"$NNODES"'))]
         elif not isinstance(step, Broadcast):  # PBS has no such thing
             body += ["", *_step(step)]
-    return "\n".join([*head, "", *body, ""])
+    return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"]), *body, ""])
 
 
 def render_body(job: Job, text: str) -> str:
     """The qsub file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    told = f"# {job.name}: {job.cost()}. Submit it with `qsub FILE`."
-    head = [script.shebang(job), told, *_directives(job), "#PBS -r n", "#PBS -j oe"]
-    head += [f"# warning: {warning}" for warning in job.warnings()]
-    return "\n".join([*head, "", *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
+    return script.around(job, _directives(job), "qsub", text)
 
 
 def _directives(job: Job) -> list[str]:
     select = [f"select={job.nodes}"]
-    if job.cpus_per_node and not job.whole_nodes:
-        select.append(f"ncpus={job.cpus_per_node}")
     if job.gpus_per_node and job.gres is not None:
         select.append(f"{job.gres.name}={job.gpus_per_node}")
     if job.constraints:
@@ -70,7 +55,9 @@ def _directives(job: Job) -> list[str]:
     # Without -S it is the user's login shell that reads the script, whatever its first line says.
     options = [f"-N {job.name[:15]}", "-S /bin/bash", *(f"-l {resource}" for resource in resources)]
     options += [f"-{letter} {value}" for letter, value in (("q", job.queue), ("A", job.account)) if value]
-    return [f"#PBS {option}" for option in options]
+    # -V is never given: qstat then prints JSON that is none (openpbs issue 2541), and a login node's variables mislead.
+    # -r n: PBS tells a script nothing of how often it ran, and the same command of envbuild submits a lost job again.
+    return [f"#PBS {option}" for option in (*options, "-r n", "-j oe")]
 
 
 def _path(folder: str) -> str:
@@ -83,13 +70,6 @@ def _path(folder: str) -> str:
             hint="choose another `prefix`",
         )
     return f"{folder}/"
-
-
-def _text(step: JobText) -> list[str]:
-    """mpiexec ends all ranks when one fails."""
-    if step.each == "batch":
-        return script.first_node(step)
-    return script.every_node(step, mpiexec('"$NNODES"'))
 
 
 def _step(step: JobStep) -> list[str]:

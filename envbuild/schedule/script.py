@@ -38,9 +38,16 @@ def _quote(text: str) -> str:
     return "".join(out)
 
 
-def shebang(job: Job) -> str:
-    """bash; as a login shell where modules are loaded, for it is there that a site makes `module`."""
-    return f"#!/bin/bash{' -l' if job.modules else ''}"
+def head(job: Job, directives: Iterable[str], told: str = "") -> list[str]:
+    """What the file begins with: bash, as a login shell where modules are loaded (a site makes `module` there)."""
+    first = [f"#!/bin/bash{' -l' if job.modules else ''}", f"# {job.name}: {job.cost()}.{told}"]
+    return [*first, *directives, *(f"# warning: {text}" for text in job.warnings()), ""]
+
+
+def around(job: Job, directives: Iterable[str], program: str, text: str) -> str:
+    """The file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
+    begins = head(job, directives, f" Submit it with `{program} FILE`.")
+    return "\n".join([*begins, *modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
 
 
 def modules(job: Job) -> list[str]:
@@ -52,17 +59,17 @@ def modules(job: Job) -> list[str]:
     return ["# What the site's programs need.", *lines, ""]
 
 
-def first_node(step: JobText) -> list[str]:
-    """A piece of bash that the job's script runs itself, as a program of its own."""
-    return ["# On the first node.", f"NODE_RANK=0 {words(('bash', '-c', step.text))}"]
-
-
 # The launcher's own exit code may be that of a node that was ended because another one had failed.
 _NODE = 'bash -c "$1" run; code=$?; [ "$code" = 0 ] || (set -C; echo "$code" > "$JOB_ENDED") 2>/dev/null; exit "$code"'
 
 
-def every_node(step: JobText, run: str) -> list[str]:
-    """A piece of bash that `run` starts on every node; the job ends with the exit code of the first that fails."""
+def piece(step: JobText, run: str) -> list[str]:
+    """A piece of bash, which the job's script runs as a program of its own, or `run` starts on every node.
+
+    The job ends with the exit code of the first node that fails.
+    """
+    if step.each == "batch":
+        return ["# On the first node.", f"NODE_RANK=0 {words(('bash', '-c', step.text))}"]
     return [
         "# Once on every node; the first that fails ends all.",
         'export JOB_ENDED="$output/ended-$JOB_ID"',

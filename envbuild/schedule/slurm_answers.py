@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
-from envbuild.schedule.job import Failure, Gres, JobState, Phase, exit_of
+from envbuild.schedule.job import Failure, Gres, JobState, Phase
 
 _PHASES = {
     "PENDING": Phase.PENDING,
@@ -97,7 +97,7 @@ def _state(word: str, code: str, reason: str, nodes: str, restarts: int) -> JobS
     return JobState(
         phase=phase,
         reason=reason,
-        exit=exit_of(status, by) if ended else None,
+        exit=(128 + by if by else status) if ended else None,
         failure=failure,
         nodes=node_names(nodes),
         restarts=restarts,

@@ -6,7 +6,7 @@ import shlex
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Broadcast, Gres, Job, JobStep, JobText
+from envbuild.schedule.job import Broadcast, Gres, Job, JobText, Step
 
 _EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
 _STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
@@ -27,33 +27,21 @@ def time_text(seconds: int) -> str:
 
 def render(job: Job) -> str:
     """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
-    head = [script.shebang(job), f"# {job.name}: {job.cost()}.", *_directives(job)]
-    head += [f"# warning: {text}" for text in job.warnings()]
     body = script.preamble(job, '"$SLURM_JOB_ID"')
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:
-        if isinstance(step, Broadcast):
-            body += ["", *_broadcast(step)]
-        elif isinstance(step, JobText):
-            body += ["", *_text(step)]
-        else:
-            body += ["", *_step(step, job)]
-    return "\n".join([*head, "", *body, ""])
+        body += ["", *_step(step, job)]
+    return "\n".join([*script.head(job, _directives(job)), *body, ""])
 
 
 def render_body(job: Job, text: str) -> str:
     """The sbatch file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
-    told = f"# {job.name}: {job.cost()}. Submit it with `sbatch FILE`."
-    head = [script.shebang(job), told, *_directives(job, here=True)]
-    head += [f"# warning: {warning}" for warning in job.warnings()]
-    return "\n".join([*head, "", *script.modules(job), text.removeprefix("#!/usr/bin/env bash\n")])
+    return script.around(job, _directives(job, here=True), "sbatch", text)
 
 
 def _directives(job: Job, *, here: bool = False) -> list[str]:
     """`here`: the log goes where the file is submitted."""
     options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
-    if job.cpus_per_node and not job.whole_nodes:
-        options.append(f"--cpus-per-task={job.cpus_per_node}")
     if job.whole_nodes:
         # Exclusive nodes come with all processors, but with the default share of memory.
         options += ["--exclusive", "--mem=0"]
@@ -103,14 +91,11 @@ def _broadcast(step: Broadcast) -> list[str]:
     ]
 
 
-def _text(step: JobText) -> list[str]:
-    if step.each == "batch":
-        return script.first_node(step)
-    return script.every_node(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
-
-
-def _step(step: JobStep, job: Job) -> list[str]:
-    container = job.container
+def _step(step: Step, job: Job) -> list[str]:
+    if isinstance(step, Broadcast):
+        return _broadcast(step)
+    if isinstance(step, JobText):
+        return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
     if step.each == "node":
         told = "# Once on every node; a node that fails does not stop the others."
         where = _EVERYWHERE
@@ -120,9 +105,4 @@ def _step(step: JobStep, job: Job) -> list[str]:
     else:
         told = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"
-    lines = [told, f"srun {where} {_STEP} \\"]
-    if container is not None:
-        mounts = ",".join(f"{path}:{path}" for path in container.mounts)
-        inside = f"  --container-image={shlex.quote(container.image)} --no-container-mount-home"
-        lines.append(inside + (f" --container-mounts={shlex.quote(mounts)} \\" if mounts else " \\"))
-    return [*lines, '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+    return [told, f"srun {where} {_STEP} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]

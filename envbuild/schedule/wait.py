@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Protocol
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.schedule.job import Job, JobState, Phase, Scheduler, SchedulerUnavailableError
+from envbuild.schedule.cluster import Scheduler
+from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
 
 PAUSES = (0.0, 2.0, 4.0, 8.0)
 LONG_PAUSE = 60.0
@@ -49,11 +50,6 @@ class Limits:
     patience: float = PATIENCE
 
 
-def pauses() -> Iterator[float]:
-    """0, 2, 4, 8 s, then a minute each."""
-    return chain(PAUSES, repeat(LONG_PAUSE))
-
-
 def wait_for(
     scheduler: Scheduler,
     job: Job,
@@ -74,7 +70,7 @@ def wait_for(
     begun = heard = clock.now()
     restarts = 0
     last: JobState | None = None
-    steps = pauses()
+    steps = chain(PAUSES, repeat(LONG_PAUSE))
     while True:
         pause = next(steps)
         if limits.start is not None and (last is None or last.waiting):

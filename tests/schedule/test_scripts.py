@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Modules
 from envbuild.schedule import pbs_script, slurm_script
-from envbuild.schedule.job import Container, Gres, Job, JobStep, JobText
+from envbuild.schedule.job import Gres, Job, JobStep, JobText
 from tests.schedule.jobs import job, training
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,18 +33,14 @@ CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
     "slurm_launch": (slurm_script.render, training(steps=TEXTS)),
     "pbs_launch": (pbs_script.render, training(**POLARIS, steps=TEXTS)),
     "slurm_no_gres": (slurm_script.render, training(gres=None, exclusive=False, constraints=None)),
-    "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=8, nodes=1)),
-    "slurm_pyxis": (
-        slurm_script.render,
-        training(container=Container(image="nvcr.io/nvidia/pytorch:22.02-py3", mounts=("/a b",))),
-    ),
+    "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), nodes=1)),
     "slurm_modules": (slurm_script.render, job(modules=MODULES)),
     "pbs_modules": (pbs_script.render, job(modules=MODULES, time_limit=600)),
     "pbs_body": (lambda asked: pbs_script.render_body(asked, BODY), job(nodes=1, modules=MODULES, account="proj-1")),
     "slurm_body": (lambda asked: slurm_script.render_body(asked, BODY), job(nodes=1)),
     "pbs_probe": (pbs_script.render, job(time_limit=300)),
     "pbs_polaris": (pbs_script.render, training(**POLARIS)),
-    "pbs_ngpus": (pbs_script.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), cpus_per_node=16, queue="gpu")),
+    "pbs_ngpus": (pbs_script.render, job(gpus_per_node=4, gres=Gres(name="ngpus"), queue="gpu")),
 }
 
 
@@ -152,9 +148,3 @@ def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> No
 def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:
     with pytest.raises(EnvbuildError, match="cannot print"):
         slurm_script.render(job(output='/a"b'))
-
-
-def test_pbs_has_no_containers() -> None:
-    with pytest.raises(EnvbuildError) as caught:
-        pbs_script.render(job(container=Container(image="x")))
-    assert caught.value.code == "job-container-unsupported"

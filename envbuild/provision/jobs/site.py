@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection, Target
-from envbuild.schedule.job import Job, Pool, Scheduler, Step, seconds_of
+from envbuild.schedule.cluster import Scheduler
+from envbuild.schedule.job import Job, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.runner import Runner, login_connection, submit_host
 from envbuild.schedule.slurm import Slurm
 
 PROBE_LIMIT = 600
-_SCHEDULERS: dict[str, type[Slurm] | type[Pbs]] = {"slurm": Slurm, "pbs": Pbs}
+_SCHEDULERS: dict[str, type[Scheduler]] = {"slurm": Slurm, "pbs": Pbs}
 # What programs of a job need to get out of a compute node, under the names that they read.
 _PROXY = re.compile(r"\A(https?|ftp|all|no)_proxy\Z", re.IGNORECASE)
 
@@ -38,7 +39,7 @@ class JobSite:
     def of(cls, target: Target) -> JobSite:
         """Ask the scheduler where the target's nodes come from. Raises EnvbuildError as its `pool` does."""
         runner = submit_host(target)
-        scheduler: Scheduler = _SCHEDULERS[target.scheduler.kind](runner)
+        scheduler = _SCHEDULERS[target.scheduler.kind](runner)
         connection = login_connection(target) or Connection(kind="local")
         return cls(target, runner, scheduler, scheduler.pool(target), connection)
 

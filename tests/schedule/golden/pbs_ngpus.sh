@@ -2,7 +2,7 @@
 # envbuild-probe: 2 nodes of gpu for as long as the site allows.
 #PBS -N envbuild-probe
 #PBS -S /bin/bash
-#PBS -l select=2:ncpus=16:ngpus=4
+#PBS -l select=2:ngpus=4
 #PBS -l place=scatter
 #PBS -q gpu
 #PBS -r n

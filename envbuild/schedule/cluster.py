@@ -1,0 +1,139 @@
+"""What all schedulers have in common: programs that submit, end and show jobs, run where jobs are submitted."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Target
+from envbuild.node.proc import Finished
+from envbuild.schedule import files, script
+from envbuild.schedule.job import Job, JobState, Phase, Pool
+from envbuild.schedule.runner import Runner
+
+# A busy server answers late; Slurm's own programs give up after MessageTimeout (10 s by default), and try again.
+TIMEOUT = 60.0
+
+
+class Scheduler(ABC):
+    """The adapter of one cluster. `runner` runs its programs where jobs are submitted.
+
+    `suffix` is how a script's file ends, `submits` and `cancels` the programs that begin and end a job, `away` what
+    they say where no server answers, `unknown_job` whether they say that it has no such job (any more); `mine` lists
+    the user's jobs, `limits` says what a refused job may have overstepped. `render` makes the script of a job,
+    `render_body` one that runs a bash script on its first node and prints where it was submitted; both are pure.
+    """
+
+    name: ClassVar[str]
+    suffix: ClassVar[str]
+    submits: ClassVar[tuple[str, ...]]
+    cancels: ClassVar[str]
+    away: ClassVar[re.Pattern[str]]
+    unknown_job: Callable[[str], bool]
+    mine: ClassVar[str]
+    limits: ClassVar[str]
+    render: Callable[[Job], str]
+    render_body: Callable[[Job, str], str]
+
+    def __init__(self, runner: Runner) -> None:
+        """Nothing is asked yet."""
+        self.runner = runner
+
+    @abstractmethod
+    def pool(self, target: Target) -> Pool:
+        """Where the jobs of a target get their nodes. Raises EnvbuildError where the scheduler knows no such place."""
+
+    @abstractmethod
+    def attempt(self, state: JobState) -> int:
+        """Which run of its script a job is in, as the script counts it: a requeued one runs again."""
+
+    @abstractmethod
+    def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
+        """Those of `nodes` that take no jobs now, with the reason: an epilog may have drained them after ours."""
+
+    @abstractmethod
+    def poll(self, job: Job, number: str) -> JobState:
+        """What became of a job. Raises SchedulerUnavailableError when nobody answers now."""
+
+    def submit(self, job: Job) -> str:
+        """Submit it; its number, without the server or cluster that is printed behind it.
+
+        Raises EnvbuildError `job-refused`, `scheduler-missing` (exit 7) or `scheduler-unreachable` (exit 3).
+        """
+        files.make_folder(self.runner, job.output)
+        done = self.runner.run(self.submits, stdin=self.render(job).encode(), timeout=TIMEOUT)
+        # A site's plugin may print before it.
+        found = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
+        if done.ok and found:
+            return found[1]
+        raise self._refused(self.submits[0], done)
+
+    def cancel(self, number: str) -> None:
+        """End a job; one that has ended already is no error. Raises EnvbuildError `job-not-cancelled` (exit 9)."""
+        done = self.runner.run([self.cancels, number], timeout=TIMEOUT)
+        if not done.ok and not self.unknown_job(done.err):
+            raise EnvbuildError(
+                "job-not-cancelled",
+                f"job {number} could not be cancelled",
+                why=said(done),
+                hint=f"`{self.cancels} {number}` on {self.runner.host}",
+                exit_code=ExitCode.JOB_FAILED,
+            )
+
+    def logs(self, job: Job, number: str, limit: int = 65536) -> str:
+        """The end of the job's log, at most `limit` bytes; empty while there is none."""
+        return files.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
+
+    def by_status_file(self, job: Job, number: str) -> JobState:
+        """The state of a job that the scheduler has forgotten, by what its script left."""
+        code = files.read_status(self.runner, job, number)
+        if code is not None:
+            return JobState(Phase.DONE, exit=code, word=f"forgotten by {self.name}")
+        return JobState(Phase.LOST, reason=f"{self.name} has forgotten it, and it left no status file", word="unknown")
+
+    def asked(self, *command: str) -> str:
+        """What a program prints. Raises EnvbuildError `scheduler-missing` (exit 7), `scheduler-unreachable` (3)."""
+        done = self.runner.run(command, timeout=TIMEOUT)
+        if done.missing or self._is_away(done):
+            raise self._refused(command[0], done)
+        return done.out
+
+    def _is_away(self, done: Finished) -> bool:
+        return done.timed_out or done.rc is None or self.away.search(done.err) is not None
+
+    def _refused(self, program: str, done: Finished) -> EnvbuildError:
+        host = self.runner.host
+        if done.missing:
+            return EnvbuildError(
+                "scheduler-missing",
+                f"there is no `{program}` on {host}",
+                hint="run envbuild on a login node, or name one: `connection: {login: {host: ...}}`",
+                exit_code=ExitCode.REFUSED,
+            )
+        if self._is_away(done):
+            return EnvbuildError(
+                "scheduler-unreachable",
+                f"{self.name} does not answer on {host}",
+                why=said(done),
+                hint=f"try `{program}` there; a job may have been submitted all the same: `{self.mine}`",
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        return EnvbuildError(
+            "job-refused",
+            f"{self.name} refused the job ({program} on {host})",
+            why=said(done),
+            hint=self.limits,
+            exit_code=ExitCode.REFUSED,
+        )
+
+
+def said(done: Finished) -> str:
+    """The end of what a program said, for people."""
+    if done.timed_out:
+        return "no answer in time"
+    lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
+    return "; ".join(lines[-4:])[-500:] or f"exit {done.rc}"
