@@ -22,7 +22,7 @@ from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules.build import other_gcc
-from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule
+from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
 from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.variant_checks import (
     Interpreter,
@@ -263,7 +263,7 @@ class Resolver:
             return None, None
         key = (best.variant.digest, best.python.path if best.python else None, shared)
         if key not in self._compilers:
-            request = self._request(best.variant, best.python)
+            request, facts = self._request(best.variant, best.python), with_own_compilers(best.variant, facts)
             found = toolkit(facts, request, self.compat) if any(each.build for each in best.variant.sources) else None
             self._compilers[key] = (found.path if found else None, other_gcc(facts, request, self.compat))
         return self._compilers[key]
@@ -300,7 +300,8 @@ class Resolver:
                 known = tuple(d for d in rules if d.rule not in OUTSIDE)
             else:
                 seen = facts
-                known = platform_rules(variant, facts) + evaluate(facts, request, self.compat)
+                seen_by_builds = with_own_compilers(variant, facts)
+                known = platform_rules(variant, facts) + evaluate(seen_by_builds, request, self.compat)
             known += unrecorded_rule(variant, self.lock) + virtual_rule(variant, seen, inside=seen is not facts)
             self._known[key] = known
         return known

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.world import MINOR, World
-from tests.node.forge import FILES, PATCH, need_compiler
+from tests.node.forge import ACTIVATED, FILES, PATCH, need_compiler
 from tests.support.conda import Channel, fill
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,8 @@ def stack(world: World, conda_python: Path) -> Path:
     world.wheel(scripts={"alpha-run": "alpha:main"})
     section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}
-    source = {**world.repository("quick", FILES), "ref": "main", "patches": [PATCH], "build": build}
-    path = world.stack(conda=section, sources=[source], imports=["alpha", "pure", "quick._fast"])
+    source = {**world.repository("quick", {**FILES, **ACTIVATED}), "ref": "main", "patches": [PATCH], "build": build}
+    path = world.stack(conda=section, sources=[source], imports=["alpha", "pure", "quick._fast", "quick.activated"])
     world.lock(path)
     return path
 
@@ -34,7 +34,7 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     node = world.built("--engine", "conda")
     assert world.python("import sys; print(sys.prefix)") == str(world.current)
     assert world.python("import alpha, pure; print(alpha.VERSION, pure.VERSION)") == "1.0 1.5"
-    assert world.python("import quick._fast as f; print(f.answer())") == "42"
+    assert world.python("import quick._fast as f; print(f.answer())") == "7"
     script = world.current / ".envbuild" / "activate.sh"
     code = (
         f'. "{script}"; echo "$CONDA_PREFIX $TOOL_HOME"; deactivate; echo "${{CONDA_PREFIX-none}} ${{TOOL_HOME-none}}"'

@@ -47,6 +47,11 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "", -1, methods};
 PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
 """
+# What activation scripts of conda packages set decides what is compiled, and is there when it is imported.
+ACTIVATED = {
+    "fast.c": EXTENSION.replace("42", "ANSWER"),
+    "quick/activated.py": "import os\n\nHOME = os.environ['TOOL_HOME']\n",
+}
 # Compiles and cannot be loaded: it calls what no library has.
 BROKEN = EXTENSION.replace("PyLong_FromLong(42)", "nowhere()").replace(
     "#include", "extern void *nowhere(void);\n#include"

@@ -107,3 +107,23 @@ def test_torch_of_conda_is_asked_for_hardware_and_not_for_a_wheel() -> None:
     rules = {d.rule: d.verdict for d in decided("a100-azure", row).decisions}
     assert rules.get("driver-floor") == "refuse" or "driver-minor-compat" in rules
     assert "torch-flavour-exists" not in rules
+
+
+def test_the_compiler_of_conda_is_the_one_that_nvcc_is_compared_with() -> None:
+    def rules(*archives: dict[str, Any]) -> tuple[Resolution, list[str]]:
+        source = {
+            "name": "ext",
+            "git": "https://x.example/ext",
+            "commit": "a" * 40,
+            "tree": "b" * 40,
+            "build": {"flags": ["cuda_ext"]},
+        }
+        row = conda("v", *archives, torch="2.1.0", flavour="cu121", sources=[source])
+        facts = {"nvcc": [{"path": "/cuda/bin/nvcc", "version": "12.1"}],
+                 "compilers": [{"path": f"/usr/bin/{name}", "version": "13.2"} for name in ("gcc", "g++")]}  # fmt: skip
+        got = decided("h100", row, more=facts)
+        return got, [d.verdict for d in got.candidates[0].decisions if d.rule == "gcc-range"]
+
+    assert rules()[1] == ["refuse"]
+    got, said = rules(archive("gcc_linux-64", "11.4.0"), archive("gxx_linux-64", "11.4.0"))
+    assert (got.gcc, said) == (None, ["allow"])

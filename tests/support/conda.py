@@ -18,6 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLACEHOLDER = "/opt/" + "placehold_" * 25  # 255 bytes, as conda-build has them
+# As those of conda's compilers: in bash's own words, and with what a compiler reads.
+ACTIVATE = b"""\
+function _tool { export TOOL_HOME="$CONDA_PREFIX/share"; }
+_tool
+unset -f _tool
+export CFLAGS="-DANSWER=7 -Wl,-rpath,$CONDA_PREFIX/lib"
+"""
 _BLOCK = 1 << 17
 
 
@@ -211,7 +218,7 @@ def fill(channel: Channel, python: Path) -> Channel:
         "h1_3",
         {
             "lib/libtool.so": File(b"\0" + mark + b"/share\0end", placeholder="binary"),
-            "etc/conda/activate.d/tool.sh": b'export TOOL_HOME="$CONDA_PREFIX/share"\n',
+            "etc/conda/activate.d/tool.sh": ACTIVATE,
             "etc/conda/deactivate.d/tool.sh": b"unset TOOL_HOME\n",
         },
         depends=(f"python {sys.version_info.major}.{sys.version_info.minor}.*",),

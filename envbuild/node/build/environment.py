@@ -5,7 +5,9 @@ import re
 import shutil
 
 from envbuild.node import git_source, paths, proc
+from envbuild.node.conda import activation
 from envbuild.node.protocol import Json, log
+from envbuild.node.variables import for_build
 
 _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
 _PLACE = "/envbuild"
@@ -82,11 +84,13 @@ def no_repository(above: str) -> "dict[str, str | None]":
 def variables(
     environment: str, stack: Json, own: Json, arch_list: "list[str]", cuda_home: "str | None"
 ) -> "dict[str, str | None]":
-    """What a build sees beyond this node's own variables; the source's `own` win over the stack's.
+    """What a build sees beyond this node's own variables; the source's `own` win over the stack's, these over conda's.
 
     `environment`: the folder of the environment. A stack's variables that are not plain text are not for builds.
     """
-    extra: dict[str, str | None] = {name: value for name, value in stack.items() if isinstance(value, str)}
+    extra = _of_conda(environment)
+    path = extra.pop("PATH", None) or os.environ.get("PATH", "/usr/bin:/bin")
+    extra.update({name: value for name, value in stack.items() if isinstance(value, str)})
     folders = [os.path.join(environment, "bin")]
     if cuda_home:
         extra["CUDA_HOME"] = cuda_home
@@ -95,7 +99,7 @@ def variables(
         extra["TORCH_CUDA_ARCH_LIST"] = ";".join(arch_list)
     extra.update(own)
     extra.update(
-        PATH=":".join(folders + [os.environ.get("PATH", "/usr/bin:/bin")]),
+        PATH=":".join(folders + [path]),
         VIRTUAL_ENV=environment,
         SOURCE_DATE_EPOCH=str(paths.EPOCH),
         PYTHONHASHSEED="0",
@@ -105,6 +109,16 @@ def variables(
         PYTHONBREAKPOINT=None,
     )
     return extra
+
+
+def _of_conda(environment: str) -> "dict[str, str | None]":
+    """What conda packages set, without the environment's place as a search path in what is linked.
+
+    It would be another in each prefix; the environment's interpreter finds its libraries itself.
+    """
+    there = re.compile(r"-Wl,-rpath,%s/\S+\s*" % re.escape(environment))
+    seen = {name: value for name, value in os.environ.items() if for_build(name, value)}
+    return {name: there.sub("", value) for name, value in activation.onto(environment, seen).items()}
 
 
 def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, str]") -> "dict[str, str]":

@@ -199,7 +199,11 @@ class Builder:
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
             env = self.tool.environ(self._variables(own))
-            self._toolchains[asked] = build_key.read_toolchain(self.python, self.options.get("cuda_home"), env)
+            found = build_key.read_toolchain(self.python, self.options.get("cuda_home"), env)
+            # Compilers of conda lie in the environment, which lies elsewhere in another prefix.
+            names = found["environment"].items()
+            found["environment"] = {name: value.replace(self.environment, "@environment@") for name, value in names}
+            self._toolchains[asked] = found
         return self._toolchains[asked]
 
     def _inputs(self, source: Json) -> Json:

@@ -8,8 +8,13 @@ import re
 import shlex
 
 from envbuild.node import paths
+from envbuild.node.conda import activation
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.variables import may_set
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # A pip of another Python, which is found where the environment has none, installs nothing behind anybody's back.
 _GUARDS = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
@@ -55,13 +60,16 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     """A POSIX sh text that sets PATH, VIRTUAL_ENV, ENVBUILD_ENV, ENVBUILD_STACK and `variables`, values literally.
 
     It puts the stack before a prompt, and makes the function `deactivate`, which takes all of it back. Where conda
-    packages are, CONDA_PREFIX is set, and their scripts are run: those of `activate.d`, at the end of `deactivate.d`.
+    packages are, CONDA_PREFIX is set, and their scripts are run: those of `activate.d`, at the end of `deactivate.d`. A
+    shell that is neither bash nor zsh may end at what they hold, and gets what they set. Raises NodeError as
+    `activation.variables` does.
     """
     own = {name: shlex.quote(environment) for name in _names(environment)}
     own.update(ENVBUILD_STACK=shlex.quote(stack), **_GUARDS)
-    names = sorted({*own, *variables, "PATH", "PYTHONHOME", "PYTHONPATH"})
+    theirs = activation.variables(environment)
+    names = sorted({*own, *variables, *theirs, "PATH", "PYTHONHOME", "PYTHONPATH"})
     lines = ["# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh"))]
-    undo = "".join("    %s\n" % line for line in reversed(_scripts(environment, "deactivate.d")))
+    undo = "".join("    %s\n" % line for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
     lines += [_FUNCTIONS % (undo, "\n".join("    _envbuild_back %s" % name for name in names))]
     lines += ["_envbuild_keep %s" % name for name in names]
     lines += ["export %s=%s" % item for item in own.items()]
@@ -69,7 +77,7 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
         "unset PYTHONHOME PYTHONPATH",
         'export PATH=%s"${PATH:+:$PATH}"' % shlex.quote(":".join(_folders(environment))),
     ]
-    lines += _scripts(environment, "activate.d")
+    lines += _run(activation.scripts(environment), [_export(*item) for item in theirs.items()])
     for name in sorted(variables):
         value = variables[name]
         if isinstance(value, dict):
@@ -82,15 +90,22 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
 
 def _names(environment: str) -> "list[str]":
     """The variables that name the environment."""
-    conda = ["CONDA_PREFIX"] if os.path.isdir(os.path.join(environment, "conda-meta")) else []
+    conda = ["CONDA_PREFIX"] if activation.is_conda(environment) else []
     return ["VIRTUAL_ENV", "ENVBUILD_ENV"] + conda
 
 
-def _scripts(environment: str, folder: str) -> "list[str]":
-    """Lines that run what conda packages have for such a shell, in the order of their names, as conda does it."""
-    top = os.path.join(environment, "etc", "conda", folder)
-    names = sorted(os.listdir(top)) if os.path.isdir(top) else []
-    return [". %s" % shlex.quote(os.path.join(top, name)) for name in names if name.endswith(".sh")]
+def _run(scripts: "list[str]", instead: "Sequence[str]" = ()) -> "list[str]":
+    """Lines that source `scripts` in a shell that can read them; the lines `instead` in another."""
+    if not scripts:
+        return []
+    lines = ['if [ -n "${BASH_VERSION-}${ZSH_VERSION-}" ]; then']
+    lines += ["    . %s" % shlex.quote(each) for each in scripts]
+    return lines + (["else"] if instead else []) + ["    " + line for line in instead] + ["fi"]
+
+
+def _export(name: str, value: str) -> str:
+    rest = '"${%s:+:$%s}"' % (name, name) if activation.is_list(name) else ""
+    return "export %s=%s%s" % (name, shlex.quote(value), rest)
 
 
 def _folders(environment: str) -> "list[str]":
@@ -104,7 +119,7 @@ def tcl_quote(text: str) -> str:
 
 
 def modulefile(environment: str, stack: str, variables: Json) -> str:
-    """What `activate_sh` does, but for scripts of packages, as a Tcl modulefile; for environment-modules and Lmod."""
+    """What `activate_sh` does, as a Tcl modulefile (environment-modules, Lmod); of conda's scripts what they set."""
     env = tcl_quote(environment)
     says = tcl_quote("envbuild environment of %s" % stack)
     lines = [
@@ -117,6 +132,10 @@ def modulefile(environment: str, stack: str, variables: Json) -> str:
         "setenv ENVBUILD_STACK %s" % tcl_quote(stack),
         *("setenv %s %s" % item for item in _GUARDS.items()),
         *("prepend-path PATH %s" % tcl_quote(folder) for folder in reversed(_folders(environment))),
+        *(
+            "%s %s %s" % ("prepend-path" if activation.is_list(name) else "setenv", name, tcl_quote(value))
+            for name, value in activation.variables(environment).items()
+        ),
     ]
     for name in sorted(variables):
         value = variables[name]

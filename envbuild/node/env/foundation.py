@@ -5,7 +5,7 @@ Everything after it (wheels, sources, hashes, stamp) is the same for both.
 
 import os
 
-from envbuild.node.conda import archives, meta, prefix
+from envbuild.node.conda import activation, archives, meta, prefix
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
@@ -93,14 +93,15 @@ class Conda(Foundation):
             staged_tools.bring(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
 
     def make(self, tool: "uv.Uv") -> "base.Interpreter":
-        """Install them; raises what `prefix.make` raises, and `conda-and-wheel` (exit 7)."""
+        """Install them; raises what `prefix.make` and `activation.variables` raise, and `conda-and-wheel` (exit 7)."""
         where = (self.args.get("artifacts") or {}).get("conda") or {}
         folder = os.path.join(tool.cache if tool.keeps_cache else tool.tmp, "conda")
         os.makedirs(folder, exist_ok=True)
         beside = os.path.join(self.prefix, "tmp")
         os.makedirs(beside, exist_ok=True)
         rattler = prefix.Rattler(self.args["tools"], tool.tmp, beside)
-        self.told = {"conda": prefix.make(rattler, self.variant, where, folder, self.environment)}
+        made = prefix.make(rattler, self.variant, where, folder, self.environment)
+        self.told = {"conda": dict(made, activation=activation.variables(self.environment))}
         self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
         return self._examined()
 

@@ -15,6 +15,7 @@ import time
 
 from envbuild.node import proc, program_files, redact
 from envbuild.node.build import build_dir
+from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
@@ -128,10 +129,14 @@ class Scratch:
 
 
 def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
-    """The variables of a smoke process: the caller's without PYTHON*, the stack's, caches in the scratch folder."""
+    """The variables of a smoke process: the caller's without PYTHON*, those of conda packages, the stack's above them.
+
+    Caches lie in the scratch folder.
+    """
     child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     child["VIRTUAL_ENV"] = environment
     child["PATH"] = os.path.join(environment, "bin") + os.pathsep + child.get("PATH", os.defpath)
+    child.update(activation.onto(environment, child))
     child["PYTHONDONTWRITEBYTECODE"] = "1"  # for Python processes that an imported module starts
     child["PYTHONNOUSERSITE"] = "1"
     for key in ("TMPDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"):

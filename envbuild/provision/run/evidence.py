@@ -188,8 +188,13 @@ def _checks(responses: Responses) -> Iterable[Check]:
 
 
 def _conda_checks(told: Mapping[str, Any]) -> Iterable[Check]:
-    """What a reader of conda packages takes for granted and what was not so: scripts that did not run, shared files."""
+    """What a reader of conda packages cannot see: what their scripts set, which did not run, and shared files."""
     skipped, shared = told.get("link_scripts_skipped") or (), told.get("clobbered") or ()
+    if told.get("activation"):
+        says = f"set for builds and smoke tests by the packages' activation scripts: {', '.join(told['activation'])}"
+        yield Check(
+            name="activation", status="passed", says=says, level="measured", details={"variables": told["activation"]}
+        )
     if skipped:
         says = f"the post-link scripts of {', '.join(skipped)} were not run: `link_scripts` does not list them"
         yield Check(name="post-link", status="skipped", says=says)

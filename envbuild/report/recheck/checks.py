@@ -14,7 +14,7 @@ from envbuild.report.view import below_floor
 
 # What is checked beside the smoke test, and of that what needs no item of the stack.
 _KNOWN = frozenset(
-    "record required stamp packages link files bytecode pack ensure post-link clobbered bench".split()  # noqa: SIM905
+    "record required stamp packages link files bytecode pack ensure post-link activation clobbered bench".split()  # noqa: SIM905
 )
 _ALWAYS = frozenset({"nodes", "cuda"})
 _ITEM = {"step-cpu-trial": "step"}

@@ -6,7 +6,7 @@ import re
 
 from envbuild.conda.virtual import met, name_of, of_facts
 from envbuild.model.conda import LockedConda
-from envbuild.model.facts import NodeFacts
+from envbuild.model.facts import CompilerFacts, NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.compat import Note
 from envbuild.resolve.decision import NOTHING, Decisions, decision
@@ -14,8 +14,18 @@ from envbuild.resolve.versions import Numbers, numbers
 
 CHANNEL = Note("what the packages' channel says, as the lock has it", "compared with the facts of the node")
 _BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")
+# What activates a compiler, so that builds take it.
+_COMPILER = re.compile(r"g(cc|xx)_linux-[a-z0-9]+")
 # A probe reads the family of a processor, not its generation.
 _NOT_READ = "__archspec"
+
+
+def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
+    """The node as builds of a variant see it: compilers among its conda packages come before those of the node."""
+    packages = variant.conda.packages if variant.conda else ()
+    found = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
+    own = [CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in found]
+    return facts.model_copy(update={"compilers": (*own, *facts.compilers)}) if own else facts
 
 
 def unrecorded_rule(variant: Variant, lock: Lock) -> Decisions:

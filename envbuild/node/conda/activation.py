@@ -1,0 +1,90 @@
+"""What the activation scripts of conda packages set: compilers name themselves so, MPI and data folders too.
+
+They are run once more by a shell of ours, with nothing of the user's, for what cannot source them: builds, smoke tests,
+modulefiles, and a plain `sh`, which may not read what is written for bash.
+"""
+
+import os
+import shlex
+
+from envbuild.node import proc
+from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.redact import looks_secret, redact_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DEADLINE = 60.0
+_SYSTEM_PATH = "/usr/bin:/bin"
+# A shell sets these itself.
+_SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
+
+
+def scripts(environment: str, folder: str = "activate.d") -> "list[str]":
+    """What conda packages have for a shell in `etc/conda/<folder>`, in the order of their names, as conda runs it."""
+    top = os.path.join(environment, "etc", "conda", folder)
+    names = sorted(os.listdir(top)) if is_conda(environment) and os.path.isdir(top) else []
+    return [os.path.join(top, name) for name in names if name.endswith(".sh")]
+
+
+def is_conda(environment: str) -> bool:
+    """Whether conda packages are in the environment."""
+    return os.path.isdir(os.path.join(environment, "conda-meta"))
+
+
+def variables(environment: str) -> "dict[str, str]":
+    """The variables that the scripts set, by name; of a list of folders (`PATH`, `..._PATH`) what they add.
+
+    Names that look like those of secrets are left out. Raises NodeError `conda-script-failed` (exit 4).
+    """
+    found = scripts(environment)
+    if not found:
+        return {}
+    path = "%s/bin:%s" % (environment, _SYSTEM_PATH)
+    before = {"PATH": path, "HOME": environment, "CONDA_PREFIX": environment, "LC_ALL": "C.UTF-8"}
+    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+    lines = ["exec 3>&1 1>&2", *(". %s" % shlex.quote(each) for each in found), "exec env -0 >&3"]
+    done = proc.run([shell, "-c", "\n".join(lines)], timeout=_DEADLINE, env=before, cwd=environment)
+    after = dict(row.split("=", 1) for row in done.out.split("\0") if "=" in row)
+    if not done.ok or not after:
+        raise NodeError(
+            "conda-script-failed",
+            "an activation script of the conda packages ended its shell",
+            why="%s: %s" % (", ".join(map(os.path.basename, found)), redact_text(done.err).strip()[-1000:]),
+            hint="leave the package out, or take another build of it",
+            exit_code=Exit.BUILD_FAILED,
+            changed=True,
+        )
+    told = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}
+    return {name: value for name, value in told.items() if value and _is_theirs(name)}
+
+
+def onto(environment: str, environ: "Mapping[str, str]") -> "dict[str, str]":
+    """The same for a process with the variables `environ`, and CONDA_PREFIX; nothing where conda packages are not.
+
+    What the scripts add to a list of folders stands before those of `environ`.
+    """
+    if not is_conda(environment):
+        return {}
+    found = {
+        name: "%s:%s" % (value, environ[name]) if is_list(name) and environ.get(name) else value
+        for name, value in variables(environment).items()
+    }
+    return dict(found, CONDA_PREFIX=environment)
+
+
+def is_list(name: str) -> bool:
+    """Whether the variable `name` is a list of folders."""
+    return name.endswith("PATH")
+
+
+def _is_theirs(name: str) -> bool:
+    return name not in _SHELL and not looks_secret(name, any_key=False)
+
+
+def _added(name: str, value: str, before: "dict[str, str]") -> str:
+    if not is_list(name):
+        return value
+    known = before.get(name, "").split(":")
+    return ":".join(each for each in value.split(":") if each not in ("", *known))

@@ -1,0 +1,105 @@
+"""What activation scripts of conda packages set, for a shell that reads them and for what cannot."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.build import environment as build_environment
+from envbuild.node.conda import activation
+from envbuild.node.env import activation_files
+from envbuild.node.protocol import NodeError
+from envbuild.node.smoke.runner import child_environment
+from tests.support.conda import ACTIVATE
+
+MORE = """
+export LD_LIBRARY_PATH="$CONDA_PREFIX/lib:$LD_LIBRARY_PATH" PATH="$CONDA_PREFIX/tools:$PATH"
+export FORGE_TOKEN=abc SEEN="${SECRET-nothing}"
+echo "what is printed is not taken for a variable"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with the scripts of two packages."""
+    top = tmp_path / "an env"
+    for name, text in (("a.sh", ACTIVATE), ("b.sh", MORE.encode()), ("c.csh", b"setenv A b\n")):
+        path = top / "etc/conda/activate.d" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    (top / "conda-meta").mkdir()
+    return top
+
+
+def test_what_they_set_is_known_by_name_and_has_nothing_of_the_user(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2hunter2")
+    assert activation.variables(str(environment)) == {
+        "CFLAGS": f"-DANSWER=7 -Wl,-rpath,{environment}/lib",
+        "LD_LIBRARY_PATH": f"{environment}/lib",
+        "PATH": f"{environment}/tools",
+        "SEEN": "nothing",
+        "TOOL_HOME": f"{environment}/share",
+    }
+
+
+def test_builds_and_smoke_tests_get_them_below_what_the_stack_says(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda/lib")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    place = str(environment)
+    built = build_environment.variables(place, {"TOOL_HOME": "/stack"}, {}, [], None)
+    tried = child_environment(place, {"TOOL_HOME": "/stack"}, "/scratch")
+    for each in (built, tried):
+        assert (each["TOOL_HOME"], each["CONDA_PREFIX"]) == ("/stack", place)
+        assert each["LD_LIBRARY_PATH"] == f"{place}/lib:/opt/cuda/lib"
+    assert built["PATH"] == f"{place}/bin:{place}/tools:/usr/bin:/bin"
+    assert tried["PATH"] == f"{place}/tools:{place}/bin:/usr/bin:/bin"
+
+
+def test_what_is_linked_does_not_name_the_prefix(tmp_path: Path) -> None:
+    script = tmp_path / "env/etc/conda/activate.d/a.sh"
+    script.parent.mkdir(parents=True)
+    (tmp_path / "env/conda-meta").mkdir()
+    script.write_text('export LDFLAGS="-Wl,-O2 -Wl,-rpath,$CONDA_PREFIX/lib -Wl,-rpath-link,$CONDA_PREFIX/lib -L/x"\n')
+    found = build_environment.variables(str(tmp_path / "env"), {}, {}, [], None)
+    assert found["LDFLAGS"] == f"-Wl,-O2 -Wl,-rpath-link,{tmp_path}/env/lib -L/x"
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_every_shell_gets_them_and_gives_them_back(environment: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    script = environment.parent / "activate.sh"
+    script.write_text(activation_files.activate_sh(str(environment), "mine", {"OWN": "1"}))
+    code = 'say() { echo "$TOOL_HOME|$CFLAGS|$LD_LIBRARY_PATH"; }\n. "$0"; say; deactivate; say'
+    words = [shell, "-c", code, str(script)]
+    before = {"PATH": "/usr/bin:/bin", "CFLAGS": "-g", "LD_LIBRARY_PATH": "/l"}
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env=before)
+    lines = [line for line in said.stdout.splitlines() if "|" in line]
+    there = f"{environment}/share|-DANSWER=7 -Wl,-rpath,{environment}/lib|{environment}/lib:/l"
+    assert (lines, said.stderr) == ([there, "|-g|/l"], "")
+
+
+def test_a_modulefile_sets_the_same(environment: Path) -> None:
+    text = activation_files.modulefile(str(environment), "mine", {})
+    assert f'setenv TOOL_HOME "{environment}/share"' in text
+    assert f'prepend-path LD_LIBRARY_PATH "{environment}/lib"' in text
+
+
+def test_a_script_that_ends_its_shell_is_named(environment: Path) -> None:
+    (environment / "etc/conda/activate.d/z.sh").write_text("echo no licence >&2\nexit 3\n")
+    with pytest.raises(NodeError, match="conda-script-failed") as caught:
+        activation.variables(str(environment))
+    assert "no licence" in caught.value.why and "z.sh" in caught.value.why
+
+
+def test_without_conda_packages_nothing_is_run(environment: Path) -> None:
+    (environment / "conda-meta").rmdir()
+    assert activation.onto(str(environment), {}) == {}
+    assert activation.scripts(str(environment)) == []
