@@ -59,10 +59,8 @@ def trial(target: Target) -> list[str] | None:
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 
-def _visit(node: str, answer: ContactResult | EnvbuildError, target: Target) -> Visit:
-    if isinstance(answer, EnvbuildError):
-        return Visit(node, error=answer)
-    if answer.response is None:
+def _visit(node: str, answer: ContactResult, target: Target) -> Visit:
+    if answer.bare:
         return Visit(node, tuple(diagnose_without_python(answer.findings, target)))
     try:
         result = answer.result()

@@ -19,7 +19,6 @@ from invoke.tasks import task
 if TYPE_CHECKING:
     from envbuild.errors import EnvbuildError
     from envbuild.model.target import Target
-    from envbuild.provision.contact.first_contact import ContactResult
 
 _ENVIRONMENT = re.compile(r"/.*/envs/[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.DOTALL)
 _HELP = {
@@ -113,14 +112,12 @@ def _each(
     from envbuild.hostlist import expand_hosts
     from envbuild.provision.contact.first_contact import contact, node_request
 
-    answers: dict[str, ContactResult | EnvbuildError] = contact(
+    answers = contact(
         expand_hosts(target.hosts), lambda node: node_request(verb, target.prefix, args(node)), target.connection
     )
     codes = []
     for node, answer in answers.items():
         try:
-            if isinstance(answer, EnvbuildError):
-                raise answer
             use(node, answer.result())
         except EnvbuildError as error:
             codes.append(int(error.exit_code))

@@ -155,10 +155,7 @@ def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
         return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
 
     for node, answer in contact(good, request_for, work.prepared.target.connection).items():
-        if isinstance(answer, EnvbuildError):
-            outcome.errors[node] = answer
-        elif answer.response is not None:
-            outcome.responses.setdefault(node, {})["verify"] = answer.response
+        outcome.take(node, "verify", answer)
 
 
 def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
@@ -209,16 +206,7 @@ def environments(target: Target) -> dict[str, list[dict[str, Any]] | EnvbuildErr
     answers = contact(
         expand_hosts(target.hosts), lambda node: node_request("envs", target.prefix, {"node": node}), target.connection
     )
-    return {node: _environments(answer) for node, answer in answers.items()}
-
-
-def _environments(answer: ContactResult | EnvbuildError) -> list[dict[str, Any]] | EnvbuildError:
-    if isinstance(answer, EnvbuildError):
-        return answer
-    try:
-        return list(answer.result()["environments"])
-    except EnvbuildError as error:
-        return error
+    return {node: answer.failure or list(answer.result()["environments"]) for node, answer in answers.items()}
 
 
 def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
@@ -233,7 +221,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             work.survey.variants[node] = variant
             args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
-    answers: dict[str, ContactResult | EnvbuildError] = {}
+    answers: dict[str, ContactResult] = {}
     if requests:
         with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
             answers = contact(requests, requests.__getitem__, prepared.target.connection, question.deadline)
@@ -244,12 +232,10 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
         together = meet_in_use(work, current, answers)
     nodes = []
     for node, found in current.items():
-        answer = answers.get(node)
-        error = found if isinstance(found, EnvbuildError) else answer if isinstance(answer, EnvbuildError) else None
-        responses = {**together.responses.get(node, {})}
-        if isinstance(answer, ContactResult):
-            responses = {verb: answer.response or {}, **responses}
-        nodes.append(asked_evidence(node, found, responses, error or together.errors.get(node)))
+        answer, joint = answers.get(node), together.responses.get(node, {})
+        error = found if isinstance(found, EnvbuildError) else answer.error if answer is not None else None
+        own = {verb: answer.response or {}} if answer is not None and answer.error is None else {}
+        nodes.append(asked_evidence(node, found, {**own, **joint}, error or together.errors.get(node)))
     return nodes
 
 

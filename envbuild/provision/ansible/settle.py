@@ -40,8 +40,6 @@ def settle(activations: Mapping[str, dict[str, Any]], connection: Connection, wo
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, ASK_SECONDS)})
     for node, answer in contact(activations, request_for, limit, ASK_SECONDS).items():
         try:
-            if isinstance(answer, EnvbuildError):
-                raise answer
             if not answer.result()["put_back"]:
                 continue
             told = f"{node}: the environment that was to be repaired is back in its place"

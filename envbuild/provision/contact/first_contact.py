@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
@@ -78,7 +78,7 @@ class ContactResult:
 
     `findings`: sh's own, by key (`arch`, `libc`, `prefix`, `prefix_writable`, `scheduler`, `python`, ...); `tools`: the
     programs it found; `response`: the node program's answer, None where no Python 3.6 or newer is; `exit`: its exit
-    code; `log`: the end of what went to stderr.
+    code; `log`: the end of what went to stderr; `error`: why nothing came back at all.
     """
 
     node: str
@@ -87,14 +87,36 @@ class ContactResult:
     response: dict[str, Any] | None
     exit: int | None
     log: str = ""
+    error: EnvbuildError | None = None
+
+    @classmethod
+    def failed(cls, node: str, error: EnvbuildError) -> Self:
+        """What a contact is that brought nothing back."""
+        return cls(node, {}, (), None, None, error=error)
 
     @property
     def python(self) -> str | None:
         """The interpreter that runs the node program there."""
         return self.findings.get("python") or None
 
+    @property
+    def bare(self) -> bool:
+        """The node answers, and has no Python that could run the node program."""
+        return self.error is None and self.response is None
+
+    @property
+    def failure(self) -> EnvbuildError | None:
+        """Why there is no result; None where there is one."""
+        try:
+            self.result()
+        except EnvbuildError as error:
+            return error
+        return None
+
     def result(self) -> dict[str, Any]:
-        """The `result` of the response. Raises the EnvbuildError that the node reported, or `node-without-python`."""
+        """The `result` of the response. Raises `error`, the EnvbuildError of the node, or `node-without-python`."""
+        if self.error is not None:
+            raise self.error
         if self.response is None:
             raise EnvbuildError(
                 "node-without-python",
@@ -268,30 +290,25 @@ def contact(
     connection: Connection,
     deadline: float = DEADLINE,
     meanwhile: Sequence[str] = (),
-) -> dict[str, ContactResult | EnvbuildError]:
+) -> dict[str, ContactResult]:
     """Contact all nodes at once; each has its own result or error, and none waits for another's deadline.
 
     `meanwhile`: modules that are imported while the nodes work, because they are needed next.
     """
-
     at_once = threading.BoundedSemaphore(WORKERS)
 
-    def one(node: str) -> ContactResult | EnvbuildError:
+    def one(node: str) -> ContactResult:
         try:
             with at_once:
                 return run_node(node, request_for(node), connection, deadline)
         except EnvbuildError as error:
             error.details.setdefault("node", node)
-            return error
+            return ContactResult.failed(node, error)
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
-            why = f"{type(error).__name__}: {error}"
-            return EnvbuildError(
-                "contact-internal",
-                f"{node} was not contacted",
-                why=why,
-                exit_code=ExitCode.INTERNAL,
-                details={"node": node},
-            )
+            why, about = f"{type(error).__name__}: {error}", {"node": node}
+            return ContactResult.failed(node, EnvbuildError(
+                "contact-internal", f"{node} was not contacted", why=why, exit_code=ExitCode.INTERNAL, details=about
+            ))  # fmt: skip
 
     wanted = list(dict.fromkeys(nodes))
     if meanwhile:

@@ -8,7 +8,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.first_contact import contact, node_request
 
 # Hashing a store takes a second for some hundred megabytes.
 DEADLINE = 3600.0
@@ -18,13 +18,4 @@ def ask_each(verb: str, target: Target, args: Mapping[str, Any]) -> dict[str, di
     """Node -> result of a verb with `args` (docs/node-program.md, Protocol), or why there is none."""
     request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}")
     answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
-    return {node: _result(answer) for node, answer in answers.items()}
-
-
-def _result(answer: ContactResult | EnvbuildError) -> dict[str, Any] | EnvbuildError:
-    if isinstance(answer, EnvbuildError):
-        return answer
-    try:
-        return answer.result()
-    except EnvbuildError as error:
-        return error
+    return {node: answer.failure or answer.result() for node, answer in answers.items()}

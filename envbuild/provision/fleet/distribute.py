@@ -240,10 +240,7 @@ class _Run:
         """One request to one node. Raises EnvbuildError."""
         request = node_request(verb, self._prefix(node), args, self.work.run.id)
         connection, deadline = self.work.prepared.target.connection, min(PACK_DEADLINE_S, self.work.settings.deadline)
-        answer = contact([node], lambda _: request, connection, deadline)[node]
-        if isinstance(answer, EnvbuildError):
-            raise answer
-        return answer.result()
+        return contact([node], lambda _: request, connection, deadline)[node].result()
 
     def _prefix(self, node: str) -> str:
         return self.work.survey.facts[node].prefix.path

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
@@ -137,19 +137,9 @@ def meet_members(work: Work, members: Sequence[Member], outcome: Outcome, change
         chosen = [group for group in chosen if changed & {member.node for member in group}]
     for number, group in enumerate(chosen):
         with work.phase("together", f"joint smoke test of {len(group)} nodes"):
-            add_answers(ask_together(group, work, number), outcome)
+            for node, answer in ask_together(group, work, number).items():
+                outcome.take(node, VERB, answer)
     note_floors(work, outcome)
-
-
-def add_answers(answers: Mapping[str, ContactResult | EnvbuildError], outcome: Outcome) -> None:
-    """Put what nodes answered, or why there is no answer, into the outcome."""
-    for node, answer in answers.items():
-        if isinstance(answer, EnvbuildError):
-            outcome.errors[node] = answer
-        elif answer.response is None:
-            outcome.errors[node] = _no_python(node)
-        else:
-            outcome.responses.setdefault(node, {})[VERB] = answer.response
 
 
 def _member(work: Work, node: str, environment: str) -> Member | None:
@@ -182,7 +172,7 @@ def gpus_of(variant: Variant, facts: NodeFacts) -> int:
     return visible_gpus(facts) if uses_cuda(variant, facts) else 0
 
 
-def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, ContactResult | EnvbuildError]:
+def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, ContactResult]:
     """Ask all nodes of a group at the same time; each answer, or why there is none."""
     target = work.prepared.target
     if len(group) > WORKERS:
@@ -195,13 +185,6 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
         told = {node: in_image(each, work.prepared.stack.name) for node, each in told.items()}
         deadline += _SLACK  # containers start and end
     return contact(told, told.__getitem__, target.connection, deadline)
-
-
-def _no_python(node: str) -> EnvbuildError:
-    return EnvbuildError(
-        "node-without-python", f"{node} has no Python that could run its part of the joint smoke test",
-        hint="`envbuild provision` brings one into the prefix", exit_code=ExitCode.REFUSED, details={"node": node},
-    )  # fmt: skip
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:
@@ -227,14 +210,14 @@ def smoke_args(variant: Variant, stamp: Mapping[str, Any], target: Target) -> di
 
 
 def meet_in_use(
-    work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult | EnvbuildError]
+    work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult]
 ) -> Outcome:
     """The joint test of nodes whose own smoke test went well, over SSH."""
     target, outcome = work.prepared.target, Outcome()
     members = []
     for node, found in current.items():
         answer = answers.get(node)
-        if isinstance(found, EnvbuildError) or not isinstance(answer, ContactResult) or answer.response is None:
+        if isinstance(found, EnvbuildError) or answer is None or answer.response is None:
             continue
         environment, variant, stamp = found
         if all_well({"smoke": answer.response}):

@@ -13,7 +13,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
 
-Answers = Mapping[str, ContactResult | EnvbuildError]
+Answers = Mapping[str, ContactResult]
 # Below the range from which Linux takes ports for outgoing connections.
 _PORTS = range(20000, 32768)
 _PEER = ("peer-unreachable", "peer-gave-up")
@@ -106,11 +106,5 @@ def note(journey: Journey, drawn: Mapping[str, list[str]], answers: Answers) -> 
     journey.waiting = [name for name in journey.waiting if name not in done]
 
 
-def _error(answer: ContactResult | EnvbuildError | None) -> EnvbuildError | None:
-    if answer is None or isinstance(answer, EnvbuildError):
-        return answer
-    try:
-        answer.result()
-    except EnvbuildError as error:
-        return error
-    return None
+def _error(answer: ContactResult | None) -> EnvbuildError | None:
+    return None if answer is None else answer.failure

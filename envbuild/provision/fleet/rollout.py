@@ -76,8 +76,6 @@ def _look_again(work: Work, nodes: set[str]) -> None:
         return node_request("probe", prefixes[node], {"node": node, "brief": True}, work.run.id)
 
     for node, answer in contact(prefixes, request_for, work.prepared.target.connection).items():
-        if isinstance(answer, EnvbuildError):
-            continue
         try:
             now = NodeFacts.from_plain(answer.result())
         except EnvbuildError:

@@ -246,10 +246,7 @@ class _Run:
         args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
         request = node_request("wheels", prefix, args, work.run.id)
         connection = work.prepared.target.connection
-        answer = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S)[group.by]
-        if isinstance(answer, EnvbuildError):
-            raise answer
-        told = answer.result()
+        told = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S)[group.by].result()
         self.packs.append(here)
         receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
         return _Pack(here, told["sha256"], told["bytes"])
@@ -293,12 +290,9 @@ def add_member(archive: Path, name: str, path: Path) -> None:
         out.addfile(member, content)
 
 
-def _keys_in(answer: ContactResult | EnvbuildError | None) -> set[str]:
+def _keys_in(answer: ContactResult | None) -> set[str]:
     """The keys of the entries that a node's store can be read to have; none where it does not say."""
-    try:
-        entries = answer.result().get("entries", ()) if isinstance(answer, ContactResult) else ()
-    except EnvbuildError:
-        return set()
+    entries = answer.result().get("entries", ()) if answer is not None and answer.failure is None else ()
     return {str(each.get("key")) for each in entries if each.get("state") == "unchecked"}
 
 

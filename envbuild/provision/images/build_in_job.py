@@ -134,7 +134,5 @@ def build_in_job(
     answers = ask_in_job(work, alone, "envbuild-image", {"build": request}, folder, limit)
     told_by = [each["build"] for each in answers.values()]
     # A job that was requeued has had two nodes.
-    answer = next((each for each in told_by if not isinstance(each, EnvbuildError)), told_by[0])
-    if isinstance(answer, EnvbuildError):
-        raise answer
+    answer = next((each for each in told_by if each.error is None), told_by[0])
     return dict(answer.result()["file"])

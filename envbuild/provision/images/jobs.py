@@ -20,13 +20,13 @@ from envbuild.model.plan import Plan
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
 from envbuild.provision.ansible.play import run_hosts
-from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.images import multi_node_smoke, plan
 from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
-from envbuild.provision.jobs.ask import Answer, ask_in_job
+from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Work
@@ -63,10 +63,7 @@ def look_in_jobs(work: Work) -> tuple[Plan, Images]:
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    answer = contact([site.login], lambda _: _look(work, site.login), site.connection)[site.login]
-    if isinstance(answer, EnvbuildError):
-        raise answer
-    return told_of(answer)
+    return told_of(contact([site.login], lambda _: _look(work, site.login), site.connection)[site.login])
 
 
 def _look(work: Work, node: str | None = None) -> dict[str, Any]:
@@ -78,10 +75,8 @@ def _folder(login: Mapping[str, Any], work: Work) -> str:
     return posixpath.join(login["facts"]["prefix"]["path"], "jobs", work.run.id)
 
 
-def _told(answer: Answer) -> dict[str, Any] | EnvbuildError:
+def _told(answer: ContactResult) -> dict[str, Any] | EnvbuildError:
     try:
-        if isinstance(answer, EnvbuildError):
-            raise answer
         return told_of(answer)
     except EnvbuildError as error:
         return error
@@ -257,30 +252,22 @@ def one_kind_as(nodes: dict[str, NodeImage], first: NodeImage, errors: dict[str,
         del nodes[node]
 
 
-def _made(answer: Answer | None, meant: Mapping[str, Any]) -> dict[str, Any]:
+def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, Any]:
     """The file that the first node made. Raises EnvbuildError of that node, `node-silent` (exit 3)."""
     if answer is None:
         raise EnvbuildError(
             "node-silent", f"the first node of the job did not say whether it made {meant['path']}",
             hint="the log of the job has more", exit_code=ExitCode.UNREACHABLE,
         )  # fmt: skip
-    if isinstance(answer, EnvbuildError):
-        raise answer
     return dict(answer.result()["file"])
 
 
-def _answered(node: str, answer: Answer, args: Mapping[str, Any], prefix: str, outcome: Outcome) -> None:
+def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix: str, outcome: Outcome) -> None:
     """One node's answer into the outcome; a file that is not the one that was made is an error of that node."""
-    if isinstance(answer, EnvbuildError):
-        outcome.errors[node] = answer
+    if answer.failure is not None:
+        outcome.errors[node] = answer.failure
         return
-    if answer.response is None or not answer.response.get("ok"):
-        try:
-            answer.result()
-        except EnvbuildError as error:
-            outcome.errors[node] = error
-        return
-    result = dict(answer.result())
+    result = answer.result()
     seen, made = (result.get("file") or {}).get("sha256"), (args["file"] or {}).get("sha256")
     if seen != made:
         outcome.errors[node] = EnvbuildError(
@@ -293,7 +280,7 @@ def _answered(node: str, answer: Answer, args: Mapping[str, Any], prefix: str, o
         )
         return
     launcher = posixpath.join(prefix, "bin", str(args["stack"]))
-    outcome.responses[node] = {"container": {**answer.response, "result": {**result, "launcher": launcher}}}
+    outcome.responses[node] = {"container": {**(answer.response or {}), "result": {**result, "launcher": launcher}}}
 
 
 def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: Mapping[str, Any], prefix: str) -> None:
@@ -316,13 +303,10 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
         "nodes": sorted((kept | set(good)) - bad),
     }  # fmt: skip
     request = node_request("container", prefix, told, work.run.id)
-    answer = contact([site.login], lambda _: request, site.connection)[site.login]
-    if isinstance(answer, EnvbuildError):
-        raise answer
-    answer.result()
+    contact([site.login], lambda _: request, site.connection)[site.login].result()
 
 
-def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, Answer], Outcome]:
+def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
     """One request to every node of a job, and then the joint test of them.
 
     Raises EnvbuildError as `contact` and `ask_in_job` do.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult, node_request
@@ -13,7 +12,6 @@ from envbuild.provision.fleet import multi_node_smoke
 from envbuild.provision.fleet.multi_node_smoke import VERB, Member
 from envbuild.provision.images.obtain import wanted
 from envbuild.provision.images.plan import NodeImage, most_common
-from envbuild.provision.jobs.ask import Answer
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.outcome import Outcome
@@ -35,13 +33,13 @@ def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant:
     multi_node_smoke.meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
 
-def meet_asked(work: Work, answers: Mapping[str, ContactResult | EnvbuildError]) -> Outcome:
+def meet_asked(work: Work, answers: Mapping[str, ContactResult]) -> Outcome:
     """The joint test of nodes whose own smoke test went well in the image that most of them have, over SSH."""
     outcome, variant = Outcome(), wanted(work.prepared).variant
     good = {
         node: answer.response["result"]
         for node, answer in answers.items()
-        if isinstance(answer, ContactResult) and answer.response and all_well({"smoke": answer.response})
+        if answer.response and all_well({"smoke": answer.response})
     }
     image = most_common([str(result["record"]["id"]) for result in good.values()])
     members = []
@@ -71,8 +69,10 @@ def in_job(work: Work, nodes: int, variant: Variant, image: Mapping[str, Any], *
     return {VERB: multi_node_smoke.in_image(request, work.prepared.stack.name, **tested)}
 
 
-def of_job(work: Work, answers: Mapping[str, Mapping[str, Answer]], outcome: Outcome) -> Outcome:
+def of_job(work: Work, answers: Mapping[str, Mapping[str, ContactResult]], outcome: Outcome) -> Outcome:
     """What the nodes of a job answered to that, put into the outcome."""
-    multi_node_smoke.add_answers({node: each[VERB] for node, each in answers.items() if VERB in each}, outcome)
+    for node, each in answers.items():
+        if VERB in each:
+            outcome.take(node, VERB, each[VERB])
     multi_node_smoke.note_floors(work, outcome)
     return outcome

@@ -54,8 +54,6 @@ def _look(work: Work, images: Images, names: list[str]) -> None:
 
     for node, answer in contact(names, request_for, target.connection).items():
         try:
-            if isinstance(answer, EnvbuildError):
-                raise answer
             images.told[node] = told_of(answer)
             work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
         except EnvbuildError as error:
@@ -219,15 +217,12 @@ def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float =
 
 
 def _asked(
-    node: str, answer: ContactResult | EnvbuildError, verb: str, joint: Mapping[str, Any], unmet: EnvbuildError | None
+    node: str, answer: ContactResult, verb: str, joint: Mapping[str, Any], unmet: EnvbuildError | None
 ) -> NodeEvidence:
     """What a node answered, then to the joint test (`joint`), or why it did not (`unmet`)."""
-    try:
-        if isinstance(answer, EnvbuildError):
-            raise answer
-        result = answer.result()
-    except EnvbuildError as error:
-        return collect.failed_node(node, error)
+    if answer.failure is not None:
+        return collect.failed_node(node, answer.failure)
+    result = answer.result()
     record = result["record"]
     if unmet is not None:
         joint = {VERB: {"ok": False, "error": unmet.as_dict()}}

@@ -73,7 +73,7 @@ def planned(work: Work, images: Images) -> Plan:
 
 def told_of(answer: ContactResult) -> dict[str, Any]:
     """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
-    if answer.response is None:
+    if answer.bare:
         raise EnvbuildError(
             "node-without-python",
             f"{answer.node} has no Python 3.6 or newer",

@@ -16,7 +16,6 @@ from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.run.context import Run, Work
 from envbuild.schedule.job import JobStep, job_error
 
-Answer = ContactResult | EnvbuildError
 # The answer appears under its name when it is whole. A verb that fails stops neither the job nor the next verb.
 _CODE = (
     'n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
@@ -39,7 +38,7 @@ def ask_in_job(
     before: Sequence[JobStep] = (),
     once: Mapping[str, dict[str, Any]] | None = None,
     after: Mapping[str, dict[str, Any]] | None = None,
-) -> dict[str, dict[str, Answer]]:
+) -> dict[str, dict[str, ContactResult]]:
     """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
 
     `folder`: `jobs/<name>` below what login host and nodes share. `before`: what the job does first; `once`: what then
@@ -73,27 +72,27 @@ def ask_in_job(
         node: {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in requests}
         for node in sorted({*raw, *state.nodes})
     }
-    if all(isinstance(each, ContactResult) and each.exit == 0 for got in found.values() for each in got.values()):
+    if all(each.exit == 0 for got in found.values() for each in got.values()):
         for node, answers in found.items():
             answers |= {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in after}
     for node, got in raw.items():
         found[node] |= {verb: _answer(node, got[verb], nonce, failed) for verb in once or {} if verb in got}
-    good = not any(isinstance(answer, EnvbuildError) for answers in found.values() for answer in answers.values())
+    good = all(answer.error is None for answers in found.values() for answer in answers.values())
     finish(work, site, job, number, state, good=good)
     return found
 
 
-def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None) -> Answer:
+def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None) -> ContactResult:
     if data is None:
-        return failed or EnvbuildError(
+        return ContactResult.failed(node, failed or EnvbuildError(
             "node-silent", f"{node} was in the job and said nothing", hint="the log of the job has more",
             exit_code=ExitCode.UNREACHABLE, details={"node": node},
-        )  # fmt: skip
+        ))  # fmt: skip
     try:
         return parse_output(data, nonce, node)
     except EnvbuildError as error:
         # What ended the job has cut off the answer, too.
-        return failed if failed and error.code == "contact-cut-off" else error
+        return ContactResult.failed(node, failed if failed and error.code == "contact-cut-off" else error)
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:

@@ -22,6 +22,7 @@ from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import ask_login, login_facts
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.survey.ask import told_facts
 from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.schedule.job import seconds_of
 
@@ -52,15 +53,7 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
     for node, verbs in answers.items():
         outcome.responses[node] = {}
         for verb, answer in verbs.items():
-            try:
-                if isinstance(answer, EnvbuildError):
-                    raise answer
-                if answer.response is None:
-                    answer.result()
-                else:
-                    outcome.responses[node][verb] = answer.response
-            except EnvbuildError as error:
-                outcome.errors.setdefault(node, error)
+            outcome.take(node, verb, answer)
     multi_node_smoke.note_floors(work, outcome)
     return dict.fromkeys(answers, found), outcome
 
@@ -86,14 +79,5 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     facts = login_facts(target, None, site.login, site.connection, work.run.id)
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     request = node_request("probe", target.prefix, {}, work.run.id)
-    found: dict[str, NodeFacts] = {}
-    errors: dict[str, EnvbuildError] = {}
-    for node, verbs in ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT).items():
-        try:
-            answer = verbs["probe"]
-            if isinstance(answer, EnvbuildError):
-                raise answer
-            found[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
-        except EnvbuildError as error:
-            errors[node] = error
-    return found, errors
+    answers = ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT)
+    return told_facts({node: verbs["probe"] for node, verbs in answers.items()})

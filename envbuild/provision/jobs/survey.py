@@ -106,10 +106,7 @@ def login_facts(target: Target, stack: str | None, login: str, connection: Conne
     prefix = require_shared(target) if local else target.prefix
     args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "packed": local}
     request = node_request("probe", prefix, args, run)
-    answer = contact([login], lambda _: request, connection)[login]
-    if isinstance(answer, EnvbuildError):
-        raise answer
-    return NodeFacts.from_plain(answer.result())
+    return NodeFacts.from_plain(contact([login], lambda _: request, connection)[login].result())
 
 
 def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
@@ -117,17 +114,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     prepared = work.prepared
     request = node_request("probe", prepared.target.prefix, probe_args(prepared, everything=True), work.run.id)
     for node, answers in ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT).items():
-        try:
-            answer = answers["probe"]
-            if isinstance(answer, EnvbuildError):
-                raise answer
-            survey.contacts[node] = answer
-            if answer.response is None:
-                continue
-            # The scheduler's name for a node is the one that people know; hostnames may be equal or long.
-            survey.facts[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
-        except EnvbuildError as error:
-            survey.errors[node] = error
+        survey.take(node, answers["probe"])
     if survey.facts and not survey.errors and not survey.without_python:
         write_facts(facts_file(prepared.target, site.login), survey.facts)
 

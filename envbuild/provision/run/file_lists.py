@@ -53,18 +53,17 @@ class FileLists:
         }
         for name, answer in self._answers(requests).items():
             try:
-                if not isinstance(answer, EnvbuildError):
-                    self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
+                self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
             except (EnvbuildError, ValueError, KeyError, TypeError):
                 continue  # that there is none is told in any case
 
-    def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult | EnvbuildError]:
+    def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult]:
         host = as_login(self._target)
         if self._target.connection.kind != "job":
             return contact(requests, requests.__getitem__, host.connection)
         (login,) = expand_hosts(host.hosts)
 
-        def asked(request: dict[str, Any]) -> ContactResult | EnvbuildError:
+        def asked(request: dict[str, Any]) -> ContactResult:
             return contact([login], lambda _: request, host.connection)[login]
 
         return {name: asked(request) for name, request in requests.items()}

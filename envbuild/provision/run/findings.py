@@ -127,6 +127,20 @@ class Survey:
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
     supply: Supply | None = None
 
+    def take(self, node: str, answer: ContactResult) -> None:
+        """What a node answered to a probe; of one that has no Python, only that it answered.
+
+        The name is that of the run, which people know: hostnames may be equal or long.
+        """
+        if answer.error is None:
+            self.contacts[node] = answer
+        if answer.bare:
+            return
+        try:
+            self.facts[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
+        except EnvbuildError as error:
+            self.errors[node] = error
+
     def add(self, other: Survey) -> None:
         """Take over what another one knows."""
         for part in ("facts", "resolutions", "variants", "contacts", "kept", "errors"):
@@ -136,4 +150,4 @@ class Survey:
     @property
     def without_python(self) -> list[str]:
         """Nodes that answered, but have no Python that could run the node program."""
-        return [node for node, answer in self.contacts.items() if answer.response is None]
+        return [node for node, answer in self.contacts.items() if answer.bare]

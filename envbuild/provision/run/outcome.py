@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from envbuild.errors import EnvbuildError
-
-if TYPE_CHECKING:
-    pass
+from envbuild.provision.contact.first_contact import ContactResult
 
 
 class Progress(Protocol):
@@ -28,6 +26,13 @@ class Outcome:
 
     responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
+
+    def take(self, node: str, verb: str, answer: ContactResult) -> None:
+        """What a node answered to a verb, or why there is no answer."""
+        if answer.response is not None:
+            self.responses.setdefault(node, {})[verb] = answer.response
+        elif (error := answer.failure) is not None:
+            self.errors.setdefault(node, error)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import DEADLINE, contact, node_request
+from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.errors import refusal
 from envbuild.provision.survey.up_to_date import can_keep, kept
@@ -46,16 +46,7 @@ def ask(
         return node_request("probe", target.prefix, {"node": node, **args}, run)
 
     for node, answer in contact(nodes, request_for, target.connection, meanwhile=meanwhile).items():
-        if isinstance(answer, EnvbuildError):
-            survey.errors[node] = answer
-            continue
-        survey.contacts[node] = answer
-        if answer.response is None:
-            continue
-        try:
-            survey.facts[node] = NodeFacts.from_plain(answer.result())
-        except EnvbuildError as error:
-            survey.errors[node] = error
+        survey.take(node, answer)
 
 
 def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool = False) -> Survey:
@@ -226,21 +217,21 @@ def probe_nodes(
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
     from envbuild.hostlist import expand_hosts
 
-    facts: dict[str, NodeFacts] = {}
-    errors: dict[str, EnvbuildError] = {}
-    nodes = expand_hosts(target.hosts)
-
     def request_for(node: str) -> dict[str, Any]:
         return node_request("probe", target.prefix, {"node": node})
 
     limit = min(target.connection.connect_timeout, deadline)
     connection = target.connection.model_copy(update={"connect_timeout": limit})
-    answers = contact(nodes, request_for, connection, deadline, meanwhile)
+    return told_facts(contact(expand_hosts(target.hosts), request_for, connection, deadline, meanwhile))
+
+
+def told_facts(answers: Mapping[str, ContactResult]) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """The facts in the answers to a probe, and the errors of nodes that gave none."""
+    facts: dict[str, NodeFacts] = {}
+    errors: dict[str, EnvbuildError] = {}
     for node, answer in answers.items():
         try:
-            if isinstance(answer, EnvbuildError):
-                raise answer
-            facts[node] = NodeFacts.from_plain(answer.result())
+            facts[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
         except EnvbuildError as error:
             errors[node] = error
     return facts, errors

@@ -43,9 +43,7 @@ def look(work: Work, *, bring_python: bool) -> None:
 def plan_surveyed(work: Work) -> Plan:
     """The plan of what was found, written down with what stands against it node by node."""
     for node in work.survey.without_python:
-        try:
-            work.survey.contacts[node].result()
-        except EnvbuildError as error:
+        if (error := work.survey.contacts[node].failure) is not None:
             work.survey.errors.setdefault(node, error)
     work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=as_dicts(work.survey.errors))
     note_refusals(work.prepared, work.survey)

@@ -67,13 +67,13 @@ class Stage:
     def _contact(self, nodes: Any, request_for: Any, connection: Any, deadline: float = 0) -> dict[str, Any]:
         return {node: self._answer(node, request_for(node)["args"]) for node in nodes}
 
-    def _answer(self, node: str, args: Mapping[str, Any]) -> ContactResult | EnvbuildError:
+    def _answer(self, node: str, args: Mapping[str, Any]) -> ContactResult:
         self.asked.append((node, args["action"]))
         if args["action"] == "list":
             entries = [{"key": KEY, "state": "unchecked"}] if node in self.has else []
             return ContactResult(node, {}, (), {"ok": True, "result": {"entries": entries}}, 0)
         if self.pack_fails:
-            return EnvbuildError("wheel-unknown", "the store has no such wheel")
+            return ContactResult.failed(node, EnvbuildError("wheel-unknown", "the store has no such wheel"))
         assert args["keys"] == [KEY]
         return ContactResult(node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "b" * 64}}, 0)
 

@@ -312,8 +312,8 @@ def test_what_only_one_disk_has_runs_no_node_program_of_a_job() -> None:
 def test_an_answer_that_the_end_of_the_job_cut_off_is_the_error_of_the_job() -> None:
     ended = EnvbuildError("job-cancelled", "job 3 was cancelled", exit_code=ExitCode.JOB_FAILED)
     cut = b"===envbuild begin 0===\nos=Linux\n"
-    assert _answer("gpu1", cut, "0", ended) is ended
-    alone = _answer("gpu1", cut, "0", None)
-    assert isinstance(alone, EnvbuildError) and alone.code == "contact-cut-off"
-    nothing = _answer("gpu1", b"", "0", ended)
-    assert isinstance(nothing, EnvbuildError) and nothing.code == "contact-no-answer"
+    assert _answer("gpu1", cut, "0", ended).error is ended
+    alone = _answer("gpu1", cut, "0", None).error
+    assert alone is not None and alone.code == "contact-cut-off"
+    nothing = _answer("gpu1", b"", "0", ended).error
+    assert nothing is not None and nothing.code == "contact-no-answer"
