@@ -32,9 +32,9 @@ _ROUTES = {
     ("conda", "local"): ("environments", "Environments"),
     ("conda", "ssh"): ("environments", "OverSsh"),
     ("conda", "job"): ("jobs.route", "InJobs"),
-    ("container", "local"): ("images.route", "InImages"),
-    ("container", "ssh"): ("images.route", "InImages"),
-    ("container", "job"): ("images.route", "InImages"),
+    ("container", "local"): ("images.provision", "InImages"),
+    ("container", "ssh"): ("images.provision", "OverSsh"),
+    ("container", "job"): ("images.jobs", "InJobs"),
 }
 
 

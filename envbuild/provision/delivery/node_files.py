@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from envbuild.provision.contact.payload import write_payload
+from envbuild.model.facts import NodeFacts
+from envbuild.provision.contact.payload import Tool, write_payload
+from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
@@ -15,25 +18,30 @@ def node_files(
 ) -> NodeFiles:
     """The files of one node; `artifacts` is a delivery that goes into `store` there.
 
-    `least`: of the tools, only those that run the node program. Nodes that lack the same have one payload.
+    `least`: of the tools, only those that run the node program.
     """
     tools, facts = work.tools[node], work.survey.facts[node]
+    needed = tools.least(facts.stage_prefix) if least else tools.tools
+    return files_with(work, facts, tools, needed, facts.stage_prefix, artifacts, store)
+
+
+def files_with(
+    work: Work, facts: NodeFacts, tools: NodeTools, needed: Sequence[Tool], prefix: str,
+    artifacts: Path | None, store: str | None,
+) -> NodeFiles:  # fmt: skip
+    """The files of a node that gets the `needed` of its tools."""
     target = work.prepared.target
-    prefix = facts.stage_prefix
-    needed = tools.least(prefix) if least else tools.tools
-    missing = [tool for tool in needed if tool in tools.missing(facts.toolchain)]
-    payload = None
-    if missing:
-        told = "\0".join((prefix, *(tool.folder for tool in missing)))
-        payload = work.run.staging / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
-        if not payload.exists():
-            write_payload(payload, missing, prefix=prefix, packed=target.connection.kind != "local")
-    return NodeFiles(
-        tools.python,
-        tools.pyz,
-        payload,
-        artifacts,
-        store,
-        tmp=tmp_folder(target.tmp, facts.user, facts.home),
-        prefix=prefix,
-    )
+    payload = payload_of(work, [tool for tool in needed if tool in tools.missing(facts.toolchain)], prefix)
+    tmp = tmp_folder(target.tmp, facts.user, facts.home)
+    return NodeFiles(tools.python, tools.pyz, payload, artifacts, store, tmp=tmp, prefix=prefix)
+
+
+def payload_of(work: Work, tools: Sequence[Tool], prefix: str) -> Path | None:
+    """The payload that puts tools into a prefix, one for all nodes that lack the same; None without any."""
+    if not tools:
+        return None
+    told = "\0".join((prefix, *(tool.folder for tool in tools)))
+    path = work.run.staging / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
+    if not path.exists():
+        write_payload(path, tools, prefix=prefix, packed=work.prepared.target.connection.kind != "local")
+    return path

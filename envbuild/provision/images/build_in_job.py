@@ -30,7 +30,6 @@ from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.outcome import tmp_folder
-from envbuild.schedule.job import seconds_of
 
 # Seconds that fetching here and building there may take; the first is for the whole of a stack.
 FETCH_DEADLINE = 4 * 3600.0
@@ -130,8 +129,7 @@ def build_in_job(
     alone = replace(site, target=target.model_copy(update={"scheduler": one}))
     told = {**args, "action": "build", "tmp": tmp_folder(target.tmp, facts["user"], facts["home"])}
     request = node_request("container", facts["prefix"]["path"], told, work.run.id)
-    limit = seconds_of(target.scheduler.time_limit) if target.scheduler.time_limit else LIMIT
-    answers = ask_in_job(work, alone, "envbuild-image", {"build": request}, folder, limit)
+    answers = ask_in_job(work, alone, "envbuild-image", {"build": request}, folder, site.limit(LIMIT))
     told_by = [each["build"] for each in answers.values()]
     # A job that was requeued has had two nodes.
     answer = next((each for each in told_by if each.error is None), told_by[0])

@@ -15,13 +15,12 @@ from envbuild.model.container import ContainerSettings
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.images.build_in_job import builds_in_job
 from envbuild.provision.images.obtain import Wanted, settings_of, wanted
-from envbuild.provision.images.plan import smoke_args
+from envbuild.provision.images.plan import FILES, smoke_args
 from envbuild.provision.jobs.site import JobSite, proxies
 from envbuild.provision.run.findings import Prepared
-from envbuild.schedule.job import JobStep, seconds_of
+from envbuild.schedule.job import JobStep
 from envbuild.schedule.pbs_script import mpiexec
 
-FILES = {"pyxis": "sqsh", "enroot": "sqsh", "apptainer": "sif"}
 LIMIT = 3600
 _NODES = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
 _HOME = {"user": '"$USER"', "home": '"$HOME"', "data": '"${XDG_DATA_HOME:-$HOME/.local/share}"'}
@@ -58,7 +57,7 @@ def _mpiexec(command: str, text: str) -> list[str]:
     ]
 
 
-_SCHEDULERS = {
+_WORDS = {
     "slurm": _Words("$SLURM_JOB_ID", tuple(FILES), _srun),
     "pbs": _Words(
         "$number",
@@ -74,15 +73,14 @@ def image_script(prepared: Prepared) -> str:
     target = prepared.target
     text = image_body(prepared)
     site = JobSite.of(target)
-    limit = seconds_of(target.scheduler.time_limit) if target.scheduler.time_limit else LIMIT
-    job = site.job(f"envbuild-{prepared.stack.name}", [JobStep(argv=("true",))], "/", limit)
+    job = site.job(f"envbuild-{prepared.stack.name}", [JobStep(argv=("true",))], "/", site.limit(LIMIT))
     return site.scheduler.render_body(job, text)
 
 
 def image_body(prepared: Prepared) -> str:
     """What the job runs. Raises EnvbuildError `script-of-image`, `container-needs-registry` (exit 7)."""
     settings, target = settings_of(prepared), prepared.target
-    words = _SCHEDULERS.get(target.scheduler.kind)
+    words = _WORDS.get(target.scheduler.kind)
     if target.connection.kind != "job" or words is None or settings.runtime not in words.runtimes:
         raise EnvbuildError(
             "script-of-image",
@@ -181,6 +179,6 @@ def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> li
     for verb, args in asked.items():
         request = {"protocol": PROTOCOL, "verb": verb, "run": "script", "prefix": image.prefix, "args": args}
         text = shlex.quote(json.dumps(request, sort_keys=True, allow_nan=False, separators=(",", ":")))
-        run = _SCHEDULERS[prepared.target.scheduler.kind].run
+        run = _WORDS[prepared.target.scheduler.kind].run
         lines += [f"# {verb}: every node prints one line of JSON.", *run(f"{command} {verb}", text)]
     return [*lines, 'exit "$code"', ""]

@@ -10,7 +10,6 @@ import json
 import posixpath
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,68 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
-from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.images import multi_node_smoke, plan
 from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
-from envbuild.provision.images.plan import NodeImage
+from envbuild.provision.images.plan import FILES, NodeImage
+from envbuild.provision.images.provision import InImages
 from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.jobs.ask import ask_in_job
 from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.jobs.stage import login_work, on_login
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome
-from envbuild.schedule.job import seconds_of
 
 LIMIT = 3600
-FILES = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}
 Told = dict[str, dict[str, Any]]
 
 
-def look_in_jobs(work: Work) -> tuple[Plan, Images]:
-    """Ask the login host, and the nodes through one short job where nothing is known of them; decide and plan.
+class InJobs(InImages):
+    """The login host is asked, then jobs: the image lies in the folder that nodes share, and all of them test it."""
 
-    Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
-    """
-    images, site = Images(wanted(work.prepared)), JobSite.of(work.prepared.target)
-    with work.phase("probe", f"asking {site.login}"):
-        login = _ask_login(work, site)
-        known = {} if work.settings.repair else read_told(told_file(work, site))
-        found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
-        if not known:
-            folder = _folder(login, work)
-            answers = ask_in_job(work, site, "envbuild-probe", {"look": _look(work)}, folder, PROBE_LIMIT)
-            found = {node: _told(each["look"]) for node, each in answers.items()}
-    _take_in(work, images, found, login)
-    decide_images(work, images)
-    one_kind(images.nodes, work.survey.errors)
-    if images.why:
-        images.why |= {node: "the job tests on every node" for node in images.nodes if node not in images.why}
-    images.login = login
-    return planned(work, images), images
+    def look(self, work: Work) -> None:
+        """Ask the login host, and the nodes through one short job where nothing is known of them; decide.
+
+        Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
+        """
+        images, site = self.images, JobSite.of(work.prepared.target)
+        with work.phase("probe", f"asking {site.login}"):
+            images.login = _ask_login(work, site)
+            known = {} if work.settings.repair else read_told(told_file(work, site))
+            found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
+            if not known:
+                folder = _folder(images.login, work)
+                answers = ask_in_job(work, site, "envbuild-probe", {"look": _look(work)}, folder, PROBE_LIMIT)
+                found = {node: _told(each["look"]) for node, each in answers.items()}
+        _take_in(work, images, found)
+        decide_images(work, images)
+        one_kind(images.nodes, work.survey.errors)
+        if images.why:
+            images.why = dict.fromkeys(images.nodes, "the job tests on every node") | images.why
+
+    def execute(self, work: Work) -> tuple[Plan, Outcome]:
+        """Get the image into the shared folder, and test it through one job; the plan is of the job's nodes."""
+        return carry_out_in_jobs(work, self.images)
+
+    def answers(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
+        """One request to every node of a job, and then the joint test of them.
+
+        Raises EnvbuildError as `contact` and `ask_in_job` do.
+        """
+        with work.phase(verb, f"{verb} in the images through a job"):
+            site = JobSite.of(work.prepared.target)
+            login = _ask_login(work, site)
+            record, joint = login["containers"].get("record"), None
+            if record and verb == "smoke":
+                variant = wanted(work.prepared).variant
+                joint = multi_node_smoke.in_job(work, site.nodes, variant, record, recorded=True)
+            answers = ask_in_job(
+                work, site, f"envbuild-{verb}", {"ask": request}, _folder(login, work), site.limit(LIMIT), after=joint
+            )
+            met = multi_node_smoke.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
+            return {node: each["ask"] for node, each in answers.items()}, met
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
@@ -82,10 +102,9 @@ def _told(answer: ContactResult) -> dict[str, Any] | EnvbuildError:
         return error
 
 
-def _take_in(
-    work: Work, images: Images, found: Mapping[str, Mapping[str, Any] | EnvbuildError], login: Mapping[str, Any]
-) -> None:
+def _take_in(work: Work, images: Images, found: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
     """What nodes said, with what the shared folder says now."""
+    login = images.login
     images.told, survey = {}, work.survey
     survey.facts, survey.errors = {}, {}
     for node, each in found.items():
@@ -191,17 +210,10 @@ def _stage(
     there = login["containers"]["runtimes"].get("enroot" if runtime == "pyxis" else runtime) or {}
     makes = runtime in FILES and bool(there.get("works")) and bool(got.id)  # without an id, a job builds it
     if makes or got.archive is not None:
-        target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
-        other = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
-        files = files_for(other, site.login, facts, login["python"], got, posixpath.join(prefix, "images"))
+        files = files_for(login_work(work, site), facts, login["python"], got, posixpath.join(prefix, "images"))
         take = {**args, "action": "take", "program": there.get("path"), "maker": there.get("path")}
         request = {"container": node_request("container", prefix, take, work.run.id)} if makes else {}
-        outcome = run_hosts({site.login: request}, {site.login: files}, other, playbook="image.yml")
-        work.tasks += other.tasks
-        answers = outcome.responses.get(site.login, {})
-        error = outcome.errors.get(site.login) or first_error(answers.values())
-        if error is not None:
-            raise error
+        answers = on_login(work, site, files, request, "image.yml")
         if makes:
             return dict(answers["container"]["result"]["file"])
     if runtime not in FILES:
@@ -215,20 +227,19 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     def request(action: str) -> dict[str, Any]:
         return node_request("container", prefix, {**args, "action": action}, work.run.id)
 
-    limit = work.prepared.target.scheduler.time_limit
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
     asked = {"look": _look(work), "container": request("try")}
     joint = multi_node_smoke.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
     answers = ask_in_job(
         work, site, "envbuild-provision", asked, _folder(images.login, work),
-        seconds_of(limit) if limit else LIMIT, once=once, after=joint,
+        site.limit(LIMIT), once=once, after=joint,
     )  # fmt: skip
     if once:
         made = next((each["take"] for each in answers.values() if "take" in each), None)
         args = {**args, "file": _made(made, args["file"])}
     found = {node: _told(each["look"]) for node, each in answers.items()}
     before = dict(images.nodes)
-    _take_in(work, images, found, images.login)
+    _take_in(work, images, found)
     images.nodes = {}
     decide_images(work, images)
     one_kind_as(images.nodes, next(iter(before.values())), work.survey.errors)
@@ -304,27 +315,6 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
     }  # fmt: skip
     request = node_request("container", prefix, told, work.run.id)
     contact([site.login], lambda _: request, site.connection)[site.login].result()
-
-
-def ask_job(work: Work, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
-    """One request to every node of a job, and then the joint test of them.
-
-    Raises EnvbuildError as `contact` and `ask_in_job` do.
-    """
-    site = JobSite.of(work.prepared.target)
-    login, limit = _ask_login(work, site), work.prepared.target.scheduler.time_limit
-    record = login["containers"].get("record")
-    verb = request["args"]["verb"]
-    joint = None
-    if record and verb == "smoke":
-        variant = wanted(work.prepared).variant
-        joint = multi_node_smoke.in_job(work, site.nodes, variant, record, recorded=True)
-    answers = ask_in_job(
-        work, site, f"envbuild-{verb}", {"ask": request}, _folder(login, work),
-        seconds_of(limit) if limit else LIMIT, after=joint,
-    )  # fmt: skip
-    found = {node: each["ask"] for node, each in answers.items()}
-    return found, multi_node_smoke.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
 
 
 def told_file(work: Work, site: JobSite) -> Path:

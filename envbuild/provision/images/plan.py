@@ -18,6 +18,8 @@ from envbuild.provision.run.findings import Prepared
 from envbuild.resolve.request import visible_gpus
 
 IMAGE = "{image}"
+# The runtimes that run a file which all nodes of a job see, with its ending.
+FILES = {"pyxis": "sqsh", "enroot": "sqsh", "apptainer": "sif"}
 
 
 @dataclass(frozen=True)

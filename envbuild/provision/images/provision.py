@@ -1,6 +1,6 @@
-"""`provision` with `engine: container`: one image, built or pulled, and every node runs that one.
+"""One image on the nodes of a target: built or pulled once, brought to those that need it, asked about.
 
-`provision/provision.py` drives it in the place of look, plan and execute; `plan.py` decides.
+How nodes are reached is a subclass, as in `provision/environments.py`; `plan.py` decides.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
 from envbuild.node import identity
+from envbuild.node.protocol import plural
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.fleet.multi_node_smoke import VERB
@@ -26,24 +27,91 @@ from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
 from envbuild.provision.run import evidence as collect
-from envbuild.provision.run.context import Work
+from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 
 ASK_DEADLINE = 2 * 3600.0
 
 
-def look_and_plan_images(work: Work) -> tuple[Plan, Images]:
-    """Ask every node once, decide for each, and plan. Changes nothing."""
-    if work.prepared.target.connection.kind == "job":
-        from envbuild.provision.images.jobs import look_in_jobs
+class InImages:
+    """Nodes that are asked one by one: this machine. `look_and_plan` comes before `carry_out`."""
 
-        return look_in_jobs(work)
-    images = Images(wanted(work.prepared))
-    names = expand_hosts(work.prepared.target.hosts)
-    with work.phase("probe", f"asking {work.prepared.selection or f'{len(names)} node' + 's' * (len(names) != 1)}"):
-        _look(work, images, names)
-    decide_images(work, images)
-    return planned(work, images), images
+    images: Images
+
+    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
+        """Ask every node once, decide for each, and plan. Changes nothing."""
+        self.images = Images(wanted(work.prepared))
+        self.look(work)
+        return planned(work, self.images)
+
+    def look(self, work: Work) -> None:
+        """Ask, and decide what is done on which node."""
+        names = expand_hosts(work.prepared.target.hosts)
+        with work.phase("probe", f"asking {work.prepared.selection or plural(len(names), 'node')}"):
+            _look(work, self.images, names)
+        decide_images(work, self.images)
+
+    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
+        """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
+        outcome = Outcome()
+        if not plan.nothing_to_do:
+            plan, outcome = self.execute(work)
+        return plan, evidence_of(work, plan, self.images, outcome)
+
+    def execute(self, work: Work) -> tuple[Plan, Outcome]:
+        """Carry out a plan that has something to do."""
+        images = self.images
+        with work.phase("image", "getting the image"):
+            got = obtain(
+                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+                file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
+            )  # fmt: skip
+        images.built = got.built
+        more = container_plan.todo(images.nodes, got.id)
+        if set(more) - set(images.why):
+            work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
+        images.why = more | images.why
+        plan = planned(work, images)
+        try:
+            with work.phase("provision", "bringing the image to the nodes"):
+                return in_waves(
+                    work, plan, lambda _, part: (part, _wave(work, part, images, got)), replan=lambda _: plan
+                )
+        finally:
+            if got.archive is not None:
+                got.archive.unlink(missing_ok=True)
+
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check.
+
+        `verify` is always deep there, for starting the image costs the most.
+        """
+        verb, target = question.verb, work.prepared.target
+        asked = {"action": "ask", "stack": work.prepared.stack.name, "verb": verb, "request": asks_of(work, verb)}
+        answers, joint = self.answers(work, verb, node_request("container", target.prefix, asked, work.run.id))
+        found = {
+            node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
+            for node, answer in answers.items()
+        }
+        return _equal(found)
+
+    def answers(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
+        """What every node answers to a request, and several together after a smoke test."""
+        target = work.prepared.target
+        names = expand_hosts(target.hosts)
+        with work.phase(verb, f"{verb} in the images of {plural(len(names), 'node')}"):
+            answers = contact(names, lambda _: request, target.connection, ASK_DEADLINE)
+        return answers, meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
+
+
+class OverSsh(InImages):
+    """Nodes over SSH, which are also tested together."""
+
+    def execute(self, work: Work) -> tuple[Plan, Outcome]:
+        """As for one machine, then the joint smoke test."""
+        plan, outcome = super().execute(work)
+        meet_images(work, plan, self.images.nodes, self.images.wanted.variant, outcome)
+        return plan, outcome
 
 
 def _look(work: Work, images: Images, names: list[str]) -> None:
@@ -58,38 +126,6 @@ def _look(work: Work, images: Images, names: list[str]) -> None:
             work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
         except EnvbuildError as error:
             work.survey.errors[node] = error
-
-
-def carry_out_images(work: Work, plan: Plan, images: Images) -> tuple[Plan, list[NodeEvidence]]:
-    """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
-    outcome = Outcome()
-    if work.prepared.target.connection.kind == "job" and not plan.nothing_to_do:
-        from envbuild.provision.images.jobs import carry_out_in_jobs
-
-        plan, outcome = carry_out_in_jobs(work, images)
-    elif not plan.nothing_to_do:
-        with work.phase("image", "getting the image"):
-            got = obtain(
-                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
-                file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
-            )  # fmt: skip
-        images.built = got.built
-        more = container_plan.todo(images.nodes, got.id)
-        if set(more) - set(images.why):
-            work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
-        images.why |= {node: why for node, why in more.items() if node not in images.why}
-        plan = planned(work, images)
-        try:
-            with work.phase("provision", "bringing the image to the nodes"):
-                plan, outcome = in_waves(
-                    work, plan, lambda _, part: (part, _wave(work, part, images, got)), replan=lambda _: plan
-                )
-        finally:
-            if got.archive is not None:
-                got.archive.unlink(missing_ok=True)
-        if work.prepared.target.connection.kind == "ssh":
-            meet_images(work, plan, images.nodes, images.wanted.variant, outcome)
-    return plan, evidence_of(work, plan, images, outcome)
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
@@ -121,7 +157,7 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         )  # fmt: skip
         images.used[node] = args
         requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
-        files[node] = files_for(work, node, facts, told["python"], got if carried else None, store)
+        files[node] = files_for(work, facts, told["python"], got if carried else None, store)
     outcome = run_hosts(requests, files, work, playbook="image.yml")
     outcome.errors.update(full)
     return outcome
@@ -181,38 +217,15 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"ok": True, "checks": [unread], **told}
 
 
-def ask_images(work: Work, verb: str, args: Mapping[str, Any], deadline: float = ASK_DEADLINE) -> list[NodeEvidence]:
-    """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check."""
-    target, stack = work.prepared.target, work.prepared.stack.name
-    asked = {"action": "ask", "stack": stack, "verb": verb, "request": dict(args)}
-    request = node_request("container", target.prefix, asked, work.run.id)
-    if target.connection.kind == "job":
-        from envbuild.provision.images.jobs import ask_job
-
-        with work.phase(verb, f"{verb} in the images through a job"):
-            answers, joint = ask_job(work, request)
-    else:
-        names = expand_hosts(target.hosts)
-        with work.phase(verb, f"{verb} in the images of {len(names)} node{'s' * (len(names) != 1)}"):
-            answers = contact(names, lambda _: request, target.connection, deadline)
-        joint = meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
-    found = {
-        node: _asked(node, answer, verb, joint.responses.get(node, {}), joint.errors.get(node))
-        for node, answer in answers.items()
-    }
-    ids = {evidence.image.id for evidence in found.values() if evidence.image is not None}
-    image = container_plan.most_common([e.image.id for e in found.values() if e.image is not None])
-    if len(ids) > 1:
-        for node, evidence in found.items():
-            if evidence.image is not None and evidence.image.id != image:
-                says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
-                check = Check(name="image/equal", status="failed", says=says)
-                found[node] = evidence.model_copy(
-                    update={
-                        "checks": (*evidence.checks, check), "status": "failed",
-                        "exit": evidence.exit or int(ExitCode.CHECK_FAILED),
-                    }
-                )  # fmt: skip
+def _equal(found: dict[str, NodeEvidence]) -> list[NodeEvidence]:
+    """The evidence, with a failed check where a node runs another image than most."""
+    image = container_plan.most_common([each.image.id for each in found.values() if each.image is not None])
+    for node, evidence in found.items():
+        if evidence.image is not None and evidence.image.id != image:
+            says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
+            checks = (*evidence.checks, Check(name="image/equal", status="failed", says=says))
+            failed = {"status": "failed", "exit": evidence.exit or int(ExitCode.CHECK_FAILED)}
+            found[node] = evidence.model_copy(update={"checks": checks, **failed})
     return list(found.values())
 
 

@@ -10,14 +10,14 @@ from envbuild.errors import EnvbuildError, ExitCode, as_dicts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult
-from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import runner_tools
+from envbuild.provision.delivery.node_files import files_with
 from envbuild.provision.images import plan as container_plan
 from envbuild.provision.images.obtain import Obtained, Wanted, known_id, settings_of
 from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import NodeFiles, tmp_folder
+from envbuild.provision.run.outcome import NodeFiles
 from envbuild.provision.survey.ask import decide
 from envbuild.provision.survey.errors import refusal
 from envbuild.redact import redact_data
@@ -100,22 +100,12 @@ def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
     )
 
 
-def files_for(
-    work: Work, node: str, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str
-) -> NodeFiles:
+def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str) -> NodeFiles:
     """What is carried to a node: missing tools, and the file of the image into `store`."""
-    target = work.prepared.target
     tools = runner_tools(
         facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
     )
-    missing = tools.missing(facts.toolchain)
-    payload = work.run.staging / f"toolchain-{node}.sh" if missing else None
-    if payload is not None:
-        write_payload(payload, missing, prefix=facts.prefix.path, packed=target.connection.kind != "local")
-    return NodeFiles(
-        tools.python, tools.pyz, payload, got.archive if got else None, store,
-        tmp=tmp_folder(target.tmp, facts.user, facts.home), prefix=facts.prefix.path,
-    )  # fmt: skip
+    return files_with(work, facts, tools, tools.tools, facts.prefix.path, got.archive if got else None, store)
 
 
 _BROUGHT = {"here": "take in", "job": "build in a job"}

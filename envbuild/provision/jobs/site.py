@@ -59,6 +59,11 @@ class JobSite:
         told = self.target.scheduler.start_deadline
         return float(seconds_of(told)) if told else None
 
+    def limit(self, otherwise: int) -> int:
+        """Seconds that a job may run: as the target says, else `otherwise`."""
+        told = self.target.scheduler.time_limit
+        return seconds_of(told) if told else otherwise
+
     def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int, *, builder: str | None = None) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
 

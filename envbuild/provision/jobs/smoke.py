@@ -24,7 +24,6 @@ from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.ask import told_facts
 from envbuild.provision.survey.in_use import Current, current_of
-from envbuild.schedule.job import seconds_of
 
 JOB_LIMIT = 3600
 
@@ -43,12 +42,10 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
     if isinstance(found, EnvbuildError):
         raise found
     requests = _requests(work, site, found)
-    told = prepared.target.scheduler.time_limit
-    limit = seconds_of(told) if told else JOB_LIMIT
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     with work.phase("smoke", "testing through a job"):
         first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
-        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, limit, first)
+        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, site.limit(JOB_LIMIT), first)
     outcome = Outcome()
     for node, verbs in answers.items():
         outcome.responses[node] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult
@@ -16,17 +17,30 @@ from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
-def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
-    """Put tools and deliveries there. Raises the EnvbuildError of a step that failed on the login host."""
-    if files is None or (files.payload is None and files.artifacts is None):
-        return
+def login_work(work: Work, site: JobSite) -> Work:
+    """The run with the login host as its only node."""
     target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
-    there = replace(work, prepared=replace(work.prepared, target=target), tasks=0)
-    outcome = run_hosts({site.login: {}}, {site.login: files}, there)
+    return replace(work, prepared=replace(work.prepared, target=target), tasks=0)
+
+
+def on_login(
+    work: Work, site: JobSite, files: NodeFiles, requests: Mapping[str, dict[str, Any]], playbook: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """What the login host answers in a play of its own. Raises the EnvbuildError of a step that failed there."""
+    there = login_work(work, site)
+    outcome = run_hosts({site.login: requests}, {site.login: files}, there, playbook=playbook)
     work.tasks += there.tasks
-    error = outcome.errors.get(site.login) or first_error(outcome.responses.get(site.login, {}).values())
+    answers = outcome.responses.get(site.login, {})
+    error = outcome.errors.get(site.login) or first_error(answers.values())
     if error is not None:
         raise error
+    return answers
+
+
+def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
+    """Put tools and deliveries there. Raises the EnvbuildError of a step that failed on the login host."""
+    if files is not None and (files.payload is not None or files.artifacts is not None):
+        on_login(work, site, files, {}, "provision.yml")
 
 
 def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, ContactResult]) -> dict[str, str]:

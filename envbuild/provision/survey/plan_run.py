@@ -12,7 +12,7 @@ from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact import toolchain
-from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.delivery.node_files import payload_of
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Survey
@@ -131,7 +131,6 @@ def _find_tools(work: Work) -> None:
 
 def _bring_python(work: Work) -> None:
     """Run the toolchain task alone on nodes without a Python, then ask them again."""
-    target = work.prepared.target
     files: dict[str, NodeFiles] = {}
     for node in work.survey.without_python:
         answer = work.survey.contacts[node]
@@ -141,10 +140,8 @@ def _bring_python(work: Work) -> None:
             work.survey.errors[node] = error
             continue
         prefix = answer.findings["prefix"]
-        payload = work.run.staging / f"python-{node}.sh"
-        write_payload(payload, tools, prefix=prefix, packed=target.connection.kind != "local")
-        tmp = tmp_folder(target.tmp, answer.findings.get("user", ""))
-        files[node] = NodeFiles(tools[0].path(prefix), "", payload, tmp=tmp)
+        tmp = tmp_folder(work.prepared.target.tmp, answer.findings.get("user", ""))
+        files[node] = NodeFiles(tools[0].path(prefix), "", payload_of(work, tools, prefix), tmp=tmp)
     outcome = run_hosts({node: {} for node in files}, files, work)
     told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
