@@ -19,7 +19,7 @@ LAYERS = (
     ("resolve", "schedule"),
     ("lock", "report"),
     ("explain", "export", "plan"),
-    ("launch", "container", "provision.contact"),
+    ("launch", "strategy", "container", "provision.contact"),
     ("provision.run",),
     ("provision.ansible",),
     ("provision.delivery",),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from envbuild.cli.choose import choice_of, configured, place_options, settings_of
-from envbuild.cli.launch_cmd import launch_place, launch_settings
+from envbuild.cli.launch_cmd import launch_settings, place_here
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode
@@ -51,7 +51,7 @@ def bench(ui: Ui, /, stack_name: str, trials: int, deadline: float, logs: tuple[
             "it there; then `envbuild bench ... --log FILE` reads what it printed",
             exit_code=ExitCode.REFUSED,
         )
-    place = launch_place(prepared.stack.name, {**_PLACE, **flags})
+    place = place_here(prepared.stack.name, flags)
     made = launch(prepared.stack, prepared.profile, launch_settings(flags["settings"]), place)
     asked = Asked(
         launch=made,
@@ -63,7 +63,3 @@ def bench(ui: Ui, /, stack_name: str, trials: int, deadline: float, logs: tuple[
     )
     with RunProgress(ui) as progress:
         return show_evidence(ui, *bench(prepared, settings_of(config), progress, asked))
-
-
-# What a launch can also be given; one machine needs none of it.
-_PLACE = dict.fromkeys(("nodes", "environment", "master", "port", "job", "hostfile", "image"))

@@ -129,6 +129,12 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         ) from error
 
 
+def place_here(stack: str, flags: dict[str, Any]) -> Place:
+    """The same for one machine, this one."""
+    others = ("nodes", "environment", "master", "port", "job", "hostfile", "image")
+    return launch_place(stack, {**dict.fromkeys(others), **flags})
+
+
 def _absolute(path: str) -> str:
     # Links stay: the environment in use is one.
     return str(Path(path).expanduser().absolute())

@@ -32,6 +32,9 @@ VERBS: dict[str, Verb] = {
         "envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack, or run them here or as a job"
     ),
     "bench": Verb("envbuild.cli.bench_cmd", "bench", "Measure a stack's own run, and compare it with its document"),
+    "strategy": Verb(
+        "envbuild.cli.strategy_cmd", "strategy", "Search the parallel degrees that train fastest, by trials"
+    ),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),

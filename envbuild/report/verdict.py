@@ -68,6 +68,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         return f"{name} on {where}: {said or 'no check ran'}."
     if evidence.verb == "bench":
         return f"{name} ran on {where}: {_measured(evidence)}."
+    if evidence.verb == "strategy":
+        return f"{name} ran on {where}: {_found(evidence)}."
     if evidence.verb == "smoke":
         return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
     if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
@@ -82,6 +84,11 @@ def _measured(evidence: Evidence) -> str:
     """The figure of a stack's own run and what it says beside its claim."""
     told = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
     return f"{told.measured:.4g} {told.unit}, {told.why}" if told else "nothing was measured"
+
+
+def _found(evidence: Evidence) -> str:
+    """What the search of the best case came to."""
+    return next((check.says for check in all_checks(evidence) if check.name == "strategy"), "nothing was tried")
 
 
 def _unread(evidence: Evidence) -> list[Check]:

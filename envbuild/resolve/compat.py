@@ -61,7 +61,7 @@ class TorchRelease(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s."""
+    """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s (`nvlink` of both ways)."""
 
     model: str
     name: str
@@ -69,6 +69,8 @@ class Gpu(NamedTuple):
     memory_gb: float
     dense_tflops: float | None
     sparse_tflops: float | None
+    bandwidth: float | None
+    nvlink: float | None
     note: Note
 
 

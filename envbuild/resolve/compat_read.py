@@ -200,15 +200,20 @@ def _limits(row: Mapping[str, Any]) -> Limits:
 
 
 def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
-    peak = row.get("bf16_dense_tflops", row.get("fp16_dense_tflops"))
+
+    def figure(*names: str) -> float | None:
+        return next((float(row[name]) for name in names if name in row), None)
+
     unverified = ", ".join(row.get("unverified", ())) or None
     return Gpu(
         model=model,
         name=row["name"],
         capability=numbers(row["cc"]),
         memory_gb=float(row["memory_gb"]),
-        dense_tflops=None if peak is None else float(peak),
-        sparse_tflops=float(row["sparse_tflops"]) if "sparse_tflops" in row else None,
+        dense_tflops=figure("bf16_dense_tflops", "fp16_dense_tflops"),
+        sparse_tflops=figure("sparse_tflops"),
+        bandwidth=figure("memory_bandwidth_gbs"),
+        nvlink=figure("nvlink_gbs"),
         note=note.but(unverified and f"{unverified} from memory"),
     )
 

@@ -1,0 +1,207 @@
+"""`envbuild strategy`: the parallel degrees that train a model fastest, searched by estimates and trials."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.choose import choice_of, configured, place_options, settings_of
+from envbuild.cli.launch_cmd import place_here
+from envbuild.cli.nodes_cmd import show_evidence
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode
+
+if TYPE_CHECKING:
+    from envbuild.model.evidence import Evidence
+    from envbuild.model.stack import Stack
+    from envbuild.resolve.compat import Gpu
+    from envbuild.strategy.problem import Placed, Problem
+
+_SHOWN = 12
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+@click.command("strategy")
+@click.argument("stack_name", metavar="STACK")
+@place_options
+@click.option("--gpus", type=click.IntRange(1, 16384), required=True, metavar="N", help="GPUs to train on.")
+@click.option("--gpus-per-node", type=click.IntRange(1, 64), help="GPUs of a node (default: N, at most 8).")
+@click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
+@click.option("--global-batch", type=click.IntRange(min=1), help="Sequences a step (default: the document's).")
+@click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: the one that is here or expected).")
+@click.option(
+    "--network", type=click.FloatRange(min=0.01), default=3.1, metavar="GB/S",
+    help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
+)  # fmt: skip
+@click.option("--budget", default="5m", metavar="TIME", help="No trial runs longer: 90s, 5m, 1h (default: 5m).")
+@click.option("--output", metavar="DIR", default="strategy", help="Where the trials write (default: ./strategy).")
+@click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")
+@common_options
+def strategy(ui: Ui, /, stack_name: str, **flags: Any) -> int:
+    """Search the data, tensor and pipeline parallel degrees and microbatches that train STACK's model fastest.
+
+    Memory decides what fits and an estimate of time what is tried first; then the stack's own command runs on this
+    machine, case after case, as `bench` runs it. To run out of memory is an answer. Exit 1 when a run fails otherwise.
+    """
+    flags["stack"] = flags.get("stack") or stack_name
+    flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], 8)
+    budget = _seconds(flags["budget"])
+    if flags["dry_run"]:
+        return _rank_only(ui, flags)
+    return _search(ui, flags, budget)
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([smh])", text)
+    if match is None:
+        raise click.UsageError(f"--budget takes 90s, 5m or 1h, not {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
+    """What is searched, on the GPU that was named, else the one that is here, else the one that the target expects."""
+    from envbuild.provision.survey.ask import rules
+    from envbuild.strategy.problem import machine_of, problem
+
+    gpus = rules().gpus
+    name = flags["gpu"] or flags.get("expected")
+    named = next((gpu for gpu in gpus.values() if name in (gpu.model, gpu.name)), None)
+    gpu = named if flags["gpu"] else here or named
+    if gpu is None:
+        from envbuild.catalog.nearest import did_you_mean
+
+        raise EnvbuildError(
+            "strategy-gpu",
+            f"{flags['gpu']} is not in our tables" if flags["gpu"] else "it is not known for which GPU to estimate",
+            why="" if flags["gpu"] else "no GPU of our tables is here, and the target expects none",
+            hint=did_you_mean(flags["gpu"], list(gpus)) if flags["gpu"] else f"--gpu MODEL: {', '.join(sorted(gpus))}",
+        )
+    machine = machine_of(gpu, flags["gpus_per_node"], flags["network"])
+    return problem(stack, flags["gpus"], machine, flags["model"], flags["global_batch"])
+
+
+def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
+    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.strategy.problem import as_row, listed, published
+
+    config = configured(flags)
+    flags["expected"] = load_target(flags["target"] or config.target, template=True).target.expects.gpu
+    found = _problem(load_stack(flags["stack"]).stack, flags, None)
+    ranked, best = found.ranked(), published(found)
+    tried = listed(found) if found.best is None else []
+    rows = [as_row(found, each) for each in ranked]
+    command = _command(flags, found.settings(ranked[0].case))
+    data = {
+        "model": found.model, "gpus": found.gpus, "gpu": found.machine.gpu, "global_batch": found.global_batch,
+        "cases": rows, "published": [_row(each) for each in best], "listed": [_row(each) for each in tried],
+        "launch": command,
+    }  # fmt: skip
+
+    def human() -> str:
+        per_node = f"{found.machine.gpus_per_node} a node"
+        head = f"{found.model} on {found.gpus} x {found.machine.gpu} ({per_node}), global batch {found.global_batch}"
+        lines = [f"{head}: {len(rows)} cases may fit; nothing was run", "", *_table(rows)]
+        if best:
+            early = sum(each.early for each in best)
+            lines += ["", f"{early} of {len(best)} published best cases on this GPU are among the first three:"]
+            lines += [_said(each) for each in best]
+        if tried:
+            early = sum(each.early for each in tried)
+            what = f"no best case is published for {found.model} on {found.gpus} GPUs (unverified)"
+            lines += ["", f"{what}; of its {len(tried)} cases in the manual list {early} are among the first three:"]
+            lines += [_said(each) for each in tried]
+        return "\n".join([*lines, "", f"the first: {command}"])
+
+    ui.result(data, human)
+    return 0
+
+
+def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
+    from envbuild.cli.progress import RunProgress
+    from envbuild.launch.recipes import launch
+    from envbuild.provision.strategy import Asked
+    from envbuild.provision.strategy import strategy as search
+    from envbuild.provision.survey.prepare import prepare
+
+    config = configured(flags)
+    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=False)
+    if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
+        where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
+        raise EnvbuildError(
+            "strategy-not-here",
+            "the trials run on this machine alone",
+            why=where if prepared.target.connection.kind != "local" else f"{flags['gpus']} GPUs are several nodes",
+            hint="--dry-run ranks the cases; `envbuild launch ... --submit` runs one as a job",
+            exit_code=ExitCode.REFUSED,
+        )
+    flags["expected"] = prepared.target.expects.gpu
+    place = place_here(prepared.stack.name, flags)
+    asked = Asked(
+        problem=lambda here: _problem(prepared.stack, flags, here),
+        make=lambda found, case: launch(prepared.stack, prepared.profile, found.settings(case), place),
+        activate=f"{place.environment}/.envbuild/activate.sh",
+        output=place.output,
+        budget=budget,
+    )
+    with RunProgress(ui) as progress:
+        evidence, run = search(prepared, settings_of(config), progress, asked)
+    code = show_evidence(ui, evidence, run)
+    if not ui.json:
+        sys.stdout.write("".join(f"{line}\n" for line in _trials(evidence, flags)))
+    return code
+
+
+def _trials(evidence: Evidence, flags: dict[str, Any]) -> list[str]:
+    """The table of the trials, and the command of the best."""
+    checks = [check for node in evidence.nodes for check in node.checks]
+    rows = [
+        {**check.details, "tflops": f"{check.metrics[0].median:.1f}" if check.metrics else check.details["answer"]}
+        for check in checks
+        if check.name.startswith("trial ")
+    ]
+    best = next((check.details.get("settings") for check in checks if check.name == "strategy"), None)
+    if not rows:
+        return []
+    return ["", *_table(rows), *(["", f"the best: {_command(flags, best)}"] if best else [])]
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    measured = any("tflops" in row for row in rows)
+    head = f"{'DP':>5} {'TMP':>4} {'PP':>4} {'microbatches':>13} {'of':>5} {'est. GiB':>9} {'est. TFLOP/s':>13}"
+    lines = [head + (f" {'used GiB':>9} {'TFLOP/s per GPU':>16}" if measured else "")]
+    for row in rows[:_SHOWN]:
+        text = f"{row['dp']:>5} {row['tmp']:>4} {row['pp']:>4} {row['microbatches']:>13} {row['micro_batch']:>5}"
+        text += f" {row['memory_gib']:>9} {row['estimated_tflops']:>13}"
+        lines.append(text + (f" {row.get('used_gib', '–'):>9} {row['tflops']:>16}" if measured else ""))
+    return [*lines, *([f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])]
+
+
+def _said(each: Placed) -> str:
+    place = "does not fit by the estimate" if each.place is None else f"place {each.place}"
+    return f"  {each.model} on {each.case.gpus}: {each.case}: {place}"
+
+
+def _row(each: Placed) -> dict[str, object]:
+    case = each.case
+    return {
+        "model": each.model, "gpus": case.gpus, "dp": case.dp, "tmp": case.tmp, "pp": case.pp,
+        "microbatches": case.microbatches, "place": each.place,
+    }  # fmt: skip
+
+
+def _command(flags: dict[str, Any], settings: Mapping[str, str]) -> str:
+    """The launch of a case, in the words of a shell."""
+    words = ["envbuild", "launch", flags["stack"]]
+    for option in ("profile", "target", "prefix"):
+        words += [f"--{option}", flags[option]] if flags[option] else []
+    nodes = -(-flags["gpus"] // flags["gpus_per_node"])
+    words += ["--nodes", str(nodes), "--master", "ADDRESS"] if nodes > 1 else []
+    words += ["--gpus-per-node", str(flags["gpus_per_node"])]
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value}"]
+    return shlex.join([*words, *(["--run"] if nodes == 1 else [])])

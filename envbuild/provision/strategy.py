@@ -1,0 +1,188 @@
+"""`strategy`: trials of a stack's own run, the most promising case first, until none promises more or time is up."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.errors import ExitCode
+from envbuild.launch.benchmark import metric, samples
+from envbuild.model.evidence import Check, Evidence
+from envbuild.model.launch import Launch
+from envbuild.model.reference import Bench
+from envbuild.node.protocol import plural
+from envbuild.provision.own_run import OwnRun, carry_out, environment_in_use, facts_here, gpu_model, measured_by
+from envbuild.provision.run.conclude import write_evidence
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.life import about, one_run
+from envbuild.provision.run.outcome import Progress
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.resolve.compat import Gpu
+from envbuild.strategy.memory import Case
+from envbuild.strategy.problem import Problem, as_row
+from envbuild.strategy.search import Answer, Ranked, Search, Trial
+
+CHECK = "strategy"
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+# A run that takes so many times as long as the longest one before is ended.
+_PATIENCE = 3.0
+# Where the first runs all fail, and not for memory, the cause is no case.
+_FAILURES = 2
+_LAST = 12  # lines of a run that failed, in the evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`problem` takes the GPU that is there (None: unknown); `make` makes a case's launch; `budget` in seconds."""
+
+    problem: Callable[[Gpu | None], Problem]
+    make: Callable[[Problem, Case], Launch]
+    activate: str
+    output: str
+    budget: float
+
+
+@dataclass(slots=True)
+class _Trials:
+    """The trials of one search, and what ended it."""
+
+    work: Work
+    told: Bench
+    asked: Asked
+    found: Problem
+    search: Search
+    checks: list[Check]
+    ended: str = "no other case promises more"
+
+    def run(self) -> None:
+        """Until nothing promises more, the budget is used up, or runs fail whatever the case."""
+        until, longest = time.monotonic() + self.asked.budget, 0.0
+        while (ranked := self.search.next()) is not None:
+            left = until - time.monotonic()
+            if left <= longest:
+                self.ended = f"the budget of {self.asked.budget:g} s is used up"
+                return
+            began = time.monotonic()
+            self._one(ranked, min(left, _PATIENCE * longest or left), left)
+            longest = max(longest, time.monotonic() - began)
+            if [trial.answer for trial in self.search.trials] == ["failed"] * _FAILURES:
+                self.ended = "they failed, and not for memory"
+                return
+
+    def _one(self, ranked: Ranked, deadline: float, left: float) -> None:
+        number, found = len(self.search.trials) + 1, self.found
+        launch = self.asked.make(found, ranked.case)
+        self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
+        began, memory = time.monotonic(), self.work.run.path / "logs" / f"trial-{number}.memory"
+        with _watch_memory(memory):
+            log = carry_out(
+                self.work,
+                self.told,
+                OwnRun(launch, self.asked.activate, self.asked.output, deadline),
+                f"trial {number}",
+            )
+        text = log.path.read_text(encoding="utf-8", errors="replace")
+        values, _ = samples(self.told, text)
+        answer: Answer = "measured"
+        if log.failure or len(values) < self.told.least:
+            answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "failed"
+            if log.late and deadline == left:
+                answer = "out-of-time"
+        median = statistics.median(values) if answer == "measured" else None
+        self.search.trials.append(Trial(ranked, answer, median))
+        says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU and {ranked.memory / 2**30:.1f} GiB"
+        if answer != "measured":
+            says = f"{answer.replace('-', ' ')}: {says}" + (f"; {log.failure}" if log.failure else "")
+        details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
+        if used := _used(memory):
+            says, details["used_gib"] = f"{says}; {used} GiB used", used
+        if answer == "failed":
+            details["output"] = "\n".join(text.splitlines()[-_LAST:])
+        self.checks.append(
+            Check(
+                name=f"trial {number}",
+                # That a case does not fit is what was asked.
+                status="passed" if answer == "measured" else "failed" if answer == "failed" else "skipped",
+                says=says,
+                seconds=round(time.monotonic() - began, 1),
+                metrics=(metric(self.told, values),) if answer == "measured" else (),
+                level="measured",
+                details=details,
+            )
+        )
+
+
+def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
+    """Search, each trial a check of the evidence, and at the end a check `strategy` with the best; exit 1 without one.
+
+    Raises EnvbuildError `bench-unknown` as `bench` does, and what `asked.problem` raises.
+    """
+    told = measured_by(prepared)
+    with one_run(CHECK, settings, progress, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal, progress)
+        node = environment_in_use(work)
+        if node.exit == ExitCode.OK:
+            facts = facts_here(work)
+            found = asked.problem(gpu_model(facts.gpus[0].name) if facts and facts.gpus else None)
+            first = [] if found.own is None else [found.own]
+            trials = _Trials(work, told, asked, found, Search(found.machine, found.ranked(), first), [])
+            with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):
+                trials.run()
+            checks = (*node.checks, *trials.checks, _conclusion(trials))
+            failed = any(check.status == "failed" for check in checks)
+            node = node.model_copy(update={"facts": facts, "checks": checks})
+            if failed:
+                node = node.model_copy(update={"status": "failed", "exit": int(ExitCode.CHECK_FAILED)})
+        evidence = write_evidence(work, CHECK, [node], warnings=tuple(work.notes))
+        run.exit = evidence.exit
+    return evidence, run.run
+
+
+def _conclusion(trials: _Trials) -> Check:
+    best, ended = trials.search.best, trials.ended
+    count = plural(len(trials.search.trials), "trial")
+    if best is None:
+        return Check(name=CHECK, status="failed", says=f"none of {count} told a figure; {ended}", level="measured")
+    says = f"best of {count}: {best.ranked.case}, {best.tflops:.4g} {trials.told.unit}"
+    own = next((t.tflops for t in trials.search.trials if t.ranked.case == trials.found.own and t.tflops), None)
+    if own and best.tflops:
+        says += f", {best.tflops / own:.2f} times the document's {'best case' if trials.found.best else 'own case'}"
+    return Check(
+        name=CHECK,
+        status="passed",
+        says=f"{says}; {ended}",
+        level="measured",
+        details={"model": trials.found.model, "settings": trials.found.settings(best.ranked.case)},
+    )
+
+
+@contextmanager
+def _watch_memory(path: Path) -> Iterator[None]:
+    """What nvidia-smi says of the memory in use, twice a second, into a file; nothing where it is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        yield
+        return
+    words = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
+    with (
+        path.open("wb") as file,
+        subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _used(path: Path) -> float | None:
+    """GiB in use on the fullest GPU at its peak, CUDA's context and the allocator's cache included."""
+    used = [int(line) for line in path.read_text().split() if line.isdigit()] if path.exists() else []
+    return round(max(used) / 1024, 1) if used else None

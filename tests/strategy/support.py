@@ -1,0 +1,42 @@
+"""The shapes of the stack's model table, two machines, and what was measured."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from envbuild.catalog.loader import load_stack
+from envbuild.catalog.yaml_load import load_yaml
+from envbuild.model.stack import Stack
+from envbuild.provision.survey.ask import rules
+from envbuild.strategy.memory import Case, Shape
+from envbuild.strategy.problem import Problem, machine_of, problem, shape_of
+from envbuild.strategy.timing import Machine
+
+V100, H200 = "V100-SXM2-16GB", "H200-SXM-141GB"
+
+
+@cache
+def alpa() -> Stack:
+    return load_stack("megatron-alpa").stack
+
+
+def shape(name: str) -> Shape:
+    reference = alpa().reference
+    assert reference is not None
+    return shape_of(reference, name)
+
+
+def machine(gpu: str, per_node: int = 8) -> Machine:
+    return machine_of(rules().gpus[gpu], per_node, 3.1)
+
+
+def searched(gpu: str, gpus: int, model: str | None = None, per_node: int = 8) -> Problem:
+    return problem(alpa(), gpus, machine(gpu, per_node), model)
+
+
+def measured() -> list[tuple[str, str, Case, float]]:
+    """(GPU, model, case, TFLOP/s per GPU)."""
+    rows = load_yaml(Path(__file__).parent / "data/measured.yaml")
+    assert isinstance(rows, dict)
+    return [(gpu, row[0], Case(*row[1:6]), row[6]) for gpu, found in rows.items() for row in found]

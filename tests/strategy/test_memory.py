@@ -1,0 +1,78 @@
+"""The memory model against published figures, and what must hold for every case."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envbuild.strategy import memory
+from envbuild.strategy.memory import Case, Shape, layer_activations, parameters, peak
+from envbuild.strategy.search import USABLE
+from tests.strategy.support import V100, machine, measured, shape
+
+POWERS = st.sampled_from([1, 2, 4, 8])
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("350M", 0.355), ("760M", 0.759), ("1.3B", 1.3), ("2.6B", 2.649), ("6.7B", 6.654)]
+)
+def test_a_model_has_the_parameters_that_the_artifact_s_table_of_results_says(name: str, billions: float) -> None:
+    assert parameters(shape(name), Case(1, 1, 1, 1, 1), 0) / 1e9 == pytest.approx(billions, rel=0.012)
+
+
+def test_states_of_gpt2_take_the_24_gb_of_the_zero_paper() -> None:
+    # Section 3.1: "a GPT-2 with 1.5 billion parameters ... at least 24 GB".
+    gpt2 = Shape(layers=48, hidden=1600, heads=25, sequence=1024, vocabulary=50257)
+    assert memory.STATE * parameters(gpt2, Case(1, 1, 1, 1, 1), 0) / 1e9 == pytest.approx(24, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("heads", "hidden", "attention"),
+    # Korthikanti et al., section 5: 5as/h of GPT-3 and of MT-NLG.
+    [(96, 12288, 80), (128, 20480, 64)],
+)
+def test_attention_has_the_share_of_activations_that_its_paper_says(heads: int, hidden: int, attention: int) -> None:
+    large, one = Shape(96, hidden, heads, 2048, 51200), 2048 * hidden
+    assert layer_activations(large, Case(1, 1, 1, 1, 1)) == one * (34 + attention)
+    assert layer_activations(large, Case(1, 1, 8, 1, 1)) == one * (10 + (24 + attention) / 8)
+
+
+def test_every_published_best_case_fits_into_its_gpu() -> None:
+    usable = USABLE * machine(V100).memory
+    over = [(name, case) for gpu, name, case, _ in measured() if gpu == V100 and peak(shape(name), case) > usable]
+    assert over == []
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("350M", Case(128, 1, 1, 1, 4)),
+        ("1.3B", Case(1024, 4, 1, 1, 256)),
+        ("2.6B", Case(1024, 4, 1, 2, 256)),
+        ("39B", Case(1024, 4, 4, 4, 256)),
+    ],
+)
+def test_what_nobody_published_for_16_gb_does_not_fit(name: str, case: Case) -> None:
+    assert peak(shape(name), case) > machine(V100).memory
+
+
+@given(name=st.sampled_from(["350M", "1.3B", "6.7B"]), tmp=POWERS, pp=POWERS, micro=POWERS, count=POWERS)
+def test_more_microbatch_needs_more_and_more_tensor_parallel_less(
+    name: str, tmp: int, pp: int, micro: int, count: int
+) -> None:
+    model, case = shape(name), Case(micro * count, 1, tmp, pp, count)
+    larger = Case(2 * micro * count, 1, tmp, pp, count)
+    wider = Case(micro * count, 1, 2 * tmp, pp, count)
+    assert peak(model, wider) < peak(model, case) <= peak(model, larger)
+    kept = Case(micro * count, 1, tmp, pp, count, recompute=False)
+    assert peak(model, case) <= peak(model, kept) + layer_activations(model, case), "recomputation saves memory"
+
+
+@given(micro=POWERS, count=st.integers(1, 16))
+def test_the_first_stage_holds_a_microbatch_for_every_stage_after_it(micro: int, count: int) -> None:
+    model = shape("6.7B")
+    case = Case(micro * count, 1, 1, 8, count)
+    one = (model.layers / 8 + 1) * 2 * model.sequence * micro * model.hidden
+    most = memory.STATE * parameters(model, case, 0) + min(8, count) * one + layer_activations(model, case)
+    assert peak(model, case) >= most
