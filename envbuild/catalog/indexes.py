@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from packaging.version import Version
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from envbuild import resources
-from envbuild.catalog.validation import manifest_error
-from envbuild.catalog.yaml_load import read_yaml
+from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Flavour, StrictModel, Text, WebUrl
 
@@ -80,11 +79,7 @@ class _IndexFile(StrictModel):
 @cache
 def load_indexes() -> MappingProxyType[str, IndexEntry]:
     """Every named index, templates expanded. Raises EnvbuildError `manifest-*` when the shipped file is damaged."""
-    document = read_yaml(resources.catalog() / "compat" / "indexes.yaml")
-    try:
-        read = _IndexFile.from_plain(document.data)
-    except ValidationError as error:
-        raise manifest_error(error, _IndexFile, document.data, [document]) from None
+    read = read_model(_IndexFile, resources.catalog() / "compat" / "indexes.yaml")
     return MappingProxyType({entry.name: entry for template in read.indexes for entry in template.expanded()})
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from envbuild import resources
 from envbuild.catalog.environment_yml import as_stack, is_environment
 from envbuild.catalog.manifest_file import refuse
 from envbuild.catalog.nearest import did_you_mean
-from envbuild.catalog.validation import manifest_error, show_value
+from envbuild.catalog.validation import show_value, validated
 from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
@@ -85,11 +83,7 @@ def load_stack(ref: str) -> LoadedStack:
     document = read_yaml(path)
     _need_mapping(document, "stack")
     data = as_stack(document, path) if is_environment(document.data) else document.data
-    try:
-        stack = Stack.from_plain(data)
-    except ValidationError as error:
-        raise manifest_error(error, Stack, data, [document]) from None
-    return LoadedStack(ref, stack, path, shipped=not is_path(ref))
+    return LoadedStack(ref, validated(Stack, data, document), path, shipped=not is_path(ref))
 
 
 def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, template: bool = False) -> LoadedTarget:
@@ -115,11 +109,7 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
         data.pop(key, None)
         if key in own:
             data[key] = own[key]
-    data = _merged(data, overrides or {})
-    try:
-        target = Target.from_plain(data)
-    except ValidationError as error:
-        raise manifest_error(error, Target, data, documents) from None
+    target = validated(Target, _merged(data, overrides or {}), *documents)
     loaded = LoadedTarget(ref, target, path, shipped=not is_path(ref), documents=tuple(documents))
     if not template:
         refuse_template(loaded)

@@ -10,12 +10,9 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import ValidationError
-
 from envbuild import resources
 from envbuild.catalog.nearest import did_you_mean
-from envbuild.catalog.validation import manifest_error
-from envbuild.catalog.yaml_load import read_yaml
+from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch, Recipe
@@ -36,11 +33,7 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _read(path: Path) -> Patch:
-    document = read_yaml(path)
-    try:
-        return Patch.from_plain(document.data)
-    except ValidationError as error:
-        raise manifest_error(error, Patch, document.data, [document]) from None
+    return read_model(Patch, path)
 
 
 def load_patch(name: str) -> Patch:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.version import Version
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from envbuild import resources
-from envbuild.catalog.validation import manifest_error
-from envbuild.catalog.yaml_load import read_yaml
+from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import Sha256, StrictModel, Text, WebUrl
 
@@ -121,11 +120,7 @@ class Toolchain(StrictModel):
 @cache
 def load_toolchain(path: Path | None = None) -> Toolchain:
     """The shipped toolchain, or the file at `path` of the same shape. Raises EnvbuildError `manifest-*`, exit 2."""
-    document = read_yaml(path or resources.catalog() / "toolchain.yaml")
-    try:
-        return Toolchain.from_plain(document.data)
-    except ValidationError as error:
-        raise manifest_error(error, Toolchain, document.data, [document]) from None
+    return read_model(Toolchain, path or resources.catalog() / "toolchain.yaml")
 
 
 def find_python(version: str, arch: str = "x86_64", libc: str = "gnu", path: Path | None = None) -> ToolchainPython:

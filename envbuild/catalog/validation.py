@@ -6,19 +6,22 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from envbuild.catalog.nearest import did_you_mean
-from envbuild.catalog.yaml_load import YamlDocument
+from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
+from envbuild.model.common import StrictModel
 from envbuild.redact import redact_text
 
 SHOWN = 5
 _LONGEST_VALUE = 60
 _MISSING = object()
 Step = str | int
+Model = TypeVar("Model", bound=StrictModel)
 
 _COMMIT = "must be a full commit or tree hash: 40 lower-case hex digits"
 _BY_FIELD = {"commit": _COMMIT, "tree": _COMMIT, "contains": _COMMIT}
@@ -34,6 +37,20 @@ _BY_TYPE = {
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
 }
+
+
+def validated(model: type[Model], data: Any, *documents: YamlDocument) -> Model:
+    """Plain `data` as a model. Raises what `manifest_error` makes of a mistake."""
+    try:
+        return model.from_plain(data)
+    except ValidationError as error:
+        raise manifest_error(error, model, data, documents) from None
+
+
+def read_model(model: type[Model], path: Path) -> Model:
+    """A YAML file of one model. Raises EnvbuildError `manifest-*` (exit 2)."""
+    document = read_yaml(path)
+    return validated(model, document.data, document)
 
 
 def manifest_error(

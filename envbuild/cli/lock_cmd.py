@@ -138,8 +138,8 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
         filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn, channels)
         if filled != made:
             write_lock(path, filled)
-        files = [file for variant in filled.variants for package in variant.packages for file in package.files]
-        archives = [each for variant in filled.variants if variant.conda for each in variant.conda.packages]
+        files = [file for variant in filled.variants for file in variant.files]
+        archives = [each for variant in filled.variants for each in variant.archives]
         left = sorted(
             {each.file for each in files if each.unpacked is None}
             | {each.file for each in archives if each.unpacked is None}
@@ -373,8 +373,7 @@ def _write(path: Path, text: str) -> None:
 def _row(variant: Variant) -> dict[str, Any]:
     from envbuild.model.first_use import is_trusted
 
-    files = [item for package in variant.packages for item in package.files]
-    archives = variant.conda.packages if variant.conda else ()
+    files, archives = list(variant.files), variant.archives
     return {
         "id": variant.id,
         "digest": variant.digest,

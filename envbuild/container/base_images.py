@@ -7,11 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from envbuild import resources
-from envbuild.catalog.validation import manifest_error
-from envbuild.catalog.yaml_load import read_yaml
+from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 
@@ -134,11 +133,7 @@ class AskedDigest(StrictModel):
 @functools.cache
 def load_containers() -> Containers:
     """The shipped file."""
-    document = read_yaml(resources.catalog() / "containers.yaml")
-    try:
-        return Containers.from_plain(document.data)
-    except ValidationError as error:
-        raise manifest_error(error, Containers, document.data, [document]) from None
+    return read_model(Containers, resources.catalog() / "containers.yaml")
 
 
 def digests_path() -> Path:

@@ -20,7 +20,7 @@ from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.image.fetch_stage import repository
 from envbuild.node.protocol import PROTOCOL
-from envbuild.plan.node_steps import environment_path
+from envbuild.plan.node_steps import Inputs, environment_path
 from envbuild.plan.planner import make_plan
 from envbuild.provision.contact.rattler_tool import LEAST_PYTHON
 from envbuild.provision.contact.toolchain import BOOTSTRAP_PYTHON
@@ -99,7 +99,7 @@ def make_requests(
     facts = _facts(variant, place, prefix, interpreter, compat)
     request = request_for(variant, facts.pythons[0], compat, target)
     variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat)).without_sizes()
-    machine = variant.platform.removeprefix("linux_")
+    machine = variant.machine
     uv = next(each for each in toolchain.uv if each.arch == machine)
     rattler = next(each for each in toolchain.rattler if each.arch == machine) if variant.conda else None
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
@@ -201,10 +201,10 @@ def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> Toolcha
         return toolchain.by_name(str(variant.interpreter.name))
     if variant.conda is not None and numbers(variant.python) < LEAST_PYTHON:
         # For the stages that build: it runs py-rattler, and does not get into the image.
-        return toolchain.find_python(BOOTSTRAP_PYTHON, variant.platform.removeprefix("linux_"))
+        return toolchain.find_python(BOOTSTRAP_PYTHON, variant.machine)
     if place.python is not None:
         return None
-    return toolchain.find_python(variant.python, variant.platform.removeprefix("linux_"))
+    return toolchain.find_python(variant.python, variant.machine)
 
 
 def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat: Compat) -> NodeFacts:
@@ -220,7 +220,7 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
         user="root",
         home="/root",
         probed_at="1980-01-01T00:00:00Z",
-        os=OsFacts(arch=variant.platform.removeprefix("linux_")),
+        os=OsFacts(arch=variant.machine),
         libc=LibcFacts(kind="glibc", version=glibc),
         pythons=(there,),
         nvcc=(NvccFacts(path=f"{CUDA_HOME}/bin/nvcc", version=place.cuda),) if place.cuda else (),
@@ -257,11 +257,11 @@ def _planned(
     artifacts: dict[str, Any] = {"find_links": [f"{out}/wheels"], "indexes": {}, "offline": True}
     if variant.conda is not None:
         artifacts["conda"] = {"folder": f"{out}/conda"}
-    plan = make_plan(
-        lock.stack, lock.profile, inner, lock, {NODE: facts}, {NODE: resolution},
+    inputs = Inputs(
         run=RUN, controller={}, pyz_digest="", tools={NODE: tools},
         artifacts={NODE: {**artifacts, "sources": bundles}}, patches=patches, asked=asked,
     )  # fmt: skip
+    plan = make_plan(inner, lock, {NODE: facts}, {NODE: resolution}, inputs)
     steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]
     for step in steps:
         # The variant is a file of its own, and room is no matter of the lock that the files are made from.
@@ -273,7 +273,7 @@ def _planned(
 
 
 def _chosen(variant: Variant, place: Place) -> list[tuple[LockedPackage, ArtifactFile]]:
-    platform = Platform(variant.python, variant.platform.removeprefix("linux_"), place.glibc)
+    platform = Platform(variant.python, variant.machine, place.glibc)
     found = []
     for package in variant.packages:
         file = fitting_file(package, platform)

@@ -72,8 +72,7 @@ def _manifest(lock: Lock, stack: Stack, profile: Profile) -> list[LockFinding]:
 def _patches(lock: Lock) -> list[LockFinding]:
     """A patch of the catalog that does something else than when it was locked."""
     findings = []
-    sources = {source.name: source for variant in lock.variants for source in variant.sources}
-    for source in sources.values():
+    for source in lock.sources.values():
         try:
             now = pin_patches(tuple(pin.name for pin in source.patch_pins), source.commit)
         except EnvbuildError as error:
@@ -107,8 +106,7 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
     return notes + [
         LockFinding(CODE, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
         for variant in lock.variants
-        for package in variant.packages
-        for item in package.files
+        for item in variant.files
         if item.sha256 == "unrecorded"
     ]
 
@@ -128,7 +126,7 @@ def _added(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
 
 def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
     """Conda packages that their channels do not have any more, or have with other contents."""
-    rows = [(variant.id, each) for variant in lock.variants if variant.conda for each in variant.conda.packages]
+    rows = [(variant.id, each) for variant in lock.variants for each in variant.archives]
     if not rows or profile.conda is None:
         return []
     from envbuild.conda.channels import places
@@ -151,10 +149,9 @@ def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
 
 
 def _upstream(lock: Lock, profile: Profile) -> list[LockFinding]:
-    sources = {source.name: source for variant in lock.variants for source in variant.sources}
     contains = {source.name: source.contains for source in profile.sources}
     with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
-        results = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), sources.values())
+        results = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), lock.sources.values())
         return [finding for found in results for finding in found]
 
 

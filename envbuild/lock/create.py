@@ -155,7 +155,7 @@ def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]
     )
     there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters())}
     both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
-    sources = {each.name: each for variant in lock.variants for each in variant.sources}
+    sources = lock.sources
     read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
     named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
     return {**named, **{plan.id: maker.added(plan, variant) for plan, variant in both}}

@@ -143,9 +143,9 @@ def _packages(own: tuple[LockedPackage, ...], other: tuple[LockedPackage, ...]) 
 
 def _archives(own: Variant, other: Variant) -> dict[str, str]:
     """The same for conda; of one version, the build and where it is from are said."""
-    others = {each.name: each for each in (other.conda.packages if other.conda else ())}
+    others = {each.name: each for each in other.archives}
     out = {}
-    for each in own.conda.packages if own.conda else ():
+    for each in own.archives:
         twin = others.get(each.name)
         place = f"{each.build} ({each.channel}/{each.subdir}: {each.file} sha256 {each.sha256[:12]})"
         out[each.name] = f"{each.version} {place}" if twin and twin.version == each.version else each.version

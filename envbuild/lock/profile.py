@@ -64,5 +64,4 @@ def _unrecorded(path: Path) -> str | None:
 def _without_hash(variant: Variant) -> str | None:
     if variant.conda is not None and variant.conda.unrecorded is not None:
         return "packages of conda"
-    files = (file for package in variant.packages for file in package.files)
-    return next((file.file for file in files if file.sha256 == "unrecorded"), None)
+    return next((file.file for file in variant.files if file.sha256 == "unrecorded"), None)

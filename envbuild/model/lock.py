@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -25,7 +25,7 @@ from envbuild.model.common import (
     Text,
     TreeHash,
 )
-from envbuild.model.conda import LockedConda
+from envbuild.model.conda import CondaPackage, LockedConda
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 from envbuild.model.unpacked import Unpacked
 
@@ -182,6 +182,21 @@ class Variant(StrictModel):
         """That of the digest, so that what follows from a variant alone can be kept for all nodes that get it."""
         return hash(self.digest)
 
+    @property
+    def machine(self) -> str:
+        """The processor, as `uname -m` says it."""
+        return self.platform.removeprefix("linux_")
+
+    @property
+    def archives(self) -> tuple[CondaPackage, ...]:
+        """The packages of conda."""
+        return self.conda.packages if self.conda else ()
+
+    @property
+    def files(self) -> Iterator[ArtifactFile]:
+        """The files of all packages that are not conda's."""
+        return (file for package in self.packages for file in package.files)
+
     def contents(self) -> dict[str, Any]:
         """What the digest covers: everything that decides which files and variables the environment has.
 
@@ -283,6 +298,11 @@ class Lock(StrictModel):
     as_of: Text | None = None
     created_with: dict[str, str] = {}
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
+
+    @property
+    def sources(self) -> dict[str, LockedSource]:
+        """The sources of all variants by name."""
+        return {source.name: source for variant in self.variants for source in variant.sources}
 
     @model_validator(mode="after")
     def _digests_hold(self) -> Lock:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.first_use import fetch_row, trusted_files
 from envbuild.model.lock import Lock, Variant
@@ -71,11 +70,12 @@ class Inputs:
     """What steps need beside facts.
 
     `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
-    the node program; `tools` per node; `indexes` address and kind by index name; `artifacts` per node replaces what the
-    planner would say; `tool_bytes` size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by
-    the names that sources use; `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares;
-    `asked`: the packages that the lock has for themselves (None: nobody knows, and it is not checked). `channels`: base
-    addresses by the name of a conda channel.
+    the node program; `tools` per node; `repair` names nodes that are built again although their stamp is there;
+    `indexes` address and kind by index name; `artifacts` per node replaces what the planner would say; `tool_bytes`
+    size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by the names that sources use;
+    `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares; `asked`: the packages that
+    the lock has for themselves (None: nobody knows, and it is not checked); `channels`: base addresses by the name of a
+    conda channel.
     """
 
     run: str
@@ -231,7 +231,7 @@ class NodeSteps:
     def _deliver(self) -> tuple[Step, ...]:
         if not self._is_delivered:
             return ()
-        packages, sources = len(self.variant.packages) + len(self._archives), len(self.variant.sources)
+        packages, sources = len(self.variant.packages) + len(self.variant.archives), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
         both = f"{_count(packages, 'file')} and {_count(sources, 'source')}"
         step = Step(
@@ -254,18 +254,14 @@ class NodeSteps:
         named = indexes_of(self.variant)
         indexes = {name: dict(self.inputs.indexes[name]) for name in named if name in self.inputs.indexes}
         common = {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
-        used = {each.channel for each in self._archives}
+        used = {each.channel for each in self.variant.archives}
         channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
         return {**common, "conda": {"channels": channels}} if used else common
-
-    @property
-    def _archives(self) -> tuple[CondaPackage, ...]:
-        return self.variant.conda.packages if self.variant.conda else ()
 
     def _found_folders(self) -> list[str]:
         """Folders of the node in which the probe found files of the variant."""
         found = self.facts.files_found
-        files = {file.file for package in self.variant.packages for file in package.files} if found else ()
+        files = {file.file for file in self.variant.files} if found else ()
         return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
     def _install(self, why: str, repaired: bool) -> Step:
@@ -333,9 +329,9 @@ class NodeSteps:
 
     def _standing(self) -> str:
         python = f"Python {self.variant.python}"
-        if self._archives:
-            channels = ", ".join(dict.fromkeys(each.channel for each in self._archives))
-            return f"{python} of {_count(len(self._archives), 'conda package')} from {channels}"
+        if self.variant.archives:
+            channels = ", ".join(dict.fromkeys(each.channel for each in self.variant.archives))
+            return f"{python} of {_count(len(self.variant.archives), 'conda package')} from {channels}"
         if self.variant.base.kind == "none":
             return f"{python} ({self.interpreter or self.variant.interpreter.name})"
         return f"{python} and its packages ({self.interpreter})"

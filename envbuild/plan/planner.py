@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.plan.node_steps import Inputs, NodeSteps, NodeTools
+from envbuild.plan.node_steps import Inputs, NodeSteps
 from envbuild.redact import looks_secret
-from envbuild.resolve.estimate import Estimate, estimate
+from envbuild.resolve.estimate import Estimate, estimate, few
 from envbuild.resolve.expectations import unexpected
 from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
 
 
 def make_plan(
-    stack: str,
-    profile: str,
-    target: Target,
-    lock: Lock,
-    facts: Mapping[str, NodeFacts],
-    resolutions: Mapping[str, Resolution],
-    *,
-    run: str,
-    controller: Mapping[str, Any],
-    pyz_digest: str,
-    tools: Mapping[str, NodeTools],
-    repair: Collection[str] = (),
-    indexes: Mapping[str, Mapping[str, str]] | None = None,
-    channels: Mapping[str, Sequence[str]] | None = None,
-    artifacts: Mapping[str, Mapping[str, Any]] | None = None,
-    tool_bytes: Mapping[str, int] | None = None,
-    wait: float = 0.0,
-    patches: Mapping[str, Patch] | None = None,
-    jobs: int | None = None,
-    check_rebuild: bool = False,
-    asked: Collection[str] | None = None,
+    target: Target, lock: Lock, facts: Mapping[str, NodeFacts], resolutions: Mapping[str, Resolution], inputs: Inputs
 ) -> Plan:
-    """Steps for every node that a variant was chosen for; refused nodes are named in the warnings.
-
-    `tools` must have an entry for each of those nodes, `repair` names nodes that are built again although their stamp
-    is there; the other arguments are described at `Inputs`.
-    """
-    inputs = Inputs(
-        run, controller, pyz_digest, tools, repair, indexes or {}, artifacts or {}, tool_bytes or {}, wait,
-        patches or {}, jobs, check_rebuild, asked, channels or {},
-    )  # fmt: skip
+    """Steps for every node that a variant was chosen for, which has its tools; refused ones are in the warnings."""
     chosen = ChosenVariants(lock)
     nodes = tuple(
         _node_plan(facts[node], resolution, target, lock, inputs, chosen)
@@ -57,7 +28,7 @@ def make_plan(
         if not resolution.refused and node in facts
     )
     warnings = plan_warnings(nodes, target, facts, resolutions)
-    return Plan(stack=stack, profile=profile, target=target.name, nodes=nodes, warnings=warnings)
+    return Plan(stack=lock.stack, profile=lock.profile, target=target.name, nodes=nodes, warnings=warnings)
 
 
 class ChosenVariants:
@@ -138,9 +109,7 @@ def plan_warnings(
             first = resolution.decisions[0] if resolution.decisions else None
             said.setdefault(f"refused: {_worded(first) if first else 'nothing fits'}", []).append(name)
     many = len(resolutions) > 1
-    return tuple(
-        f"{text} [{_names(names)}]" if many else text for group in (heavy, said) for text, names in group.items()
-    )
+    return tuple(f"{text} [{few(names)}]" if many else text for group in (heavy, said) for text, names in group.items())
 
 
 def _in_clear(target: Target) -> str:
@@ -156,7 +125,3 @@ def _in_clear(target: Target) -> str:
 
 def _worded(item: Decision) -> str:
     return f"{item.what} ({item.rule})" + (f"; instead: {item.instead}" if item.instead else "")
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -316,8 +316,7 @@ def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
 
 
 def _has_unrecorded(variant: Variant) -> bool:
-    files = (file for package in variant.packages for file in package.files)
-    return any(file.sha256 == "unrecorded" or is_trusted(file) for file in files)
+    return any(file.sha256 == "unrecorded" or is_trusted(file) for file in variant.files)
 
 
 def gpu_usable(facts: NodeFacts) -> bool:

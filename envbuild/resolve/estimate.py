@@ -101,7 +101,7 @@ def size(count: int) -> str:
 def estimate(variant: Variant, platform: Platform) -> Estimate:
     """The cost of building a variant on a platform, one file a package; a conda archive packs about as a wheel does."""
     wheels: list[tuple[str, ArtifactFile | CondaPackage]] = [(p.name, _file(p, platform)) for p in variant.packages]
-    files = wheels + [(each.name, each) for each in (variant.conda.packages if variant.conda else ())]
+    files = wheels + [(each.name, each) for each in variant.archives]
     fetch = sum(file.size or 0 for _, file in files)
     packages = [file.unpacked or _by_factors(name, file.size or 0) for name, file in files]
     trees = [source.unpacked or TREE for source in variant.sources]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, LockedPackage, Variant
 from envbuild.model.resolution import DeliveryChoice
@@ -36,8 +35,7 @@ class Supplied:
 
 def wanted_files(lock: Lock) -> list[str]:
     """Names of the files that a find-links folder may have, sorted."""
-    packages = (package for variant in lock.variants for package in variant.packages)
-    return sorted({file.file for package in packages for file in package.files})
+    return sorted({file.file for variant in lock.variants for file in variant.files})
 
 
 def indexes_needed(lock: Lock) -> list[str]:
@@ -53,7 +51,7 @@ def indexes_of(variant: Variant) -> tuple[str, ...]:
 
 def channels_needed(lock: Lock) -> list[str]:
     """Names of the conda channels that the lock's packages come from, sorted."""
-    return sorted({each.channel for variant in lock.variants for each in _archives(variant)})
+    return sorted({each.channel for variant in lock.variants for each in variant.archives})
 
 
 def channel_key(name: str) -> str:
@@ -106,16 +104,12 @@ def _lacking(
     for package in variant.packages:
         if reach.get(package.index) is False and not _is_found(package, found, platform):
             yield package.name, f"the index {package.index}"
-    for archive in _archives(variant):
+    for archive in variant.archives:
         if reach.get(channel_key(archive.channel)) is False and archive.file not in found:
             yield archive.name, f"the channel {archive.channel}"
     for name, address in repositories(variant):
         if reach.get(address) is False:
             yield name, place(address)
-
-
-def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
-    return variant.conda.packages if variant.conda else ()
 
 
 def _is_found(package: LockedPackage, found: Mapping[str, str], platform: Platform) -> bool:
@@ -138,7 +132,7 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
 def _needed(variant: Variant) -> Mapping[str, str]:
     """What a variant is fetched from: in words, and by its key in `reachable`."""
     indexes = {f"the index {name}": name for name in indexes_of(variant)}
-    channels = {f"the channel {each.channel}": channel_key(each.channel) for each in _archives(variant)}
+    channels = {f"the channel {each.channel}": channel_key(each.channel) for each in variant.archives}
     return {**indexes, **channels, **{place(address): address for _, address in repositories(variant)}}
 
 

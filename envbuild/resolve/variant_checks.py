@@ -53,7 +53,7 @@ def machine(facts: NodeFacts) -> str:
 def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
     """What decides which files of the variant fit the node; an unknown architecture counts as the variant's."""
     glibc = minor(facts.libc.version) if facts.libc.kind == "glibc" else ()
-    return Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
+    return Platform(variant.python, variant.machine, glibc)
 
 
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
@@ -80,7 +80,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         torch=torch,
         flavour=flavour,
         python=variant.python,
-        machine=variant.platform.removeprefix("linux_"),
+        machine=variant.machine,
         index=index,
         installed=installed,
         compiled=tuple(s.name for s in variant.sources if s.build and needs_nvcc(s.build)),
@@ -137,7 +137,7 @@ def stack_arch_list(variant: Variant) -> str | None:
 
 def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
     """`platform` and `no-fitting-file`: the node's architecture and C library take the variant's files."""
-    there, wanted = machine(facts), variant.platform.removeprefix("linux_")
+    there, wanted = machine(facts), variant.machine
     compared = (there or "unknown architecture", wanted)
     if there and there != wanted:
         what = f"the variant is for {wanted} and the node is {there}"

@@ -17,6 +17,7 @@ from envbuild.export.bash_script import render_script
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.plan.delivery_layout import bundle_name, store_folder
+from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
@@ -45,10 +46,9 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     fleet = {facts.node: facts}
     where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "auto"))
     resolutions = resolve_fleet(fleet, lock, where, compat())
-    return make_plan(
-        lock.stack, lock.profile, where, lock, fleet, resolutions,
-        run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools={facts.node: FakeTools()}, **options,
-    )  # fmt: skip
+    tools = {facts.node: FakeTools()}
+    inputs = Inputs(run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **options)
+    return make_plan(where, lock, fleet, resolutions, inputs)
 
 
 def syntax_ok(script: str) -> None:

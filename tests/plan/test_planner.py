@@ -14,6 +14,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
+from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.provision.run.findings import Survey
 from envbuild.resolve.engine import resolve_fleet
@@ -46,19 +47,8 @@ def planned(facts: NodeFacts | dict[str, NodeFacts], lock: Lock | None = None, *
     supply = options.pop("supply", None)
     resolutions = resolve_fleet(fleet, lock, where, compat(), supply)
     tools = dict.fromkeys(fleet, options.pop("tools", FakeTools()))
-    return make_plan(
-        lock.stack,
-        lock.profile,
-        where,
-        lock,
-        fleet,
-        resolutions,
-        run="r1",
-        controller=CONTROLLER,
-        pyz_digest="d" * 64,
-        tools=tools,
-        **options,
-    )
+    inputs = Inputs(run="r1", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **options)
+    return make_plan(where, lock, fleet, resolutions, inputs)
 
 
 def only(plan: Plan) -> NodePlan:

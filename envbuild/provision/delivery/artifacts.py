@@ -145,7 +145,7 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> A
     from envbuild.lock.unpinned import hash_unrecorded
     from envbuild.resolve.artifacts import Platform, fitting_file
 
-    machine = variant.platform.removeprefix("linux_")
+    machine = variant.machine
     file = fitting_file(package, Platform(variant.python, machine, glibc))
     if file is None:
         raise EnvbuildError(

@@ -91,8 +91,8 @@ def _files(variant: Variant, facts: NodeFacts) -> Iterator[PackageFile]:
     from envbuild.resolve.versions import numbers
 
     glibc = numbers(facts.libc.version) if facts.libc.kind == "glibc" else ()
-    platform = Platform(variant.python, variant.platform.removeprefix("linux_"), glibc)
-    for each in variant.conda.packages if variant.conda else ():
+    platform = Platform(variant.python, variant.machine, glibc)
+    for each in variant.archives:
         row = {key: getattr(each, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
         yield PackageFile(kind="conda", index=each.channel, **row)
     for package in variant.packages:

@@ -58,26 +58,17 @@ def plan_surveyed(work: Work) -> Plan:
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
-    """The plan for the nodes that something was chosen for; `artifacts` as `make_plan` takes them."""
+    """The plan for the nodes that something was chosen for; `artifacts` as `Inputs` has them."""
     from envbuild.catalog.indexes import index_addresses
     from envbuild.catalog.patches import patches_of
+    from envbuild.plan.node_steps import Inputs
     from envbuild.plan.planner import make_plan
     from envbuild.plan.sharing import Sharing, share
 
     prepared, survey = work.prepared, work.survey
     missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}
     tools = {tool.folder: toolchain.disk_bytes(tool) for tool in missing}
-    made = make_plan(
-        prepared.stack.name,
-        prepared.profile,
-        prepared.target,
-        prepared.lock,
-        survey.facts,
-        {
-            node: item
-            for node, item in survey.resolutions.items()
-            if (node in work.tools or item.refused) and (work.only is None or node in work.only)
-        },
+    inputs = Inputs(
         run=work.run.id,
         controller=_controller(survey),
         pyz_digest=node_pyz_digest(),
@@ -85,7 +76,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         repair=tuple(node for node in work.tools if node not in work.done) if work.settings.repair else (),
         indexes=index_addresses(),
         channels=prepared.channels,
-        artifacts=artifacts,
+        artifacts=artifacts or {},
         tool_bytes=tools,
         wait=work.settings.wait,
         patches=patches_of(prepared.lock),
@@ -93,6 +84,12 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         check_rebuild=work.settings.check_rebuild,
         asked=prepared.asked,
     )
+    chosen = {
+        node: item
+        for node, item in survey.resolutions.items()
+        if (node in work.tools or item.refused) and (work.only is None or node in work.only)
+    }
+    made = make_plan(prepared.target, prepared.lock, survey.facts, chosen, inputs)
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     least = {node: each.least(survey.facts[node].prefix.path) for node, each in work.tools.items()}
     given = Sharing(

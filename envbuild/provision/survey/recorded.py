@@ -13,6 +13,7 @@ from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
+from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.plan.sharing import Sharing, over_ssh
 from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
@@ -49,13 +50,8 @@ def plan_recorded(
         except EnvbuildError as error:
             survey.errors[node] = error
     different = {tool.folder: tool for node in tools.values() for tool in node.tools}
-    plan = make_plan(
-        prepared.stack.name,
-        prepared.profile,
-        prepared.target,
-        prepared.lock,
-        survey.facts,
-        {node: item for node, item in survey.resolutions.items() if node in tools or item.refused},
+    chosen = {node: item for node, item in survey.resolutions.items() if node in tools or item.refused}
+    inputs = Inputs(
         run=RUN,
         controller=identity.here(),
         pyz_digest=node_pyz_digest(),
@@ -65,6 +61,7 @@ def plan_recorded(
         asked=prepared.asked,
         tool_bytes={folder: disk_bytes(tool) for folder, tool in different.items()},
     )
+    plan = make_plan(prepared.target, prepared.lock, survey.facts, chosen, inputs)
     if prepared.target.connection.kind == "ssh":
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
         plan = over_ssh(plan, Sharing(prepared.target, survey.facts, survey.variants, least))

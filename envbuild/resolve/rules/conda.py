@@ -22,7 +22,7 @@ _NOT_READ = "__archspec"
 
 def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
     """The node as builds of a variant see it: compilers among its conda packages come before those of the node."""
-    packages = variant.conda.packages if variant.conda else ()
+    packages = variant.archives
     found = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
     own = [CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in found]
     return facts.model_copy(update={"compilers": (*own, *facts.compilers)}) if own else facts

@@ -14,6 +14,7 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.model.plan import Plan
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Connection, Target
+from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.provision.delivery import first_use
 from envbuild.provision.delivery.first_use import Seen, differing
@@ -94,10 +95,8 @@ def settled(
 
 def plan_of(work: Work) -> Plan:
     resolutions = {node: item for node, item in work.survey.resolutions.items() if node in work.tools}
-    return make_plan(
-        "s", "exact", work.prepared.target, work.prepared.lock, work.survey.facts, resolutions,
-        run="r", controller={}, pyz_digest="f" * 64, tools=work.tools,
-    )  # fmt: skip
+    inputs = Inputs(run="r", controller={}, pyz_digest="f" * 64, tools=work.tools)
+    return make_plan(work.prepared.target, work.prepared.lock, work.survey.facts, resolutions, inputs)
 
 
 def test_nodes_that_agree_get_one_record_and_a_plan_with_the_hash(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
