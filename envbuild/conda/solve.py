@@ -67,8 +67,7 @@ def offered(packages: Sequence[CondaPackage], places: Sequence[Place]) -> dict[t
 
     Raises EnvbuildError as `solve` does for channels.
     """
-    subdir = next((each.subdir for each in packages if each.subdir != "noarch"), "linux-64")
-    asked = _Solver(Wish((), tuple(places), {}, subdir, keep=tuple(packages)), _gateway(), lambda _: None)
+    asked = _Solver(Wish((), tuple(places), {}, keep=tuple(packages)), _gateway(), lambda _: None)
     return asyncio.run(asked.offered())
 
 
@@ -115,7 +114,9 @@ class _Solver:
         from rattler import Subdir
 
         self.wish, self.gateway, self.say = wish, gateway, say
-        self.platforms = [Subdir(wish.subdir), Subdir("noarch")]
+        self.platforms = [
+            Subdir(each) for each in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
+        ]
         self.sources: list[MultiSource] = []
         self.names: dict[str, str] = {}
 

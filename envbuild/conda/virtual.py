@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from envbuild.model.conda import CondaSpec
-from envbuild.model.facts import NodeFacts
+from envbuild.model.conda import CondaSpec, LockPlatform
+from envbuild.model.facts import CpuFacts, NodeFacts
 
 Virtual = dict[str, str]
 # Where no facts of nodes are given: the oldest Linux that conda-forge builds for.
@@ -20,16 +20,58 @@ _KERNEL = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
 
 
 def of_facts(facts: NodeFacts) -> Virtual:
-    """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family alone, a probe reads no finer one."""
+    """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family where nobody has read the processor."""
     kernel = _KERNEL.match(facts.os.kernel)
     found = {
         "__unix": "0",
         "__linux": kernel.group() if kernel else "0",
         "__glibc": facts.libc.version if facts.libc.kind == "glibc" else "",
-        "__archspec": f"1={facts.os.arch}" if facts.os.arch else "",
+        "__archspec": f"1={microarchitecture(facts.os.arch, facts.cpu)}" if facts.os.arch else "",
         "__cuda": facts.driver.cuda_ceiling or "",
     }
     return {name: value for name, value in found.items() if value}
+
+
+def microarchitecture(family: str, cpu: CpuFacts) -> str:
+    """What archspec, and so conda, calls a processor (`zen3`); its `family` alone where nobody has read it."""
+    if not cpu.features:
+        return family
+    from archspec.cpu import TARGETS
+    from archspec.cpu.schema import TARGETS_JSON
+
+    vendor = TARGETS_JSON["conversions"]["arm_vendors"].get(cpu.vendor, cpu.vendor)
+    there = {*cpu.features.split(), *({"sse3"} if " ssse3 " in f" {cpu.features} " else ())}
+    # Nothing in /proc/cpuinfo tells the generic versions of Arm's architecture apart, and they list no features.
+    told = [each for each in TARGETS.values() if each.family.name == family and (each.features or each.name == family)]
+    fitting = [each for each in told if each.vendor in ("generic", vendor) and each.features <= there]
+    # As archspec does it for the machine it runs on: the best of the generic ones, and of the named ones above it.
+    fitting.sort(key=lambda each: (len(each.ancestors), len(each.features)))
+    best = next((each for each in reversed(fitting) if each.vendor == "generic"), None)
+    named = [each for each in fitting if cpu.part and each.cpu_part == cpu.part] or fitting
+    above = [each for each in named if best is not None and each > best]
+    return above[-1].name if above else best.name if best else family
+
+
+def platform_of(virtual: Mapping[str, str]) -> LockPlatform:
+    """The platform of a lock for nodes that have these virtual packages."""
+    name = virtual.get("__archspec", "1=x86_64").partition("=")[2]
+    return "linux_aarch64" if "aarch64" in _with_ancestors(name) else "linux_x86_64"
+
+
+def is_known(spec: str) -> bool:
+    """Whether archspec knows the microarchitecture that a spec of `__archspec` names."""
+    from archspec.cpu import TARGETS
+
+    return re.split(r"[\s=]+", spec.strip())[-1] in TARGETS
+
+
+def _with_ancestors(name: str) -> tuple[str, ...]:
+    """A microarchitecture and those whose code it runs."""
+    if name in ("x86_64", "aarch64"):  # loading archspec takes longer than all else here
+        return (name,)
+    from archspec.cpu import TARGETS
+
+    return (name, *(each.name for each in TARGETS[name].ancestors)) if name in TARGETS else (name,)
 
 
 def solutions(spec: CondaSpec, flavour: str | None, given: Sequence[Virtual] = ()) -> tuple[Virtual, ...]:
@@ -49,10 +91,17 @@ def _cuda(flavour: str | None) -> Virtual:
 
 
 def met(spec: str, virtual: Mapping[str, str]) -> bool:
-    """Whether a match spec of a virtual package (`__glibc >=2.28`) holds for these."""
+    """Whether a match spec of a virtual package (`__glibc >=2.28`) holds for these.
+
+    Code for an older microarchitecture runs on a newer one, which conda's own comparison by name does not say.
+    """
     name = name_of(spec)
     value = virtual.get(name)
-    return value is not None and _matches(spec, name, value)
+    if value is None:
+        return False
+    version, _, build = value.partition("=")
+    builds = _with_ancestors(build) if name == "__archspec" else (build,)
+    return any(_matches(spec, name, version, each) for each in builds)
 
 
 def name_of(spec: str) -> str:
@@ -62,9 +111,8 @@ def name_of(spec: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _matches(spec: str, name: str, value: str) -> bool:
+def _matches(spec: str, name: str, version: str, build: str) -> bool:
     from rattler import BuildString, MatchSpec, PackageRecord
 
-    version, _, build = value.partition("=")
     found: bool = MatchSpec(spec).matches(PackageRecord(name, version, BuildString(build or "0"), 0, "noarch"))
     return found

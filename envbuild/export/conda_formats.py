@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.conda import CondaPackage, LockedConda
+from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.lock import Variant, canonical_json
 
 Channels = Mapping[str, Sequence[str]]
-SUBDIRS = {"linux_x86_64": "linux-64", "linux_aarch64": "linux-aarch64"}
 
 
 def explicit(variant: Variant, header: Sequence[str], channels: Channels) -> str:

@@ -86,8 +86,11 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
     pinned = LockedInterpreter(kind="standalone", name="any", sha256=_NO_SHA)
     plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned), ({},))}
     locked = {variant.id: variant for variant in lock.variants}
-    # For how many kinds of nodes conda was solved is the lock's own matter.
-    plans |= {name: plans[first] for name in locked if (first := _NUMBER.sub("", name)) in plans}
+    # For how many kinds of nodes conda was solved, and of which architecture, is the lock's own matter.
+    of_conda = [each for each in lock.variants if each.conda]
+    usual = {each.id: each.id.replace(each.platform, PLATFORM) for each in of_conda}
+    left = {name: plan for name, plan in plans.items() if name not in usual.values()}
+    plans = left | {name: plans[first] for name, text in usual.items() if (first := _NUMBER.sub("", text)) in plans}
     findings += [differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys()]
     findings += [differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys()]
     for name in sorted(plans.keys() & locked.keys()):
@@ -99,7 +102,7 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "flavour": plan.flavour,
             "torch": torch,
             "base": plan.base,
-            "platform": PLATFORM,
+            "platform": variant.platform if name in usual else PLATFORM,
             "arch_list": None,
             "imports": profile.imports,
             "environment": profile.environment,

@@ -12,15 +12,13 @@ from packaging.utils import canonicalize_name
 
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.conda import CondaPackage, CondaSpec, LockedConda
+from envbuild.model.conda import SUBDIRS, CondaPackage, CondaSpec, LockedConda
 
 if TYPE_CHECKING:
     from envbuild.lock.variants import Plan
     from envbuild.model.lock import LockedPackage, Variant
     from envbuild.model.stack import Profile
 
-# The platform that locks are made for (`lock/variants.py`), as channels call it.
-SUBDIR = "linux-64"
 NOT_ASKED = "the channels were not asked"
 _SPEC_NAME = re.compile(r"(?:.*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)")
 
@@ -56,7 +54,7 @@ def lock_conda(
     if asked.offline:
         return LockedConda(unrecorded=NOT_ASKED, **said)
     kept = old.conda.packages if old and old.conda else ()
-    wish = Wish(specs(profile, spec, plan.python), there, plan.virtual, SUBDIR, as_of, kept)
+    wish = Wish(specs(profile, spec, plan.python), there, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
     before = {each.sha256: each for each in kept}
     found = [_measured(each, before) for each in solve(wish, say)]
     return LockedConda(packages=with_sizes(found, {place.name: place.urls for place in there}, say), **said)

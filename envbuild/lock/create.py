@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild import __version__
 from envbuild.catalog.loader import manifest_digest
+from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
 from envbuild.lock import stand_ins
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
@@ -43,7 +44,7 @@ from envbuild.lock.readers.torch_wheels import (
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
-from envbuild.lock.variants import PLATFORM, Plan, locked_image, variant_plans
+from envbuild.lock.variants import Plan, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
@@ -153,7 +154,12 @@ def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]
     maker = _Maker(
         stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, {}, AS_THE_PROFILE_SAYS
     )
-    there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters())}
+    solved: list[Virtual] = [
+        {str(name): value for name, value in variant.conda.solved_for.items()}
+        for variant in lock.variants
+        if variant.conda
+    ]
+    there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters(), solved)}
     both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
     sources = lock.sources
     read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
@@ -217,6 +223,7 @@ class _Maker:
             id=plan.id,
             digest="0" * 64,
             engine=plan.engine,
+            platform=plan.platform,
             python=plan.python,
             torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
             flavour=plan.flavour,
@@ -250,7 +257,7 @@ class _Maker:
         if self.profile.torch is None or plan.flavour is None or "torch" in left_to_conda(plan, self.profile):
             return None
         version = self.profile.torch.version
-        return choose_torch(version, plan.flavour, plan.python, PLATFORM, self.supply, previous.get("torch"))
+        return choose_torch(version, plan.flavour, plan.python, plan.platform, self.supply, previous.get("torch"))
 
     def _request(
         self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage], conda: LockedConda | None
@@ -268,7 +275,7 @@ class _Maker:
         keep = not self.upgrade and self.as_of is None
         return Request(
             python=plan.python,
-            platform=PLATFORM,
+            platform=plan.platform,
             requirements=wanted + additions(self.needs, self.profile) + (choice.requirements if choice else ()),
             constraints=self.profile.constraints,
             excludes=excludes,

@@ -9,12 +9,13 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.conda.virtual import Virtual, solutions
+from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
+from envbuild.model.conda import LockPlatform
 from envbuild.model.lock import LockedImage, LockedInterpreter
 from envbuild.model.stack import Base, Profile
 
-PLATFORM = "linux_x86_64"
+PLATFORM: LockPlatform = "linux_x86_64"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Plan:
     def engine(self) -> Literal["venv", "conda"]:
         """What makes the environment."""
         return "venv" if self.virtual is None else "conda"
+
+    @property
+    def platform(self) -> LockPlatform:
+        """That of the nodes which conda solves for; without conda always the same."""
+        return PLATFORM if self.virtual is None else platform_of(self.virtual)
 
 
 def variant_plans(
@@ -58,13 +64,17 @@ def _conda_plans(profile: Profile, virtual: Sequence[Virtual]) -> Iterator[Plan]
         return
     for python in profile.python:
         for flavour in profile.torch.flavours if profile.torch else (None,):
-            for number, each in enumerate(solutions(profile.conda, flavour, virtual), 1):
-                name = f"{_label(python, flavour)}-conda" + (f"-{number}" if number > 1 else "")
+            before: list[str] = []
+            for each in solutions(profile.conda, flavour, virtual):
+                name = f"{_label(python, flavour, platform_of(each))}-conda"
+                before.append(name)
+                number = before.count(name)
+                name += f"-{number}" if number > 1 else ""
                 yield Plan(name, python, flavour, Base(kind="none"), LockedInterpreter(), each)
 
 
-def _label(python: str, flavour: str | None) -> str:
-    return f"cp{python.replace('.', '')}-{PLATFORM}" + (f"-{flavour}" if flavour else "")
+def _label(python: str, flavour: str | None, platform: LockPlatform = PLATFORM) -> str:
+    return f"cp{python.replace('.', '')}-{platform}" + (f"-{flavour}" if flavour else "")
 
 
 def _venv_plans(profile: Profile, standalone: Mapping[str, LockedInterpreter]) -> Iterator[Plan]:

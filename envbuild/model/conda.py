@@ -13,6 +13,8 @@ CondaName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_.-]{0,1
 CondaVersion = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,126}$")]
 MatchSpecText = Annotated[Text, StringConstraints(pattern=r"^[^-/.][^/]*$")]
 Subdir = Literal["linux-64", "linux-aarch64", "noarch"]
+LockPlatform = Literal["linux_x86_64", "linux_aarch64"]
+SUBDIRS: dict[LockPlatform, Subdir] = {"linux_x86_64": "linux-64", "linux_aarch64": "linux-aarch64"}
 VirtualName = Literal["__glibc", "__cuda", "__linux", "__archspec", "__unix"]
 
 

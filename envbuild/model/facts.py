@@ -34,6 +34,17 @@ class LibcFacts(_Fact):
     version: str = ""
 
 
+class CpuFacts(_Fact):
+    """The first processor: its vendor and the instruction sets it has, as the kernel names them in one line.
+
+    `part` is Arm's number of the core. Empty where nobody has read them.
+    """
+
+    vendor: str = ""
+    features: str = ""
+    part: str = ""
+
+
 class PythonFacts(_Fact):
     """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages.
 
@@ -156,6 +167,7 @@ class NodeFacts(_Fact):
     os: OsFacts
     libc: LibcFacts
     product: str = ""
+    cpu: CpuFacts = CpuFacts()
     cpus: int | None = None
     memory_bytes: int | None = None
     pythons: tuple[PythonFacts, ...] = ()
@@ -195,7 +207,7 @@ class NodeFacts(_Fact):
         data = self.model_dump(mode="json")
         for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
             data.pop(key)
-        for key in ("files_found", "reachable", "warnings", "nics", "user", "home", "scheduler"):
+        for key in ("files_found", "reachable", "warnings", "nics", "user", "home", "scheduler", "cpu"):
             data.pop(key)
         for gpu in data["gpus"]:
             for key in ("uuid", "pci_bus_id", "ecc_errors", "mig"):

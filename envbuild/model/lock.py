@@ -25,7 +25,7 @@ from envbuild.model.common import (
     Text,
     TreeHash,
 )
-from envbuild.model.conda import CondaPackage, LockedConda
+from envbuild.model.conda import CondaPackage, LockedConda, LockPlatform
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 from envbuild.model.unpacked import Unpacked
 
@@ -161,7 +161,7 @@ class Variant(StrictModel):
     id: Name
     digest: Sha256
     engine: Literal["venv", "conda"] = "venv"
-    platform: Literal["linux_x86_64", "linux_aarch64"] = "linux_x86_64"
+    platform: LockPlatform = "linux_x86_64"
     python: PythonVersion
     torch: Text | None = None
     flavour: Flavour | None = None

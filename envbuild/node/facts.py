@@ -94,6 +94,7 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
         "os": system.os_facts(),
         "libc": {},
         "product": system.product(),
+        "cpu": system.cpu_facts(),
         "cpus": system.cpu_count(),
         "memory_bytes": system.memory_bytes(),
         "nics": system.nic_facts(),

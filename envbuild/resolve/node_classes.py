@@ -175,6 +175,7 @@ def signature(facts: NodeFacts) -> Hashable:
     return (
         facts.os.arch,
         facts.os.kernel,
+        facts.cpu,
         facts.libc,
         tuple((g.name, g.compute_capability, g.mig_enabled) for g in facts.gpus),
         mig_instances(facts) if any(g.mig for g in facts.gpus) else 0,

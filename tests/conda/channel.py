@@ -26,8 +26,14 @@ def record(name: str, version: str, build: str = "0", *depends: str, **fields: A
 
 def channel(folder: Path, *records: dict[str, Any]) -> Place:
     """A channel with these records in their order; what is written before is forgotten."""
-    for subdir in ("linux-64", "noarch"):
-        own = [dict(each) for each in records if (each.get("subdir") == "noarch") == (subdir == "noarch")]
+    usual = ("linux-64", "linux-aarch64", "noarch")
+    for subdir in usual:
+        # A record of no usual folder lies in that of Linux, as no honest channel has it.
+        own = [
+            dict(each)
+            for each in records
+            if (each.get("subdir") if each.get("subdir") in usual else usual[0]) == subdir
+        ]
         by_format: dict[str, dict[str, Any]] = {"packages": {}, "packages.conda": {}}
         for each in own:
             file = each.pop("fn")

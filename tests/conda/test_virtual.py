@@ -1,10 +1,15 @@
 from __future__ import annotations
 
-import pytest
+import platform
 
-from envbuild.conda.virtual import BASELINE, met, of_facts, solutions
+import archspec.cpu
+import pytest
+from archspec.cpu import TARGETS
+
+from envbuild.conda.virtual import BASELINE, met, microarchitecture, of_facts, platform_of, solutions
 from envbuild.model.conda import CondaSpec
-from envbuild.model.facts import DiskFacts, DriverFacts, LibcFacts, NodeFacts, OsFacts
+from envbuild.model.facts import CpuFacts, DiskFacts, DriverFacts, LibcFacts, NodeFacts, OsFacts
+from envbuild.node.probe.system import cpu_facts
 
 
 def facts(**fields: object) -> NodeFacts:
@@ -22,6 +27,32 @@ def test_they_are_what_the_facts_of_a_node_say() -> None:
         "__unix": "0", "__linux": "5.15.0", "__glibc": "2.35", "__archspec": "1=x86_64", "__cuda": "12.2",
     }  # fmt: skip
     assert of_facts(facts(libc=LibcFacts(kind="musl", version="1.2"))) == {"__unix": "0", "__linux": "0"}
+
+
+def test_the_processor_is_called_as_archspec_calls_it_whatever_machine_asks() -> None:
+    def named(family: str, **cpu: str) -> str:
+        return of_facts(facts(os=OsFacts(arch=family), cpu=CpuFacts(**cpu)))["__archspec"]
+
+    intel, arm = TARGETS["skylake_avx512"], TARGETS["neoverse_n1"]
+    assert named("x86_64", vendor=intel.vendor, features=" ".join(intel.features)) == "1=skylake_avx512"
+    assert named("x86_64", vendor="Somebody", features=" ".join(intel.features)) == "1=x86_64_v4"
+    assert named("aarch64", vendor="0x41", features=" ".join(arm.features), part=arm.cpu_part) == "1=neoverse_n1"
+    assert named("x86_64", vendor="GenuineIntel", features="fpu") == "1=x86_64"
+    assert named("aarch64") == "1=aarch64"
+    assert microarchitecture(platform.machine(), CpuFacts(**cpu_facts())) == archspec.cpu.host().name
+
+
+def test_the_platform_is_that_of_the_processor() -> None:
+    assert platform_of({"__archspec": "1=neoverse_n1"}) == platform_of({"__archspec": "1=aarch64"}) == "linux_aarch64"
+    assert platform_of({"__archspec": "1=zen3"}) == platform_of({}) == "linux_x86_64"
+
+
+@pytest.mark.parametrize(
+    ("spec", "holds"),
+    [("1 haswell", True), ("1=x86_64_v3", True), ("1 nehalem", True), ("1 skylake", False), ("1 zen2", False)],
+)
+def test_code_for_an_older_processor_runs_on_a_newer_one(spec: str, holds: bool) -> None:
+    assert met(f"__archspec {spec}", {"__archspec": "1=haswell"}) is holds
 
 
 def test_without_facts_they_stand_on_the_baseline_the_profile_and_the_flavour() -> None:

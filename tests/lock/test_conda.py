@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from archspec.cpu import TARGETS
 
 from envbuild.catalog.node_facts import load_facts
 from envbuild.cli.entry import main
@@ -139,6 +140,37 @@ def test_each_set_of_virtual_packages_is_a_variant_and_facts_stand_above_the_pro
     one = make(wanted, supply(), conda=CondaAsked((node,)))
     assert [variant.conda.solved_for for variant in one.variants if variant.conda] == [node]
     assert check_lock(one, wanted, online=False) == []
+
+
+def test_nodes_of_another_architecture_get_the_packages_of_theirs(supply: MakeSupply, tmp_path: Path) -> None:
+    there = channel(
+        tmp_path / "both",
+        record("python", "3.11.9"),
+        record("python", "3.11.8", subdir="linux-aarch64"),
+        record("fast", "1.0", "x86"),
+        record("fast", "1.0", "arm", "__archspec 1 neoverse_n1", subdir="linux-aarch64"),
+        record("pure", "2.0", subdir="noarch"),
+    )
+    make_wheel(tmp_path / "house", "alpha", "1.0")
+    wanted = stack(there, {"packages": ["fast", "pure"], "only": True}, packages=["alpha"])
+    arm = TARGETS["neoverse_n1"]
+    cpu = {"vendor": "0x41", "features": " ".join(arm.features), "part": arm.cpu_part}
+    (plain,) = (each.model_dump(mode="json") for each in load_facts("polaris").values())
+    plain |= {"node": "arm01", "cpu": cpu, "os": {**plain["os"], "arch": "aarch64"}}
+    (tmp_path / "arm.json").write_text(json.dumps(plain))
+    nodes = [of_facts(node) for ref in ("polaris", str(tmp_path / "arm.json")) for node in load_facts(ref).values()]
+    lock = make(wanted, supply(tmp_path / "house"), conda=CondaAsked(tuple(nodes)))
+    assert [(each.id, each.platform) for each in lock.variants] == [
+        ("cp311-linux_x86_64-conda", "linux_x86_64"),
+        ("cp311-linux_aarch64-conda", "linux_aarch64"),
+    ]
+    assert archives(lock) == {"python": "3.11.8 0", "fast": "1.0 arm", "pure": "2.0 0"}
+    assert {each.subdir for each in lock.variants[1].conda.packages} == {"linux-aarch64", "noarch"}  # type: ignore[union-attr]
+    assert check_lock(lock, wanted) == []
+    assert parse_lock(render_lock(lock), "x") == lock
+    assert make(wanted, supply(tmp_path / "house"), previous=lock, conda=CondaAsked(tuple(nodes))) == lock
+    alone = make(wanted, supply(tmp_path / "house"), conda=CondaAsked(tuple(nodes[1:])))
+    assert ([each.id for each in alone.variants], check_lock(alone, wanted)) == (["cp311-linux_aarch64-conda"], [])
 
 
 def test_without_channels_a_variant_says_that_it_is_unrecorded(forge: Place, supply: MakeSupply) -> None:

@@ -82,6 +82,7 @@ def test_probe_runs_on(minor: str, node: Node) -> None:
     assert facts.libc.kind in ("glibc", "musl")
     assert 1 <= (facts.cpus or 0) <= len(os.sched_getaffinity(0))
     assert (facts.memory_bytes or 0) > 1 << 28
+    assert facts.cpu.vendor and len(facts.cpu.features.split()) > 3
     assert facts.driver.version == "470.57.02"
     assert facts.driver.cuda_ceiling == "11.4"
     assert facts.driver.problem is None

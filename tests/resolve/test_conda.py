@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from archspec.cpu import TARGETS
+
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.resolve.engine import resolve
 from envbuild.resolve.estimate import estimate
@@ -66,6 +68,19 @@ def test_one_decision_a_virtual_package_names_the_strictest() -> None:
     said = virtual(decided("cpu-laptop", many))
     assert [d.compared[1] for d in said] == ["__glibc >=2.28", "__unix"]
     assert "b 1" in said[0].what
+
+
+def test_a_processor_is_refused_where_it_was_read_and_is_older_than_a_package_asks_for() -> None:
+    def said(spec: str, **cpu: str) -> tuple[str, str]:
+        row = conda("v", archive("fast", "1", spec))
+        (found,) = virtual(decided("cpu-laptop", row, more={"cpu": cpu}))
+        return found.verdict, found.compared[0]
+
+    old = {"vendor": "GenuineIntel", "features": " ".join(TARGETS["haswell"].features)}
+    assert said("__archspec 1 skylake_avx512", **old) == ("refuse", "__archspec 1=haswell")
+    assert said("__archspec 1 x86_64_v3", **old) == ("allow", "__archspec 1=haswell")
+    assert said("__archspec 1 of_tomorrow", **old)[0] == "warn"
+    assert said("__archspec 1 x86_64_v3") == ("warn", "__archspec 1=x86_64")
 
 
 def test_a_driver_that_is_not_there_or_too_old_is_named() -> None:

@@ -62,6 +62,17 @@ def cpu_count(root: str = "/") -> int:
     return max(1, int(-(-count // 1)))
 
 
+def cpu_facts(root: str = "/") -> "dict[str, str]":
+    """`CpuFacts` of the first processor."""
+    first = read(os.path.join(root, "proc/cpuinfo"), 65536).partition("\n\n")[0]
+    rows = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        "vendor": rows.get("vendor_id") or rows.get("CPU implementer") or "",
+        "features": rows.get("flags") or rows.get("Features") or "",
+        "part": rows.get("CPU part") or "",
+    }
+
+
 def memory_bytes(root: str = "/") -> "int | None":
     """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
     found = [parse_system.parse_meminfo(read(os.path.join(root, "proc/meminfo")))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from envbuild.conda.virtual import met, name_of, of_facts
+from envbuild.conda.virtual import is_known, met, name_of, of_facts
 from envbuild.model.conda import LockedConda
 from envbuild.model.facts import CompilerFacts, NodeFacts
 from envbuild.model.lock import Lock, Variant
@@ -16,8 +16,7 @@ CHANNEL = Note("what the packages' channel says, as the lock has it", "compared 
 _BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")
 # What activates a compiler, so that builds take it.
 _COMPILER = re.compile(r"g(cc|xx)_linux-[a-z0-9]+")
-# A probe reads the family of a processor, not its generation.
-_NOT_READ = "__archspec"
+_PROCESSOR = "__archspec"
 
 
 def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
@@ -48,7 +47,7 @@ def virtual_rule(variant: Variant, facts: NodeFacts, *, inside: bool) -> Decisio
     there = of_facts(facts)
     asked = _asked(variant.conda)
     names = [name for name in asked if not (inside and name not in there)]
-    return tuple(item for name in names for item in _one(name, asked[name], there))
+    return tuple(item for name in names for item in _one(name, asked[name], there, read=bool(facts.cpu.features)))
 
 
 def _asked(conda: LockedConda) -> dict[str, list[tuple[str, str]]]:
@@ -66,16 +65,17 @@ def _least(spec: tuple[str, str]) -> tuple[Numbers, int]:
     return (numbers(bound.group(1)) if bound else (), len(spec[0]))
 
 
-def _one(name: str, specs: list[tuple[str, str]], there: dict[str, str]) -> Decisions:
+def _one(name: str, specs: list[tuple[str, str]], there: dict[str, str], *, read: bool) -> Decisions:
+    """`read`: whether the facts say what the processor has; where they do not, a newer one is only warned of."""
     has = f"{name} {there[name]}" if name in there else f"no {name}"
     lacking = [each for each in specs if not met(each[0], there)]
     spec, package = (lacking or specs)[0]
     compared = (has, spec)
     if not lacking:
         return (decision("conda-virtual", "allow", f"the node has what {package} needs", compared, CHANNEL),)
-    if name == _NOT_READ and name in there:
-        what = f"{package} needs {spec}, and the facts do not say how new the processor is"
-        return (decision("conda-virtual", "warn", what, compared, CHANNEL),)
+    if name == _PROCESSOR and name in there and not (read and is_known(spec)):
+        why = "archspec does not know it" if read else "the facts do not say how new the processor is"
+        return (decision("conda-virtual", "warn", f"{package} needs {spec}, and {why}", compared, CHANNEL),)
     what = f"{package} needs {spec}, and the node has {has}"
     instead = "a lock that is solved for such nodes: `envbuild lock create --facts`, or `virtual:` in the profile"
     return (decision("conda-virtual", "refuse", what, compared, CHANNEL, instead),)
