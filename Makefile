@@ -1,9 +1,10 @@
 # Everything runs in .venv, made from the hash-checked development lock.
 SHELL := /bin/sh
 # Two processes a core of a small machine, as tests wait about half of their time; neighbours stay in one process, which
-# makes their fixtures once. A test that hangs ends after 10 minutes. Every skipped test is listed with its reason, every failed one by its name.
+# makes their fixtures once. Modules that pytest has rewritten are kept for the next run, whatever the shell says of byte
+# code. A test that hangs ends after 10 minutes. Every skipped test is listed with its reason, every failed one by its name.
 WORKERS ?= 4
-PYTEST := .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
+PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
 
 .PHONY: provision test test-slow lint generated containers bench locks clean
 

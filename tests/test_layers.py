@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import envbuild
@@ -87,13 +88,16 @@ def _absolute(name: str, node: ast.ImportFrom) -> str:
     return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
 
 
-GRAPH = {name: imports(name) for name in FILES}
+@cache
+def graph() -> dict[str, set[str]]:
+    """What each module imports."""
+    return {name: imports(name) for name in FILES}
 
 
 def circles() -> Iterator[list[str]]:
     """Every module that is reached from itself, with the way."""
     done: set[str] = set()
-    for start in GRAPH:
+    for start in graph():
         stack, path = [iter([start])], list[str]()
         while stack:
             name = next(stack[-1], None)
@@ -105,7 +109,7 @@ def circles() -> Iterator[list[str]]:
                 yield [*path[path.index(name) :], name]
             elif name not in done:
                 path.append(name)
-                stack.append(iter(GRAPH[name]))
+                stack.append(iter(graph()[name]))
 
 
 def level(name: str, layers: tuple[tuple[str, ...], ...]) -> int:
@@ -122,7 +126,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_imports_go_down_only() -> None:
     wrong = [
         f"{name} imports {other}"
-        for name, others in GRAPH.items()
+        for name, others in graph().items()
         for other in others
         if name and level(other, LAYERS) > level(name, LAYERS)
     ]
@@ -130,7 +134,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_rooms_of_the_node_program_import_down_only_and_nothing_of_the_controller() -> None:
-    own = {name.removeprefix("node."): others for name, others in GRAPH.items() if name.startswith("node.")}
+    own = {name.removeprefix("node."): others for name, others in graph().items() if name.startswith("node.")}
     outside = {name: others for name, others in own.items() if any(not each.startswith("node") for each in others)}
     assert outside == {}
     wrong = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.debian import PATH, UnavailableError, debian_tarball
+from tests.support.once import once
 
 BASE = "localhost/envbuild/test-base"
 SUITE = "bookworm"
@@ -23,9 +25,9 @@ _COMPILER = ("python3", "python3-dev", "git", "gcc", "libc6-dev")
 
 @dataclass(frozen=True)
 class Storage:
-    """Images of one test session; `env` is what a program needs to see them."""
+    """Images of one test module; `env` is what a program needs to see them."""
 
-    top: Path
+    run_folder: Path
     env: dict[str, str]
 
     def buildah(self, *args: str) -> str:
@@ -36,22 +38,55 @@ class Storage:
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 
+    def house(self, top: Path) -> Path:
+        """A new folder in `top` for `--wheelhouse` with uv's wheel, which is fetched once a run of the tests."""
+        (top / "house").mkdir()
+        for wheel in once(self.run_folder / "uv-wheel", _fetch_uv).iterdir():
+            os.link(wheel, top / "house" / wheel.name)
+        return top / "house"
+
+
+def _fetch_uv(folder: Path) -> None:
+    requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
+    words = ["pip", "download", "-q", "--no-deps", "-d", str(folder), "-r", str(requirements)]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
+
 
 @contextmanager
-def storage_in(top: Path, *, compiler: bool = False) -> Iterator[Storage]:
-    """A storage below `top` that has the base, where there is one; `compiler`: extensions can be built in the base."""
+def storage_in(top: Path, run_folder: Path, *, compiler: bool = False) -> Iterator[Storage]:
+    """A storage below `top` that sees the base, which is made once a run of the tests in `run_folder`.
+
+    `compiler`: extensions can be built in the base.
+    """
+    kind, packages = ("compiler", _COMPILER) if compiler else ("python", _PYTHON)
     try:
-        yield _make_storage(top, _COMPILER if compiler else _PYTHON)
+        base = once(run_folder / f"base-{kind}", lambda path: _make_base(path, packages))
+        more = f'[storage.options]\nadditionalimagestores = ["{base}/store"]\n'
+        yield Storage(run_folder, _settings(top, (base / "driver").read_text(), more))
     except UnavailableError as error:
         pytest.skip(str(error))
     finally:
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
-            subprocess.run(["umount", mount], capture_output=True, check=False)
+        _unmount(top)
         shutil.rmtree(top, ignore_errors=True)
 
 
-def _make_storage(top: Path, packages: tuple[str, ...]) -> Storage:
+def _settings(folder: Path, driver: str, more: str = "") -> dict[str, str]:
+    config = folder / "storage.conf"
+    places = f'graphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
+    config.write_text(f'[storage]\ndriver = "{driver}"\n{places}{more}')
+    return {"CONTAINERS_STORAGE_CONF": str(config)}
+
+
+def _unmount(top: Path) -> None:
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted((each for each in mounts if each.startswith(f"{top}/")), reverse=True):
+        subprocess.run(["umount", mount], capture_output=True, check=False)
+
+
+def _make_base(top: Path, packages: tuple[str, ...]) -> None:
+    """The folder `store` with the base as its only image, and `driver`, which says how."""
     missing = [name for name in ("buildah", "mmdebstrap", "unshare") if shutil.which(name, path=PATH) is None]
     if missing:
         raise UnavailableError(f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)")
@@ -59,11 +94,9 @@ def _make_storage(top: Path, packages: tuple[str, ...]) -> Storage:
         raise UnavailableError("buildah needs root or subordinate user ids, and this is a plain user")
     tarball, said = debian_tarball(packages, SUITE), ""
     for driver in ("overlay", "vfs"):
-        folder = top / driver
-        folder.mkdir(parents=True)
-        config = folder / "storage.conf"
-        config.write_text(f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n')
-        storage = Storage(folder, {"CONTAINERS_STORAGE_CONF": str(config)})
+        shutil.rmtree(top, ignore_errors=True)
+        top.mkdir()
+        storage = Storage(top, _settings(top, driver))
         try:
             container = storage.buildah("from", "scratch")
             storage.buildah("add", "-q", container, str(tarball), "/")
@@ -72,5 +105,8 @@ def _make_storage(top: Path, packages: tuple[str, ...]) -> Storage:
         except AssertionError as error:
             said = str(error)
             continue
-        return storage
+        finally:
+            _unmount(top)
+        (top / "driver").write_text(driver)
+        return
     raise UnavailableError(f"buildah cannot keep images here: {said[-300:]}")

@@ -20,9 +20,9 @@ PLACE = ("--base", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PY
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Images of this module."""
-    with storage_in(tmp_path_factory.mktemp("images")) as storage:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
         yield storage
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,9 +26,9 @@ LONG = 400.0
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Images of this module."""
-    with storage_in(tmp_path_factory.mktemp("images"), compiler=True) as storage:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder, compiler=True) as storage:
         yield storage
 
 
@@ -55,16 +54,7 @@ def _stack(world: World, files: dict[str, str]) -> None:
 
 def _house(world: World, storage: Storage) -> Path:
     """A folder for `--wheelhouse` with uv and the source as the fetch stage makes it; so nothing needs an index."""
-    house = world.top / "house"
-    house.mkdir(exist_ok=True)
-    if not list(house.glob("uv-*.whl")):
-        words = ["pip", "download", "-q", "--no-deps", "-d", str(house)]
-        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
-        done = subprocess.run(
-            [sys.executable, "-m", *words, "-r", str(requirements)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
+    house = storage.house(world.top)
     bundle(world, house)
     return house
 

@@ -103,7 +103,7 @@ def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path
 
 def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
     canary = "canary-0a52c6f17b"
-    done = built.run("bench", *ARGS, "--json", env={"PLANTED_TOKEN": canary})
+    done = built.run("bench", *ARGS, "--json", env={"PLANTED_TOKEN": canary}, fresh=True)
     run = built.runs / done.json["run"]
     held = [path for path in run.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert (held, canary in done.out + done.err) == ([], False)

@@ -61,7 +61,7 @@ def test_d22_a_build_that_prints_its_environment_and_fails_tells_no_secret(
     for name in ("setuptools", "wheel"):  # a setup.py has them locked; this one needs neither
         world.wheel(name, "99.0", files={f"no_{name}.py": b""})
     world.tiny(sources=[{**pin, **source}])
-    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", *form, env=CALLERS)
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", *form, env=CALLERS, fresh=True)
     assert done.rc == 4
     assert "could not be built" in done.out
     assert_nowhere(world, done)
@@ -81,7 +81,7 @@ def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path
     backend = f"import os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
     pin = world.repository("quick", {**FILES, "backend.py": backend + FILES["backend.py"]})
     world.tiny(sources=[{**pin, "build": {"environment": {"QUICK_PARTS": "all"}}}], environment={"SITE_MODE": "fast"})
-    world.built(env={**CALLERS, "CFLAGS": "-O1", "CUDA_CACHE_PATH": "/nowhere"})
+    world.built(env={**CALLERS, "CFLAGS": "-O1", "CUDA_CACHE_PATH": "/nowhere"}, fresh=True)
     lines = seen.read_text().splitlines()
     assert {"QUICK_PARTS=all", "SITE_MODE=fast", "CUDA_CACHE_PATH=/nowhere", f"HOME={world.home}"} <= set(lines)
     assert any(line.startswith("CFLAGS=-O1") for line in lines)
@@ -94,6 +94,6 @@ def test_d22_a_module_that_prints_its_environment_when_it_is_imported_tells_no_s
     module = TELLING + "\nraise OSError(os.environ['DEPLOY_TOKEN'])\n"
     world.wheel("alpha", "1.0", files={"alpha/__init__.py": module.encode()})
     world.tiny(imports=["alpha"])
-    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", env=CALLERS)
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml", env=CALLERS, fresh=True)
     assert done.rc == 1
     assert_nowhere(world, done)

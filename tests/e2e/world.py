@@ -18,12 +18,16 @@ import yaml
 from envbuild.lock.files import read_lock, write_lock
 from envbuild.model.lock import Variant
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
+from tests.support import forked
 
 __all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "site", "snapshot"]
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
 DEADLINE = 120
+_COMMAND = [sys.executable, "-m", "envbuild"]
+# What an interpreter reads when it starts.
+_AT_START = ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8", "TZ")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class World:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        self.command = [sys.executable, "-m", "envbuild"]
+        self.command = _COMMAND
         self.home = top / "home"
         self.work = top / "work"
         self.wheels = top / "wheels"
@@ -94,14 +98,24 @@ class World:
         }
 
     def run(
-        self, *args: str, env: Mapping[str, str] | None = None, timeout: float = DEADLINE, code: Sequence[str] = ()
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        timeout: float = DEADLINE,
+        code: Sequence[str] = (),
+        fresh: bool = False,
     ) -> Done:
-        """`envbuild ARGS`; `code` are arguments of this interpreter instead of envbuild's command."""
-        done = subprocess.run(
-            [*([sys.executable, *code] if code else self.command), *args],
-            env={**self.env, **(env or {})}, cwd=self.work, capture_output=True, text=True, timeout=timeout,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        """`envbuild ARGS`; `code` are arguments of this interpreter instead of envbuild's command.
+
+        `fresh`: an interpreter of its own, whose `/proc/<pid>/environ` has its variables.
+        """
+        given: dict[str, Any] = {"env": {**self.env, **(env or {})}, "cwd": self.work, "timeout": timeout}
+        fresh = fresh or any(given["env"].get(key) != os.environ.get(key) for key in _AT_START)
+        if code or fresh or self.command != _COMMAND:
+            argv = [*([sys.executable, *code] if code else self.command), *args]
+            done = subprocess.run(argv, **given, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        else:
+            done = forked.run(args, **given)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def good(self, *args: str, **more: Any) -> Done:

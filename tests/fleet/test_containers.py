@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,9 +48,9 @@ mount -t cgroup -o none,name=systemd cgroups /sys/fs/cgroup/systemd
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Where this machine builds images."""
-    with storage_in(tmp_path_factory.mktemp("images")) as storage:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
         yield storage
 
 
@@ -61,23 +60,16 @@ def world(tmp_path: Path, storage: Storage) -> World:
     world = World(tmp_path)
     del world.env["ENVBUILD_PREFIX"]
     world.env |= storage.env
+    storage.house(tmp_path)
     world.wheel("alpha", "1.0")
     world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "hello $(id) 'you'"}))
     return world
 
 
 def _target(world: World, nodes: list[Node], more: dict[str, Any] | None = None, **container: Any) -> None:
-    house = world.top / "house"
-    house.mkdir(exist_ok=True)
-    if not list(house.glob("uv-*.whl")):
-        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
-        words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
     section = {
         "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}", "glibc": "2.36",
-        "wheelhouse": [str(house)], **container,
+        "wheelhouse": [str(world.top / "house")], **container,
     }  # fmt: skip
     connection = nodes[0].connection().to_json_dict() | {"connect_timeout": 3.0}
     target = {

@@ -131,12 +131,12 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
         "GIT_CONFIG_KEY_0": f"url.https://someone:{CANARY}@git.invalid/gamma.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://git.example.org/gamma",
     }
-    failed = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
+    failed = nodes_world.fleet("provision", "--debug", env=secrets, fresh=True, timeout=240)
     assert failed.rc == 75, failed.err
     assert "source gamma cannot be fetched" in failed.err
     assert "network-unreachable" in failed.out
     del secrets["GIT_CONFIG_COUNT"]
-    done = nodes_world.fleet("provision", "--debug", env=secrets, timeout=240)
+    done = nodes_world.fleet("provision", "--debug", env=secrets, fresh=True, timeout=240)
     assert done.rc == 0, done.err
     with (node.folder / "etc" / "sshd_config").open("a") as config:
         config.write(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n")
@@ -144,7 +144,7 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
     wait_for("a login with the token", lambda: CANARY in node.run(["env"], check=False).stdout)
     pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})
     nodes_world.lock(nodes_world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
-    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "--debug", env=secrets, timeout=240)
+    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "--debug", env=secrets, fresh=True, timeout=240)
     assert told.rc == 4, told.err
     log = node.run(["sh", "-c", f"cat {PREFIX}/logs/{nodes_world.last_run.name}.log"]).stdout
     assert "PATH=" in log and "the build ends here" in log, "the build was to print what it sees"

@@ -30,6 +30,7 @@ def world(tmp_path: Path, storage: Storage) -> PbsWorld:
     """A stack of one wheel on the Python of the base; Apptainer is on PATH, here and in jobs."""
     world = PbsWorld(tmp_path)
     programs = write_programs(tmp_path / "programs", APPTAINER)
+    storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": f"{programs}:{world.env['PATH']}"}
     world.wheel("alpha", "1.0")
     world.lock(world.stack(python=[PYTHON], imports=["alpha"]))

@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Where the base has a compiler."""
-    with storage_in(tmp_path_factory.mktemp("images"), compiler=True) as storage:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder, compiler=True) as storage:
         yield storage
 
 
@@ -39,6 +39,7 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     world = JobWorld(tmp_path, cluster)
     programs = write_programs(cluster.top / "programs", APPTAINER)
     (programs / "jobs-alone").touch()
+    storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": f"{programs}:{world.env['PATH']}"}
     world.wheel("alpha", "1.0")
     _lock(world)

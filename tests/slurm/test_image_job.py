@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +62,9 @@ elif sys.argv[1] == "exec":
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Where this machine builds images."""
-    with storage_in(tmp_path_factory.mktemp("images")) as storage:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
         yield storage
 
 
@@ -77,6 +76,7 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     programs.mkdir()
     (programs / "apptainer").write_text(APPTAINER.format(top=programs))
     (programs / "apptainer").chmod(0o755)
+    storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
     world.wheel("alpha", "1.0")
     world.lock(world.stack(python=[PYTHON], imports=["alpha"]))
@@ -85,18 +85,10 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
 
 
 def section(world: World, **container: Any) -> dict[str, Any]:
-    """The `container:` of a target; uv's wheel comes from a folder."""
-    house = world.top / "house"
-    house.mkdir(exist_ok=True)
-    if not list(house.glob("uv-*.whl")):
-        requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
-        words = ["pip", "download", "-q", "--no-deps", "-d", str(house), "-r", str(requirements)]
-        done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
+    """The `container:` of a target; uv's wheel comes from `house`, a folder."""
     return {
         "runtime": "apptainer", "base": BASE, "fetch_image": BASE, "python": f"/usr/bin/python{PYTHON}",
-        "glibc": "2.36", "wheelhouse": [str(house)], **container,
+        "glibc": "2.36", "wheelhouse": [str(world.top / "house")], **container,
     }  # fmt: skip
 
 
@@ -193,13 +185,13 @@ def _made_on_a_node(world: JobWorld) -> None:
     assert len(list((world.prefix / "images").iterdir())) == 3, "the archive is gone"
 
 
-@pytest.fixture(params=["stand-ins", "real"])
+@pytest.fixture(
+    params=["stand-ins", pytest.param("real", marks=pytest.mark.skipif(bool(why_no_real()), reason=why_no_real()))]
+)
 def with_pyxis(request: pytest.FixtureRequest, world: JobWorld) -> JobWorld:
     """The same world with pyxis: the real one where it is, and programs that stand for it everywhere."""
     if request.param == "stand-ins":
         stand_ins(world.cluster.top / "programs")
-    elif why := why_no_real():
-        pytest.skip(why)
     return world
 
 
