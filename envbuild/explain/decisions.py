@@ -66,7 +66,7 @@ def _resolve(
     loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
 ) -> tuple[Resolution, ...]:
     from envbuild.catalog.loader import lock_path
-    from envbuild.resolve.engine import resolve_fleet
+    from envbuild.resolve.engine import Resolver
 
     path = lock_path(loaded, profile)
     if path.is_file():
@@ -74,8 +74,8 @@ def _resolve(
         from envbuild.lock.first_use import fill, read_first_uses
 
         lock = fill(read_lock(path), read_first_uses())
-        return tuple(resolve_fleet(facts, lock, target, compat).values())
+        return tuple(Resolver(lock, target, compat).fleet(facts).values())
     from envbuild.explain.draft import outline, without_prices
 
-    found = resolve_fleet(facts, outline(loaded.stack, profile), target, compat)
+    found = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)
     return tuple(without_prices(resolution) for resolution in found.values())

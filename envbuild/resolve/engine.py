@@ -40,26 +40,6 @@ from envbuild.resolve.variant_checks import (
 )
 from envbuild.resolve.wheel_providers import borrow
 
-# What is asked of a node before the compatibility rules (`rules/order.py`), and what is said of the choice.
-NODE_RULES = (
-    "engine-fits",
-    "python-not-there",
-    "base-asked",
-    "base-module",
-    "base-lacks-package",
-    "platform",
-    "no-fitting-file",
-    "hash-unrecorded",
-    "conda-unrecorded",
-    "conda-virtual",
-    "prefix-usable",
-    "disk-space",
-    "disk-inodes",
-    "files-out-of-reach",
-    "cuda-without-gpu",
-    "gpu-unused",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
@@ -76,58 +56,13 @@ class _Judged:
         return not refused(self.decisions)
 
 
-def resolve(
-    facts: NodeFacts,
-    lock: Lock,
-    target: Target,
-    compat: Compat,
-    supply: Supply | None = None,
-    *,
-    variant: str | None = None,
-    interpreter: str | None = None,
-    trust_first_use: bool = False,
-) -> Resolution:
-    """Decide which variant of a lock one node gets, and with which interpreter.
-
-    `variant` is a variant id that the user asked for, `interpreter` a path or a version; `trust_first_use`: files whose
-    hash nobody has recorded are let through with a warning. Nothing fits: the resolution is `refused` and its decisions
-    say why. Raises EnvbuildError `variant-unknown` (exit 2).
-    """
-    resolver = Resolver(
-        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use
-    )
-    return resolver.resolve(facts)
-
-
-def resolve_fleet(
-    facts: Mapping[str, NodeFacts],
-    lock: Lock,
-    target: Target,
-    compat: Compat,
-    supply: Supply | None = None,
-    *,
-    variant: str | None = None,
-    interpreter: str | None = None,
-    trust_first_use: bool = False,
-    others: Mapping[str, NodeFacts] | None = None,
-    tool_bytes: Mapping[str, int] | None = None,
-) -> dict[str, Resolution]:
-    """`resolve` for many nodes; what equal nodes share is decided once. Raises as `resolve` does.
-
-    A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
-    `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished). `tool_bytes`:
-    what tools that a node may lack take on its disk, by folder.
-    """
-    resolver = Resolver(
-        lock, target, compat, supply, variant=variant, interpreter=interpreter, trust_first_use=trust_first_use,
-        tool_bytes=tool_bytes,
-    )  # fmt: skip
-    found = {node: resolver.resolve(value) for node, value in facts.items()}
-    return {**found, **borrow(resolver, facts, found, others or {})}
-
-
 class Resolver:
-    """A lock and a target, ready to judge nodes. `evaluations` counts how often the rules were really applied."""
+    """A lock and a target, ready to judge nodes.
+
+    `supply`: what this machine could deliver; `variant`: the id that the user asked for, `interpreter` a path or a
+    version; `trust_first_use`: files whose hash nobody has recorded are let through with a warning; `tool_bytes`: what
+    tools that a node may lack take on its disk, by folder.
+    """
 
     def __init__(
         self,
@@ -141,7 +76,7 @@ class Resolver:
         trust_first_use: bool = False,
         tool_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Keep the inputs; raises EnvbuildError `variant-unknown` for a variant that the lock does not have."""
+        """Keep the inputs; raises EnvbuildError `variant-unknown` (exit 2) for one that the lock does not have."""
         ids = [v.id for v in lock.variants]
         if variant is not None and variant not in ids:
             raise EnvbuildError(
@@ -155,7 +90,6 @@ class Resolver:
         self.interpreter, self.trust_first_use = interpreter, trust_first_use
         self.tool_bytes = tool_bytes or {}
         self.variants = tuple(v for v in lock.variants if variant in (None, v.id))
-        self.evaluations = 0
         self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
         self._flavours = _first_places(v.flavour for v in self.variants)
         self._pythons = _first_places(v.python for v in self.variants)
@@ -165,8 +99,22 @@ class Resolver:
         self._costs: dict[Hashable, tuple[Estimate, Platform]] = {}
         self._compilers: dict[Hashable, tuple[str | None, str | None]] = {}
 
+    def fleet(
+        self, facts: Mapping[str, NodeFacts], others: Mapping[str, NodeFacts] | None = None
+    ) -> dict[str, Resolution]:
+        """`resolve` for many nodes; what equal nodes share is decided once.
+
+        A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
+        `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished).
+        """
+        found = {node: self.resolve(value) for node, value in facts.items()}
+        return {**found, **borrow(self, facts, found, others or {})}
+
     def resolve(self, facts: NodeFacts, *, without: frozenset[str] = frozenset()) -> Resolution:
-        """The resolution of one node; `without` are rules that are not asked."""
+        """Which variant one node gets, and with which interpreter; `without` are rules that are not asked.
+
+        Nothing fits: the resolution is `refused` and its decisions say why.
+        """
         # A number stands for the signature: hashing it once a node is what makes large fleets quick.
         shared = self._signatures.setdefault(signature(facts), len(self._signatures))
         judged = [self._judge(place, v, facts, shared, without) for place, v in enumerate(self.variants)]
@@ -292,7 +240,6 @@ class Resolver:
         key = (variant.id, torch, python.openssl if python else None, shared)
         known = self._known.get(key)
         if known is None:
-            self.evaluations += 1
             request = self._request(variant, python)
             if in_image(variant, self.target):
                 seen = seen_inside(facts)

@@ -9,8 +9,6 @@ from envbuild.model.facts import NodeFacts
 from envbuild.resolve.compat import Compat, TorchBuild, TorchRelease
 from envbuild.resolve.versions import Numbers, minor
 
-NO_PACKAGES: Mapping[str, str] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -14,9 +14,8 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
 from envbuild.explain.draft import outline
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.node_classes import group
-from tests.resolve.builders import compat, node_facts, plain_compat, target
+from tests.resolve.builders import compat, node_facts, plain_compat, resolve_fleet, target
 
 CASES: list[dict[str, Any]] = list(load_yaml(Path(__file__).parent / "fleets.yaml"))
 

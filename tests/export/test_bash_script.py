@@ -19,13 +19,12 @@ from envbuild.model.plan import Plan
 from envbuild.plan.delivery_layout import bundle_name, store_folder
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.resolve.engine import resolve_fleet
 from tests.lock.wheels import make_wheel, sha256
 from tests.node.build.test_editable import PROJECT as OLD_PROJECT
 from tests.node.env_support import locked
 from tests.node.forge import FILES, PATCH, download, need_compiler
 from tests.plan.test_planner import CONTROLLER, FakeTools
-from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import write_wheel

@@ -13,8 +13,7 @@ from envbuild.cli.lock_cmd import create
 from envbuild.cli.stack_cmd import validate
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, sdists
-from envbuild.resolve.engine import resolve
-from tests.resolve.builders import compat, make_lock, node_facts, package, target
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 
 STACK = "{{name: mine, summary: s, profiles: {{exact: {{python: ['3.11'], {0}}}}}}}\n"
 SETUP = (

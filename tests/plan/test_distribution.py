@@ -13,10 +13,9 @@ from envbuild.plan.distribution import PACKS, spread, tree
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.shared_builds import left_alone, share_builds
-from envbuild.resolve.engine import resolve_fleet
 from tests.plan.test_planner import FakeTool, planned
 from tests.plan.test_shared_builds import COMPILED, lock_with, machine
-from tests.resolve.builders import compat, target
+from tests.resolve.builders import compat, resolve_fleet, target
 from tests.resolve.test_engine import stamped
 from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 

@@ -17,10 +17,18 @@ from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.provision.run.findings import Survey
-from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.expectations import unexpected
 from envbuild.resolve.reachability import Supply
-from tests.resolve.builders import compat, make_lock, node_facts, package, target, torch_lock, torch_package
+from tests.resolve.builders import (
+    compat,
+    make_lock,
+    node_facts,
+    package,
+    resolve_fleet,
+    target,
+    torch_lock,
+    torch_package,
+)
 from tests.resolve.test_engine import TORCH_SITE, stamped, with_site
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain, read_plain
+from envbuild.resolve.engine import Resolver
+from envbuild.resolve.rules.order import RULES
 
 HERE = Path(__file__).parent
 GB = 10**9
@@ -138,3 +142,20 @@ def torch_lock(pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")) -> Lock:
 
 def target(**fields: Any) -> Target:
     return Target.from_plain({"name": "local", "prefix": "/data/envbuild", **fields})
+
+
+def resolve(facts: NodeFacts, *given: Any, **asked: Any) -> Resolution:
+    """The resolution of one node; the rest as `Resolver` takes it."""
+    return Resolver(*given, **asked).resolve(facts)
+
+
+def resolve_fleet(
+    facts: Mapping[str, NodeFacts], *given: Any, others: Mapping[str, NodeFacts] | None = None, **asked: Any
+) -> dict[str, Resolution]:
+    """The resolutions of many nodes."""
+    return Resolver(*given, **asked).fleet(facts, others)
+
+
+def rule_ids() -> tuple[str, ...]:
+    """Every rule id: those of the functions and those of the rows in packages.yaml."""
+    return (*RULES, *(row.id for row in compat().package_rules))

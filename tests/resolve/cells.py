@@ -28,7 +28,6 @@ Answer = Callable[[Compat], object]
 
 # A cell with this value is taken away.
 REMOVED = object()
-CHECKS = {rule: check for rule, _number, check in RULES}
 CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
 PROSE = (
     r"(source|verified|says|fix|number|meaning|limits|note|trap|contradictions.*|units.*|seen_in|driver_note|registry)"
@@ -111,7 +110,7 @@ def why_not_read(path: Path) -> str | None:
 
 def verdicts(rule: str, facts: NodeFacts, request: Request) -> Answer:
     """The verdicts of one rule."""
-    return lambda compat: sorted(item.verdict for item in CHECKS[rule](facts, request, compat))
+    return lambda compat: sorted(item.verdict for item in RULES[rule](facts, request, compat))
 
 
 @cache
@@ -493,7 +492,7 @@ def _brought(source: str, trait: str) -> Answer:
         traits = traits_of({}, (source,), compat)
         if trait == "imports-torch":
             asked = Request(traits=traits)
-            return [item.verdict for item in CHECKS["build-isolation"](node(), asked, compat)]
+            return [item.verdict for item in RULES["build-isolation"](node(), asked, compat)]
         row = next(row for row in cell(("packages", "rules")) if row.get("trait") == trait)
         broken = {Requirement(row["breaks"]).name: version_in(row["breaks"])}
         return _row(row["id"], _request(broken, traits=traits))(compat)

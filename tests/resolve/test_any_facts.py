@@ -12,10 +12,9 @@ from envbuild import resources
 from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.resolve.engine import resolve, resolve_fleet
 from envbuild.resolve.rules.order import evaluate
 from tests.resolve.any_facts import any_facts
-from tests.resolve.builders import compat, make_lock, package, target, torch_lock, torch_package
+from tests.resolve.builders import compat, make_lock, package, resolve, resolve_fleet, target, torch_lock, torch_package
 from tests.resolve.test_golden import CASES, request_of
 
 CHEAP = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

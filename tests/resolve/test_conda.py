@@ -7,11 +7,10 @@ from typing import Any
 from archspec.cpu import TARGETS
 
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.resolve.engine import resolve
 from envbuild.resolve.estimate import estimate
 from envbuild.resolve.reachability import Supply
 from envbuild.resolve.variant_checks import platform_of
-from tests.resolve.builders import compat, digest, make_lock, node_facts, package, target
+from tests.resolve.builders import compat, digest, make_lock, node_facts, package, resolve, target
 
 
 def archive(name: str, version: str, *requires: str, size: int = 1000) -> dict[str, Any]:

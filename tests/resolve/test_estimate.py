@@ -8,9 +8,8 @@ import pytest
 
 from envbuild.model.resolution import Resolution
 from envbuild.resolve.artifacts import Platform
-from envbuild.resolve.engine import resolve_fleet
 from envbuild.resolve.estimate import PACKAGE, PYTHON_BYTES, STAMP_BYTES_PER_INODE, VENV, disk_words, estimate
-from tests.resolve.builders import compat, make_lock, node_facts, package, target
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target
 
 NODE = Platform("3.11", "x86_64")
 KNOWN = {"bytes": 80_000_000, "inodes": 1000}

@@ -11,8 +11,7 @@ from envbuild.model.first_use import FirstUse
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision
 from envbuild.model.target import Target
-from envbuild.resolve.engine import resolve
-from tests.resolve.builders import compat, make_lock, node_facts, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, resolve, torch_package
 
 
 def a_lock() -> Lock:

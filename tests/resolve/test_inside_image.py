@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
-from envbuild.resolve.engine import resolve
 from envbuild.resolve.inside_image import OUTSIDE
-from tests.resolve.builders import compat, make_lock, node_facts, node_rows, package, target, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, node_rows, package, resolve, target, torch_package
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"
 DEEPSPEED = package("deepspeed", "0.6.3", file="deepspeed-0.6.3.tar.gz")

@@ -11,16 +11,34 @@ from typing import Any
 import pytest
 from click import Command
 
+from envbuild import resolve
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
 from envbuild.cli.provision_cmd import plan
 from envbuild.lock.readers.scan import uses
-from envbuild.resolve import engine
-from envbuild.resolve.rules.order import rule_ids
-from tests.resolve.builders import compat
+from tests.resolve.builders import compat, rule_ids
 from tests.resolve.files import write_files
 from tests.resolve.test_golden import CASES
 
+# What is asked of a node before the compatibility rules (`rules/order.py`), and what is said of the choice.
+NODE_RULES = (
+    "engine-fits",
+    "python-not-there",
+    "base-asked",
+    "base-module",
+    "base-lacks-package",
+    "platform",
+    "no-fitting-file",
+    "hash-unrecorded",
+    "conda-unrecorded",
+    "conda-virtual",
+    "prefix-usable",
+    "disk-space",
+    "disk-inodes",
+    "files-out-of-reach",
+    "cuda-without-gpu",
+    "gpu-unused",
+)
 # The first case of each rule in each of its verdicts.
 REACHED: dict[tuple[str, str], dict[str, Any]] = {}
 for _row in (*load_yaml(Path(__file__).parent / "first_asked.yaml"), *CASES):
@@ -40,7 +58,7 @@ def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def given() -> Iterator[tuple[str, str]]:
     """(rule, verdict) of every call of `decision` in the resolver, and of the rows of packages.yaml."""
-    for path in Path(engine.__file__).parent.rglob("*.py"):
+    for path in Path(resolve.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "decision":
                 rule, verdict = node.args[:2]
@@ -75,7 +93,7 @@ def test_d13_every_rule_has_a_case_of_each_verdict_that_it_can_give() -> None:
     # A refusal by data that are not verified is a warning (`decision`); those of this rule are all of that kind.
     assert set(given()) - set(REACHED) == {("driver-knows-gpu", "refuse")}
     assert set(REACHED) - set(given()) <= {(rule, "warn") for rule, verdict in given() if verdict == "refuse"}
-    assert {rule for rule, _verdict in REACHED} == {*engine.NODE_RULES, *rule_ids(compat())}
+    assert {rule for rule, _verdict in REACHED} == {*NODE_RULES, *rule_ids()}
 
 
 @pytest.mark.parametrize("case", REACHED, ids="=".join)

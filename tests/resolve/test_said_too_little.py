@@ -6,9 +6,8 @@ from typing import Any
 
 from envbuild.model.resolution import Resolution
 from envbuild.plan.source_builds import build_request, compiler_variables
-from envbuild.resolve.engine import resolve
 from envbuild.resolve.rules.order import evaluate
-from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, resolve, target, torch_package
 from tests.resolve.test_golden import CASES, request_of
 
 APEX = "https://github.com/NVIDIA/apex"

@@ -12,8 +12,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.resolution import Resolution
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.source_builds import lacking, lacks_tools
-from envbuild.resolve.engine import resolve_fleet
-from tests.resolve.builders import compat, make_lock, node_facts, target, torch_package
+from tests.resolve.builders import compat, make_lock, node_facts, resolve_fleet, target, torch_package
 from tests.resolve.test_engine import rules, stamped
 
 APEX: dict[str, Any] = {

@@ -158,11 +158,10 @@ def _settled(survey: Survey, node: str) -> bool:
 def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
     """Resolve nodes from the facts in the survey, what equal nodes share only once."""
     from envbuild.provision.contact.toolchain import bytes_before
-    from envbuild.resolve.engine import resolve_fleet
+    from envbuild.resolve.engine import Resolver
 
     facts = {node: survey.facts[node] for node in nodes if node in survey.facts and node not in survey.errors}
-    resolutions = resolve_fleet(
-        facts,
+    resolver = Resolver(
         prepared.lock,
         prepared.target,
         rules(),
@@ -170,9 +169,10 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
         trust_first_use=prepared.choice.trust_first_use,
-        others={node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors},
         tool_bytes=bytes_before(prepared.lock) if prepared.target.engine != "container" else None,
     )
+    others = {node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors}
+    resolutions = resolver.fleet(facts, others)
     from envbuild.plan.planner import ChosenVariants
 
     chosen = ChosenVariants(prepared.lock)
