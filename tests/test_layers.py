@@ -19,7 +19,7 @@ LAYERS = (
     ("config", "transport", "conda"),
     ("resolve", "schedule"),
     ("lock", "report"),
-    ("explain", "export", "plan"),
+    ("explain", "export", "plan", "trace"),
     ("launch", "strategy", "container", "provision.contact"),
     ("provision.run",),
     ("provision.ansible",),

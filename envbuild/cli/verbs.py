@@ -35,6 +35,7 @@ VERBS: dict[str, Verb] = {
     "strategy": Verb(
         "envbuild.cli.strategy_cmd", "strategy", "Search the parallel degrees that train fastest, by trials"
     ),
+    "trace": Verb("envbuild.cli.trace_cmd", "trace", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),

@@ -1,0 +1,101 @@
+"""`envbuild trace`: MegatronAPP's text traces as a Chrome trace, a picture and a sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from envbuild.trace.pipeline import Iteration, Pipeline
+    from envbuild.trace.records import Trace
+
+_ENDINGS = {"chrome": ".json", "svg": ".svg", "xlsx": ".xlsx"}
+
+
+@click.command("trace")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
+@click.option("--pipeline", "stages", type=click.IntRange(min=1), help="Pipeline stages (default: of the file's name).")
+@click.option("--chunks", type=click.IntRange(min=1), help="Chunks of the model a stage (default: of the file's name).")
+@click.option("--iteration", type=click.IntRange(min=0), help="Which one to draw (default: the last whole one).")
+@click.option("--format", "formats", multiple=True, type=click.Choice(sorted(_ENDINGS)), help="Only these; repeatable.")
+@click.option("--output", metavar="DIR", default=".", help="Where to write (default: here).")
+@common_options
+def trace(ui: Ui, /, **flags: Any) -> int:
+    """Read the traces that MegatronAPP prints, one FILE for each node of a run, and write what shows them.
+
+    A Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first FILE. The
+    share of the bubble is measured; broken lines are counted and named, and the rest is shown.
+    """
+    from envbuild.trace.pipeline import bubble, iterations, pipeline_of
+    from envbuild.trace.records import read
+
+    paths = [Path(file) for file in flags["files"]]
+    found = read(paths)
+    pipeline = pipeline_of(found, paths[0].name, flags["stages"], flags["chunks"])
+    every = iterations(found)
+    written = _write(ui, found, pipeline, every, flags)
+    broken = dict(sorted(found.broken.items()))
+    data = {
+        "ranks": len(set(found.ranks)), "stages": pipeline.stages, "chunks": pipeline.chunks, "passes": len(found),
+        "iterations": [
+            {"number": each.number, "seconds": round(each.seconds, 6), "bubble": round(each.bubble, 4)}
+            for each in every
+        ],
+        "bubble": round(bubble(every), 4), "broken": broken, "broken_lines": found.lines, "other_lines": found.others,
+        "files": written,
+    }  # fmt: skip
+    for text in found.lines:
+        ui.warn(text)
+    hidden = sum(broken.values()) - len(found.lines)
+    if hidden:
+        ui.warn(f"and {hidden} more broken lines")
+
+    def human() -> str:
+        shape = f"{data['ranks']} ranks, {pipeline.stages} stages, {pipeline.chunks} chunks, {len(every)} iterations"
+        share = f"bubble {bubble(every):.1%} of the time between an iteration's first pass and its last (median)"
+        return "\n".join([f"{shape}; {share}", *written])
+
+    ui.result(data, human)
+    return 0
+
+
+def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
+    """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
+    from envbuild.trace.chrome import chrome
+    from envbuild.trace.picture import svg
+    from envbuild.trace.pipeline import shown
+    from envbuild.trace.sheet import sheet
+
+    iteration, spans = shown(found, every, flags["iteration"])
+    folder, first = Path(flags["output"]), Path(flags["files"][0])
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for form in flags["formats"] or sorted(_ENDINGS):
+        path = folder / (first.stem + _ENDINGS[form])
+        if path.resolve() in {Path(file).resolve() for file in flags["files"]}:
+            raise click.UsageError(f"{path} is a trace itself: choose another --output")
+        part = path.with_name(f"{path.name}.part")
+        try:
+            if form == "xlsx":
+                sheet(part, spans, pipeline)
+            else:
+                _text(part, chrome(found, pipeline) if form == "chrome" else svg(spans, iteration, pipeline))
+        except EnvbuildError as error:
+            if flags["formats"]:
+                raise
+            ui.warn(f"{error.what}: {error.why}")
+            continue
+        part.replace(path)
+        written.append(str(path))
+    return written
+
+
+def _text(path: Path, parts: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(parts)
