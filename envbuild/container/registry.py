@@ -8,16 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import urllib3
 
 from envbuild.container.base_images import AskedDigest
 from envbuild.errors import EnvbuildError, ExitCode
-
-if TYPE_CHECKING:
-    import requests
 
 _ACCEPT = ", ".join(
     (
@@ -77,18 +74,8 @@ def ask_digest(reference: str, *, plain_http: bool = False) -> str:
     for 401 and 403, `registry-busy` (75) for 429, `registry-unreachable` (75) for 5xx and no answer,
     `registry-not-a-registry` (4) for a web page.
     """
-    import requests
-
-    parts = parse_reference(reference)
-    scheme = "http" if plain_http else "https"
-    url = f"{scheme}://{parts.api}/v2/{parts.path}/manifests/{parts.digest or parts.tag}"
-    with requests.Session() as session:
-        session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
-        answer = _get(session, url, reference)
-        if answer.status == 401:
-            token = _token(session, answer, parts, reference)
-            answer = _get(session, url, reference, {"Authorization": f"Bearer {token}"} if token else {})
-        return _digest_of(answer, parts, reference)
+    with _Repository(reference, plain_http) as repository:
+        return hashlib.sha256(repository.manifest()).hexdigest()
 
 
 def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, Any]]:
@@ -96,21 +83,8 @@ def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[s
 
     Raises EnvbuildError as `ask_digest`, and `image-of-several-platforms` (exit 2) for an index.
     """
-    import requests
-
-    parts = parse_reference(reference)
-    scheme = "http" if plain_http else "https"
-    base = f"{scheme}://{parts.api}/v2/{parts.path}"
-    with requests.Session() as session:
-        session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
-        manifest, token = _get(session, f"{base}/manifests/{parts.digest or parts.tag}", reference), ""
-        if manifest.status == 401:
-            token = _token(session, manifest, parts, reference)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        if token:
-            manifest = _get(session, f"{base}/manifests/{parts.digest or parts.tag}", reference, headers)
-        _digest_of(manifest, parts, reference)
-        config = dict(json.loads(manifest.body)).get("config")
+    with _Repository(reference, plain_http) as repository:
+        config = dict(json.loads(repository.manifest())).get("config")
         if not isinstance(config, dict) or not _DIGEST.fullmatch(str(config.get("digest"))):
             raise EnvbuildError(
                 "image-of-several-platforms",
@@ -118,9 +92,8 @@ def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[s
                 hint="name the digest of the image for the platform of the nodes",
             )
         digest = str(config["digest"])
-        blob = _get(session, f"{base}/blobs/{digest}", reference, headers)
-        _digest_of(blob, Reference(parts.host, parts.path, parts.tag, digest), reference)
-    return digest.removeprefix("sha256:"), dict(json.loads(blob.body).get("config") or {})
+        body = repository.checked(repository.get(f"{repository.url}/blobs/{digest}"), digest)
+    return digest.removeprefix("sha256:"), dict(json.loads(body).get("config") or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,62 +105,85 @@ class _Answer:
     body: bytes
 
 
-def _get(session: requests.Session, url: str, reference: str, headers: dict[str, str] | None = None) -> _Answer:
-    import requests
+class _Repository:
+    """The repository that a reference names, asked with a token once it wants one."""
 
-    try:
-        with session.get(url, headers=headers, timeout=_TIMEOUT, stream=True) as answer:
-            body = answer.raw.read(_LIMIT + 1, decode_content=True)
-            return _Answer(answer.status_code, answer.headers, body)
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        raise _unreachable(reference, type(error).__name__, str(error)[:300]) from error
+    def __init__(self, reference: str, plain_http: bool) -> None:
+        import requests
 
+        self.reference, self.parts = reference, parse_reference(reference)
+        self.url = f"{'http' if plain_http else 'https'}://{self.parts.api}/v2/{self.parts.path}"
+        self.session = requests.Session()
+        self.session.headers.update({"Accept": _ACCEPT, "User-Agent": "envbuild"})
 
-def _token(session: requests.Session, answer: _Answer, parts: Reference, reference: str) -> str:
-    """A token for reading, anonymous or for what ~/.netrc says of the token server; empty where none is offered."""
-    challenge = answer.headers.get("WWW-Authenticate", "")
-    kind, _, rest = challenge.partition(" ")
-    words = dict(_PART.findall(rest))
-    realm = words.get("realm", "")
-    if kind.lower() != "bearer" or urlsplit(realm).scheme not in ("http", "https"):
-        return ""
-    from requests.models import PreparedRequest
+    def __enter__(self) -> Self:
+        return self
 
-    request = PreparedRequest()
-    scope = words.get("scope") or f"repository:{parts.path}:pull"
-    request.prepare_url(realm, {"service": words.get("service", ""), "scope": scope})
-    given = _get(session, str(request.url), reference)
-    if given.status in (401, 403):
-        raise _refused(reference, f"the token server answers {given.status}")
-    if given.status >= 400:
-        _raise_for(given, reference)
-    try:
-        data = json.loads(given.body)
-        return str(data.get("token") or data.get("access_token") or "")
-    except (ValueError, AttributeError):
-        raise _not_a_registry(reference, "the token server sent no JSON") from None
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
 
+    def get(self, url: str) -> _Answer:
+        import requests
 
-def _digest_of(answer: _Answer, parts: Reference, reference: str) -> str:
-    if answer.status >= 400:
-        _raise_for(answer, reference)
-    kind = answer.headers.get("Content-Type", "")
-    body = answer.body
-    if "html" in kind or body.lstrip()[:1] != b"{":
-        raise _not_a_registry(reference, f"it sent {kind or 'something without a type'}")
-    if len(body) > _LIMIT:
-        raise _not_a_registry(reference, f"its manifest is larger than {_LIMIT >> 20} MiB")
-    digest = hashlib.sha256(body).hexdigest()
-    said = answer.headers.get("Docker-Content-Digest", "") or parts.digest
-    if _DIGEST.fullmatch(said) and said != f"sha256:{digest}":
-        raise EnvbuildError(
-            "registry-digest-mismatch",
-            f"the manifest of {reference} is not what the registry says it is",
-            why=f"it says {said}, the manifest has sha256:{digest}",
-            hint="do not use this registry or mirror",
-            exit_code=ExitCode.INTEGRITY,
-        )
-    return digest
+        try:
+            with self.session.get(url, timeout=_TIMEOUT, stream=True) as answer:
+                body = answer.raw.read(_LIMIT + 1, decode_content=True)
+                return _Answer(answer.status_code, answer.headers, body)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise _unreachable(self.reference, type(error).__name__, str(error)[:300]) from error
+
+    def manifest(self) -> bytes:
+        """The manifest that the reference names, checked."""
+        url = f"{self.url}/manifests/{self.parts.digest or self.parts.tag}"
+        answer = self.get(url)
+        if answer.status == 401 and (token := self._token(answer)):
+            self.session.headers["Authorization"] = f"Bearer {token}"
+            answer = self.get(url)
+        return self.checked(answer, self.parts.digest)
+
+    def _token(self, answer: _Answer) -> str:
+        """A token for reading, anonymous or for what ~/.netrc says of the token server; empty where none is offered."""
+        kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
+        words = dict(_PART.findall(rest))
+        realm = words.get("realm", "")
+        if kind.lower() != "bearer" or urlsplit(realm).scheme not in ("http", "https"):
+            return ""
+        from requests.models import PreparedRequest
+
+        request = PreparedRequest()
+        scope = words.get("scope") or f"repository:{self.parts.path}:pull"
+        request.prepare_url(realm, {"service": words.get("service", ""), "scope": scope})
+        given = self.get(str(request.url))
+        if given.status in (401, 403):
+            raise _refused(self.reference, f"the token server answers {given.status}")
+        if given.status >= 400:
+            _raise_for(given, self.reference)
+        try:
+            data = json.loads(given.body)
+            return str(data.get("token") or data.get("access_token") or "")
+        except (ValueError, AttributeError):
+            raise _not_a_registry(self.reference, "the token server sent no JSON") from None
+
+    def checked(self, answer: _Answer, expected: str) -> bytes:
+        """The contents of an answer, if they are what the registry says, or else `expected` (`sha256:…` or empty)."""
+        if answer.status >= 400:
+            _raise_for(answer, self.reference)
+        kind, body = answer.headers.get("Content-Type", ""), answer.body
+        if "html" in kind or body.lstrip()[:1] != b"{":
+            raise _not_a_registry(self.reference, f"it sent {kind or 'something without a type'}")
+        if len(body) > _LIMIT:
+            raise _not_a_registry(self.reference, f"its manifest is larger than {_LIMIT >> 20} MiB")
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        said = answer.headers.get("Docker-Content-Digest", "") or expected
+        if _DIGEST.fullmatch(said) and said != digest:
+            raise EnvbuildError(
+                "registry-digest-mismatch",
+                f"the manifest of {self.reference} is not what the registry says it is",
+                why=f"it says {said}, the manifest has {digest}",
+                hint="do not use this registry or mirror",
+                exit_code=ExitCode.INTEGRITY,
+            )
+        return body
 
 
 def _raise_for(answer: _Answer, reference: str) -> None:
