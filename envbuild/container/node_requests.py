@@ -76,28 +76,34 @@ class _Tools:
     rattler_python: str | None = None
 
 
-def make_requests(
-    lock: Lock,
-    variant: Variant,
-    target: Target,
-    place: Place,
-    prefix: str,
-    compat: Compat,
-    patches: Mapping[str, Patch],
-    asked: Collection[str],
-    channels: Mapping[str, Sequence[str]],
-) -> Requests:
-    """Requests for one variant at one place; `asked` as for the planner, `channels`: where those of conda lie.
+@dataclass(frozen=True, slots=True)
+class ImageInputs:
+    """What an image is made from: `asked` as for the planner, `channels`: where those of conda lie."""
+
+    lock: Lock
+    variant: Variant
+    target: Target
+    place: Place
+    prefix: str
+    compat: Compat
+    patches: Mapping[str, Patch]
+    asked: Collection[str]
+    channels: Mapping[str, Sequence[str]]
+
+
+def make_requests(given: ImageInputs) -> Requests:
+    """Requests for one variant at one place.
 
     The environment is named by its packages, not by the whole variant: an image has one, and a layer of packages has to
     lie where it is used. Raises EnvbuildError `image-no-file`, `interpreter-unavailable` (7).
     """
+    lock, variant, place, prefix, compat = given.lock, given.variant, given.place, given.prefix, given.compat
     toolchain = load_toolchain()
     python = _standalone(variant, place, toolchain)
     folder = f"{prefix}/tools/python-{python.sha256[:12]}" if python else None
     interpreter = f"{folder}/python/bin/python3" if folder else str(place.python)
     facts = _facts(variant, place, prefix, interpreter, compat)
-    request = request_for(variant, facts.pythons[0], compat, target)
+    request = request_for(variant, facts.pythons[0], compat, given.target)
     variant = variant.with_arch_list(lock.stack, lock.profile, bound_arch_list(facts, request, compat)).without_sizes()
     machine = variant.machine
     uv = next(each for each in toolchain.uv if each.arch == machine)
@@ -106,7 +112,7 @@ def make_requests(
     if rattler is not None:
         tools = _Tools(tools.uv, None, (), f"{prefix}/tools/py-rattler-{rattler.sha256[:12]}", interpreter)
     out = f"{prefix}/fetched"
-    steps = _planned(lock, variant, target, facts, tools, out, prefix, patches, asked)
+    steps = _planned(given, variant, facts, tools, out)
     common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}
     files = [_row(package, file) for package, file in _chosen(variant, place)]
     fetch = {**common, **_with_tools(files, uv, tools.uv, python, folder), "addresses": f"{prefix}/image/indexes.json"}
@@ -133,7 +139,7 @@ def make_requests(
         environment=environment,
         fetch=_request(fetch, prefix),
         sources=_request(sources, prefix) if variant.sources else None,
-        indexes=_addresses(named, variant, channels),
+        indexes=_addresses(named, variant, given.channels),
         packages=_request(packages, prefix),
         build=_request(build, prefix),
         out=out,
@@ -228,14 +234,12 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
     )
 
 
-def _planned(
-    lock: Lock, variant: Variant, target: Target, facts: NodeFacts, tools: _Tools, out: str, prefix: str,
-    patches: Mapping[str, Patch], asked: Collection[str],
-) -> list[dict[str, Any]]:  # fmt: skip
+def _planned(given: ImageInputs, variant: Variant, facts: NodeFacts, tools: _Tools, out: str) -> list[dict[str, Any]]:
     """Install, smoke and activate as the planner has them for a node that fetches nothing itself."""
+    lock, target = given.lock, given.target
     # What the base brings is not known here: its digest stands for it.
     facts = facts.model_copy(update={"pythons": ()})
-    inner = Target(name=target.name, prefix=prefix, delivery="controller", environment=target.environment)
+    inner = Target(name=target.name, prefix=given.prefix, delivery="controller", environment=target.environment)
     resolution = Resolution(
         node=NODE,
         stack=lock.stack,
@@ -259,7 +263,7 @@ def _planned(
         artifacts["conda"] = {"folder": f"{out}/conda"}
     inputs = Inputs(
         run=RUN, controller={}, pyz_digest="", tools={NODE: tools},
-        artifacts={NODE: {**artifacts, "sources": bundles}}, patches=patches, asked=asked,
+        artifacts={NODE: {**artifacts, "sources": bundles}}, patches=given.patches, asked=given.asked,
     )  # fmt: skip
     plan = make_plan(inner, lock, {NODE: facts}, {NODE: resolution}, inputs)
     steps = [dict(step.request) for step in plan.nodes[0].steps if step.request is not None]

@@ -15,19 +15,16 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.container.base_images import AskedDigest, Containers, SystemPackages
+from envbuild.container.base_images import AskedDigest, SystemPackages
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.node_requests import Requests, make_requests
+from envbuild.container.node_requests import ImageInputs, Requests, make_requests
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.patch import Patch
-from envbuild.model.target import Target
-from envbuild.resolve.compat import Compat
 
 NODE = "envbuild-node.pyz"
 INDEXES = "indexes.json"
@@ -64,30 +61,20 @@ class ImageRecipe:
         return next(each for each in self.stages if each.name == name)
 
 
-def make_recipe(
-    lock: Lock,
-    variant: Variant,
-    target: Target,
-    place: Place,
-    *,
-    containers: Containers,
-    compat: Compat,
-    patches: Mapping[str, Patch],
-    digests: Mapping[str, AskedDigest],
-    asked: Collection[str],
-    channels: Mapping[str, Sequence[str]],
-) -> ImageRecipe:
-    """The recipe of one variant; `asked`: the packages that the lock has for themselves, `channels`: where conda's lie.
+def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> ImageRecipe:
+    """The recipe of one variant.
 
     Raises EnvbuildError: `hash-unrecorded`, `conda-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
     """
-    _refuse_unrecorded(variant)
-    requests = make_requests(lock, variant, target, place, containers.prefix, compat, patches, asked, channels)
+    _refuse_unrecorded(given.variant)
+    requests = make_requests(given)
+    lock, place, prefix = given.lock, given.place, given.prefix
     warnings: list[str] = []
-    maker = _Maker(lock, requests, place, containers.prefix, digests, warnings)
+    maker = _Maker(lock, requests, place, prefix, digests, warnings)
     if requests.variant.arch_list == ():
         warnings.append(
-            f"the target {target.name} names no GPU, so extensions are compiled for what the torch of the base chooses"
+            f"the target {given.target.name} names no GPU, so extensions are compiled for what the torch of the base "
+            "chooses"
         )
     stages = maker.stages()
     names = [stage.name for stage in stages]
@@ -105,7 +92,7 @@ def make_recipe(
         profile=lock.profile,
         variant=requests.variant,
         environment=requests.environment,
-        prefix=containers.prefix,
+        prefix=prefix,
         stages=stages,
         files=maker.files(),
         notes=place.notes,

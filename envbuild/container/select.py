@@ -11,6 +11,7 @@ from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.patches import patches_of
 from envbuild.conda.channels import addresses
 from envbuild.container.base_images import StackImage, load_containers, read_digests
+from envbuild.container.node_requests import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError
@@ -50,11 +51,11 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     place = find_place(variant, containers, _about(known, usual), choice.given)
     compat = load_compat()
     channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
-    return make_recipe(
-        lock, variant, target, place,
-        containers=containers, compat=compat, patches=patches_of(lock), digests=digests,
+    given = ImageInputs(
+        lock, variant, target, place, containers.prefix, compat, patches_of(lock),
         asked=asked(lock, loaded.stack.profiles[profile]), channels=channels,
     )  # fmt: skip
+    return make_recipe(given, digests)
 
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:
