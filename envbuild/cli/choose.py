@@ -128,9 +128,7 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
     overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
     if flags.get("hosts"):
         overrides["hosts"] = list(flags["hosts"])
-    target, selection = reach(
-        flags.get("target") or config.target, overrides, narrowing_of(flags), only_ask=True, jobs=jobs
-    )
+    target, selection = reach(flags.get("target") or config.target, overrides, narrowing_of(flags), jobs=jobs)
     if selection is not None:
         ui.note(str(selection))
     return target

@@ -75,7 +75,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}
-    target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), only_ask=True, jobs=True)
+    target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), jobs=True)
     asked = _asked(values, flags)
     if flags["print_script"]:
         site, job, _ = make_job(target, stack, profile, asked, time.strftime("%Y%m%d-%H%M%S"))

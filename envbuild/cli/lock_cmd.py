@@ -67,7 +67,7 @@ def create(
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.conda_part import CondaAsked
-    from envbuild.lock.create import create_lock, standalone_interpreters
+    from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
     from envbuild.lock.first_use import read_first_uses
@@ -85,11 +85,9 @@ def create(
     made = create_lock(
         loaded.stack,
         name,
+        default_supply(find_links, _named_urls(indexes), allow_build),
         as_of=as_of.date() if as_of else None,
         base_python=base_python,
-        find_links=find_links,
-        indexes=_named_urls(indexes),
-        allow_build=allow_build,
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),

@@ -98,7 +98,7 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     try:
         config = load_config({"target": name} if name else {})
         overrides = {"prefix": config.prefix} if config.prefix else {}
-        found, _ = reach(config.target, overrides, narrowing, only_ask=True, jobs=True)
+        found, _ = reach(config.target, overrides, narrowing, jobs=True)
     except EnvbuildError as error:
         raise _ended(error) from None
     return as_login(found)

@@ -81,15 +81,12 @@ def default_supply(
 def create_lock(
     stack: Stack,
     profile_name: str,
+    supply: Supply,
     *,
     as_of: date | None = None,
     base_python: Path | None = None,
-    find_links: Sequence[str] = (),
-    indexes: Mapping[str, str] | None = None,
     previous: Lock | None = None,
     upgrade: bool = False,
-    allow_build: Sequence[str] = (),
-    supply: Supply | None = None,
     standalone: Mapping[str, LockedInterpreter] | None = None,
     first_uses: Mapping[str, FirstUse] | None = None,
     conda: CondaAsked = AS_THE_PROFILE_SAYS,
@@ -97,14 +94,13 @@ def create_lock(
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `allow_build`:
-    packages whose setup code may run here. `conda`: for which nodes conda solves, and whether it is asked. `say` gets a
-    sentence for what builds want and the lock has not, for each newcomer, for each tree that could not be looked at and
-    for what conda had to choose. Raises EnvbuildError: `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one
-    of them was another file, and what resolution, sources, bases, records and conda raise.
+    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `conda`: for which
+    nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the lock has not, for
+    each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises EnvbuildError:
+    `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what resolution,
+    sources, bases, records and conda raise.
     """
     profile = _profile(stack, profile_name)
-    supply = supply or default_supply(find_links, indexes, allow_build)
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}

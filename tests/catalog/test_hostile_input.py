@@ -127,14 +127,14 @@ def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
 
 
 def test_d26_an_interpreter_of_a_version_that_is_none_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
-    from envbuild.provision.contact.toolchain import _present_python
+    from envbuild.provision.contact.rattler_tool import newest_python
 
     facts = load_facts("azure-nd96")
     (node,) = list(facts.values())[:1]
     python = node.pythons[0].model_copy(update={"version": "\0"})
-    assert _present_python(node.model_copy(update={"pythons": (python,)})) is None
+    assert newest_python(node.model_copy(update={"pythons": (python,)}), (3, 8)) is None
     newer = python.model_copy(update={"version": "3.12.1+"})
-    assert _present_python(node.model_copy(update={"pythons": (python, newer)})) == newer.path
+    assert newest_python(node.model_copy(update={"pythons": (python, newer)}), (3, 8)) == newer.path
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

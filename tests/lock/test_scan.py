@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.lock.create import create_lock
+from envbuild.lock.create import create_lock, default_supply
 from envbuild.lock.files import parse_lock, render_lock
 from envbuild.lock.readers.scan import uses
 from envbuild.model.stack import Stack
@@ -62,11 +62,11 @@ def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
     stack = Stack.from_plain(
         {"name": "mine", "summary": "s", "profiles": {"exact": {"python": ["3.11"], "sources": [source]}}}
     )
-    lock = create_lock(stack, "exact")
+    lock = create_lock(stack, "exact", default_supply())
     assert lock.variants[0].sources[0].uses == {"np-int": "old.py:3"}
     assert parse_lock(render_lock(lock), "x") == lock
     said: list[str] = []
-    assert create_lock(stack, "exact", previous=lock, say=said.append) == lock
+    assert create_lock(stack, "exact", default_supply(), previous=lock, say=said.append) == lock
     assert said == []
 
 

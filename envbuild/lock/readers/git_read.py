@@ -64,22 +64,20 @@ class GitReader:
             for path, (mode, oid) in tree.items()
             if mode.startswith("100") and (under is None or path == under or path.startswith(under + "/"))
         }
-        place = self._repository(url, "files")
-        self._fetch_blobs(place, url, sorted(set(inside.values())))
-        where = ["--", under] if under else []
-        done = run_git(["grep", "-I", "-l", "-z", "-F", "-e", text, commit, *where], cwd=place)
-        if done.returncode > 1:
-            raise _failed("grep", url, done.stderr)
-        return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)
+        return self._grep(url, commit, set(inside.values()), ["-F", "-e", text], [under] if under else [])
 
     def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
         """Paths of the Python files that an extended regular expression is found in. Raises as `tree` does."""
         files = {
             oid for path, (mode, oid) in self.tree(url, commit).items() if path.endswith(".py") and mode[:3] == "100"
         }
+        return self._grep(url, commit, files, ["-E", "-e", pattern], ["*.py"])
+
+    def _grep(self, url: str, commit: str, blobs: set[str], wanted: list[str], under: list[str]) -> list[str]:
+        """Paths of the text files in which something is found; `blobs` are those that have to be here for it."""
         place = self._repository(url, "files")
-        self._fetch_blobs(place, url, sorted(files))
-        done = run_git(["grep", "-I", "-l", "-z", "-E", "-e", pattern, commit, "--", "*.py"], cwd=place)
+        self._fetch_blobs(place, url, sorted(blobs))
+        done = run_git(["grep", "-I", "-l", "-z", *wanted, commit, *(["--", *under] if under else [])], cwd=place)
         if done.returncode > 1:
             raise _failed("grep", url, done.stderr)
         return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)

@@ -59,8 +59,15 @@ def check_platform(facts: NodeFacts) -> None:
 
 def present_python(facts: NodeFacts) -> str | None:
     """The newest CPython of the node that can load py-rattler, as far as the node was asked."""
-    usable = [item for item in facts.pythons if item.implementation == "cpython"]
-    usable = [item for item in usable if numbers(item.version)[:2] >= LEAST_PYTHON]
+    return newest_python(facts, LEAST_PYTHON)
+
+
+def newest_python(facts: NodeFacts, least: tuple[int, ...]) -> str | None:
+    """The newest CPython of the node, of those that are at least so new.
+
+    Not one on a node's own disk that came with a pack: the other nodes of a job may not have it.
+    """
+    usable = [item for item in facts.pythons if item.implementation == "cpython" and numbers(item.version) >= least]
     if facts.shared:
         usable = [item for item in usable if not item.path.startswith(f"{facts.prefix.path}/tools/")]
     return max(usable, key=lambda item: numbers(item.version)).path if usable else None

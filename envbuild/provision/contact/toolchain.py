@@ -20,7 +20,13 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.unpacked import Unpacked
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
-from envbuild.provision.contact.rattler_tool import UNPACKED_BYTES, check_platform, present_python, rattler_tool
+from envbuild.provision.contact.rattler_tool import (
+    UNPACKED_BYTES,
+    check_platform,
+    newest_python,
+    present_python,
+    rattler_tool,
+)
 from envbuild.resolve.estimate import PYTHON_BYTES
 from envbuild.resolve.versions import numbers
 
@@ -80,7 +86,7 @@ def node_tools(
         tools.append(standalone)
         # An environment stands on what lies on the same disk.
         interpreter = standalone.path(facts.prefix.path)
-    python = _present_python(facts)
+    python = newest_python(facts, least_python().release)
     if python is None:
         fetch = folder is not None
         runner = standalone or bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)
@@ -195,15 +201,3 @@ def _node_program(folder: Path | None) -> Tool:
     path = folder / f"{NODE_PROGRAM}.pyz"
     path.write_bytes(node_pyz())
     return file_tool(NODE_PROGRAM, path, file=path.name)
-
-
-def _present_python(facts: NodeFacts) -> str | None:
-    """The newest CPython there that Ansible and the node program can use.
-
-    Not one on a node's own disk that came with a pack: the other nodes of a job may not have it.
-    """
-    least = least_python().release
-    usable = [item for item in facts.pythons if item.implementation == "cpython" and numbers(item.version) >= least]
-    if facts.shared:
-        usable = [item for item in usable if not item.path.startswith(f"{facts.prefix.path}/tools/")]
-    return max(usable, key=lambda item: numbers(item.version)).path if usable else None

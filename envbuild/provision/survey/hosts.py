@@ -24,23 +24,17 @@ COMMAND_LIMIT = 4 * 1024 * 1024
 
 
 def reach(
-    ref: str,
-    overrides: Mapping[str, Any],
-    narrowing: Narrowing,
-    *,
-    only_ask: bool,
-    jobs: bool | Callable[[Target], bool] | None,
+    ref: str, overrides: Mapping[str, Any], narrowing: Narrowing, *, jobs: bool | Callable[[Target], bool] | None
 ) -> tuple[Target, Selection | None]:
-    """Load a target whose nodes a verb will reach, and list them.
+    """Load a target whose nodes a verb will ask, and list them.
 
-    `only_ask` and `jobs` as for `refuse_unsupported`; None: nothing is refused, the verb says itself what works.
-    Raises EnvbuildError as `load_target`, `refuse_unsupported` and
-    `settle_hosts` do.
+    `jobs` as for `refuse_unsupported`; None: nothing is refused, the verb says itself what works.
+    Raises EnvbuildError as `load_target`, `refuse_unsupported` and `settle_hosts` do.
     """
     loaded = load_target(ref, overrides, template=True)
     if jobs is not None:
         through_jobs = jobs(loaded.target) if callable(jobs) else jobs
-        refuse_unsupported(loaded.target, only_ask=only_ask, jobs=through_jobs)
+        refuse_unsupported(loaded.target, only_ask=True, jobs=through_jobs)
     refuse_template(loaded)
     return settle_hosts(loaded, narrowing)
 
