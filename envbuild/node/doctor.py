@@ -34,9 +34,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     The result is `facts` (as `probe` gives them) and `site`. Raises NodeError for a bad request.
     """
-    submit = request["args"].get("submit")
-    if submit is not None and not (isinstance(submit, list) and all(isinstance(each, str) for each in submit)):
-        raise NodeError("request-invalid", "`args.submit` is not a list of text")
+    submit = protocol.argument(request["args"], "submit", "a list of text", None)
     folders = search_path()
     request = _asking_default(request)
     questions: list[Callable[[], Any]] = [

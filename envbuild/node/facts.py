@@ -5,30 +5,16 @@ import sys
 import time
 from functools import partial
 
-from envbuild.node import pip_config, proc, protocol
+from envbuild.node import paths, pip_config, proc, protocol
 from envbuild.node.probe import disks, gpus, system
 from envbuild.node.probe import prefix as probe_prefix
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import search_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-
-def _texts(args: Json, key: str) -> "list[str]":
-    value = [] if args.get(key) is None else args[key]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise NodeError("request-invalid", "`args.%s` is not a list of text" % key)
-    return value
-
-
-def _addresses(args: Json) -> "dict[str, str]":
-    value = {} if args.get("reach") is None else args["reach"]
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise NodeError("request-invalid", "`args.reach` is not an object of text")
-    return dict(value)
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -41,8 +27,9 @@ def run(request: Json) -> "tuple[bool, Json]":
     from envbuild.node.probe import compilers
     from envbuild.node.probe import interpreters as probe_python
 
-    reach, files, pythons = _addresses(args), _texts(args, "files"), _texts(args, "pythons")
-    interpreters, repositories = _texts(args, "interpreters"), _texts(args, "repositories")
+    lists = ("files", "pythons", "interpreters", "repositories")
+    files, pythons, interpreters, repositories = (argument(args, name, "a list of text", []) for name in lists)
+    reach = dict(argument(args, "reach", "an object of text", {}))
     if pip_config.NORMAL_INDEX in reach:
         reach[pip_config.NORMAL_INDEX] = probe_prefix.configured_index(reach[pip_config.NORMAL_INDEX])
     modules = system.modules_system()
@@ -100,7 +87,7 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
         "nics": system.nic_facts(),
         "modules": modules,
         "containers": system.container_tools(folders),
-        "umask": system.umask(),
+        "umask": "%04o" % paths.umask(),
         "environments": _environments(args, prefix),
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": probe_prefix.files_found(files),
@@ -127,7 +114,7 @@ def _environments(args: Json, prefix: str) -> "list[Json]":
             request = {"prefix": prefix, "args": {"stack": each["stack"]}}
             try:
                 each["checks"] = verify.run(request)[1]["checks"]
-            except protocol.NodeError as error:
+            except NodeError as error:
                 protocol.log(str(error))
     return found
 

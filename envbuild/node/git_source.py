@@ -69,13 +69,12 @@ def _git(folder: str, *args: str) -> "proc.Finished":
 def _must(done: "proc.Finished", doing: str, folder: str) -> str:
     if done.ok:
         return done.out.strip()
-    text = done.err + done.out
-    if "No space left on device" in text or "Disk quota exceeded" in text:
-        raise paths.full_disk(folder, redact_text(text).strip()[-500:])
+    text = redact_text(done.err + done.out).strip()
+    paths.refuse_full(text, folder, text[-500:])
     raise NodeError(
         "git-failed",
         "git failed while %s" % doing,
-        why=redact_text(text).strip()[-1000:],
+        why=text[-1000:],
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
@@ -210,8 +209,7 @@ def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
 
 def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> None:
     text = redact_text(done.err).strip()[-1000:]
-    if "No space left on device" in text or "Disk quota exceeded" in text:
-        raise paths.full_disk(folder, text)
+    paths.refuse_full(text, folder, text)
     lost = lost_object(done.err)
     if lost:
         raise object_missing(origin, lost, text)

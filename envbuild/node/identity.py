@@ -4,19 +4,12 @@ import os
 import socket
 
 from envbuild.node.protocol import Json
-
-
-def _read_text(path: str) -> str:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(4096).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
+from envbuild.node.read_text import read
 
 
 def start_time(pid: int) -> str:
     """Start time of a live process in clock ticks since boot (proc(5), field 22), empty for a dead one or a zombie."""
-    fields = _read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()
+    fields = read("/proc/%d/stat" % pid, 4096).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
@@ -33,7 +26,7 @@ def here() -> Json:
     """
     return {
         "host": socket.gethostname(),
-        "boot_id": _read_text("/proc/sys/kernel/random/boot_id"),
+        "boot_id": read("/proc/sys/kernel/random/boot_id", 4096).strip(),
         "pidns": _pid_namespace(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),

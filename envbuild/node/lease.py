@@ -20,8 +20,7 @@ from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Iterator, Sequence
 
 BEAT = 5.0
 STALE_AFTER = 120.0
@@ -65,12 +64,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: "type[BaseException] | None",
-        error: "BaseException | None",
-        trace: "TracebackType | None",
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the heartbeat; the lease stays until `release`."""
         self._stop.set()
         if self._thread is not None:
@@ -79,10 +73,8 @@ class Lease:
     def _beat(self) -> None:
         while not self._stop.wait(BEAT):
             if self.held():
-                try:
+                with contextlib.suppress(OSError):
                     touch(self.path)
-                except OSError:
-                    pass
 
     def held(self) -> bool:
         """True while the file still names this run's token."""
@@ -98,10 +90,8 @@ class Lease:
         """Give the lease back; another run's lease is left alone."""
         self._stop.set()
         if self.held():
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(self.path)
-            except OSError:
-                pass
 
 
 def touch(path: str) -> None:
@@ -124,9 +114,7 @@ def read_at(path: str) -> "Json | None":
     if not os.path.lexists(path):
         return None
     found = paths.read_json(path)
-    if isinstance(found, dict):
-        return found
-    return {} if os.path.lexists(path) else None
+    return found if found is not None or not os.path.lexists(path) else {}
 
 
 def lost(run: str, owner: "Json | None") -> "NodeError":
@@ -200,11 +188,9 @@ def _take_over(path: str, judged: Json) -> bool:
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS)
     moved = paths.read_json(aside)
-    if isinstance(moved, dict) and moved.get("token") != judged.get("token"):
-        try:
+    if moved is not None and moved.get("token") != judged.get("token"):
+        with contextlib.suppress(OSError):
             os.link(aside, path)
-        except OSError:
-            pass
     else:
         log("took over the lease of %s, which is gone" % describe(judged))
     os.unlink(aside)
@@ -240,6 +226,23 @@ def attempt(
             return None, owner
 
 
+def of_request(request: Json) -> "Lease":
+    """The lease on the prefix of a request for its run; `args.controller` and `args.wait` as in `acquire`."""
+    args = request["args"]
+    return acquire(request["prefix"], request["run"], args.get("controller"), float(args.get("wait") or 0))
+
+
+@contextlib.contextmanager
+def during(request: Json) -> "Iterator[Lease]":
+    """That lease while the body works; it is given back at its end. A full disk there has its coded error."""
+    held = of_request(request)
+    try:
+        with held, paths.coded_errors(request["prefix"]):
+            yield held
+    finally:
+        held.release()
+
+
 def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "Lease":
     """Take the lease for `run`, waiting at most `wait` seconds; the same run gets its own lease again.
 
@@ -251,10 +254,8 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
     mine = dict(identity.here(), run=run, controller=party, token=uuid.uuid4().hex)
     said = False
     while True:
-        try:
+        with paths.coded_errors(prefix):
             held, owner = attempt(of_prefix(prefix), mine, again=run, ended=ended)
-        except OSError as error:
-            raise paths.os_error(error, prefix) or error from error
         if held is not None:
             return held
         owner = owner or {}

@@ -7,7 +7,6 @@ environment, its prefix and its interpreter lie. A file's tag says how it was ha
 `special` (a socket, pipe or device: never part of an environment that was built here).
 """
 
-import base64
 import csv
 import fnmatch
 import hashlib
@@ -19,6 +18,7 @@ import re
 import stat
 import threading
 
+from envbuild.node import hashing
 from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
@@ -61,13 +61,7 @@ class Entry:
 class Places:
     """Where this environment lies: its own path, that of its prefix, and the interpreter that it was made with."""
 
-    def __init__(
-        self,
-        root: str,
-        prefix: str,
-        interpreter: str,
-        replaced: "Json | None" = None,
-    ) -> None:
+    def __init__(self, root: str, prefix: str, interpreter: str, replaced: "Json | None" = None) -> None:
         """All absolute paths; each is also known by its real path. `interpreter`: empty where it is in the environment.
 
         `replaced`: relative path -> what gives the digest of a file of a conda package as it is in its archive, by
@@ -366,4 +360,4 @@ def _digest_folder(tree: Json) -> bytes:
 
 def record_digest(raw: str) -> str:
     """A sha256 in hex as RECORD writes it."""
-    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(raw)).rstrip(b"=").decode("ascii")
+    return "sha256=" + hashing.for_record(raw)

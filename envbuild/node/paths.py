@@ -1,20 +1,25 @@
 """Where things lie under a prefix, and the few ways in which files are written and removed there."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 import stat
 
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 META = ".envbuild"
 EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` brought, by sha256
+PACKS = os.path.join("store", "packs")  # below a prefix: packs on their way from node to node
+_FULL = re.compile(r"(?i)no space left|quota exceeded|\bos error (28|122)\b")
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 
 
@@ -50,6 +55,13 @@ def checked_name(text: object, what: str) -> str:
     return text
 
 
+def checked_file(name: object) -> str:
+    """`name` when it is that of a file alone; raises NodeError `request-invalid`."""
+    if not isinstance(name, str) or os.path.basename(name) != name or name.startswith("."):
+        raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
+    return name
+
+
 def checked_environment(prefix: str, path: object) -> str:
     """`path` when it names an environment directly under `<prefix>/envs`; raises NodeError `request-invalid`.
 
@@ -76,16 +88,27 @@ def make_dirs(prefix: str, *names: str) -> None:
         os.close(handle)
         os.unlink(probe)
     except OSError as error:
-        raise os_error(error, prefix) or NodeError(
-            "prefix-not-writable",
-            "cannot write to the prefix %s" % prefix,
-            why=str(error),
-            hint="choose another prefix (--prefix) or have its permissions changed",
-            exit_code=Exit.REFUSED,
-        ) from error
+        hint = "choose another prefix (--prefix) or have its permissions changed"
+        raise not_writable(error, prefix, hint) from error
 
 
-def os_error(error: "OSError", where: str) -> "NodeError | None":
+def not_writable(error: OSError, folder: str, hint: str = "") -> NodeError:
+    """The error of a folder that could not be written: that of a full disk, else `prefix-not-writable` (exit 7)."""
+    return os_error(error, folder) or NodeError(
+        "prefix-not-writable", "cannot write to %s" % folder, why=str(error), hint=hint, exit_code=Exit.REFUSED
+    )
+
+
+@contextlib.contextmanager
+def coded_errors(where: str) -> "Iterator[None]":
+    """Give an OSError of the body its coded form where it has one, see `os_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(error, where) or error from error
+
+
+def os_error(error: OSError, where: str) -> "NodeError | None":
     """The coded form of a full disk or quota, or of one that takes no writes; None for every other error."""
     if error.errno == errno.EROFS:
         return NodeError(
@@ -99,12 +122,41 @@ def os_error(error: "OSError", where: str) -> "NodeError | None":
     return no_room(error, where)
 
 
-def no_room(error: "OSError", where: str) -> "NodeError | None":
+def no_room(error: OSError, where: str) -> "NodeError | None":
     """The coded form of a full disk or quota, None for every other error."""
     return full_disk(where, str(error)) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
-def full_disk(where: str, why: str) -> "NodeError":
+def says_full(said: str) -> bool:
+    """Whether what a program printed speaks of a full disk or quota."""
+    return _FULL.search(said) is not None
+
+
+def refuse_full(said: str, where: str, why: str) -> None:
+    """Raise the error of a full disk or quota at `where` when a program has `said` that there is one."""
+    if says_full(said):
+        raise full_disk(where, why)
+
+
+def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
+    """Raise NodeError `disk-full` or `inodes-full` (exit 75) where `folder` has not so many bytes and inodes left."""
+    facts = os.statvfs(folder)
+    free, short = facts.f_bavail * facts.f_frsize, []
+    if free < size:
+        short.append(("disk-full", "%d MB are free, about %d MB are needed" % (free // 10**6, size // 10**6)))
+    if facts.f_files > 0 and facts.f_favail < inodes:
+        short.append(("inodes-full", "%d inodes are free, about %d are needed" % (facts.f_favail, inodes)))
+    if short:
+        raise NodeError(
+            short[0][0],
+            "not enough room under %s" % prefix,
+            why="; ".join(text for _, text in short),
+            hint="remove old environments (`envbuild env remove`), or choose another prefix",
+            exit_code=Exit.TRY_AGAIN,
+        )
+
+
+def full_disk(where: str, why: str) -> NodeError:
     """`inodes-full` when bytes are left at `where` and inodes are not, else `disk-full` (both exit 75)."""
     try:
         facts = os.statvfs(nearest(where))
@@ -136,6 +188,16 @@ def set_umask(prefix: str) -> None:
     os.umask(0o002 if shared else 0o022)
 
 
+def umask() -> int:
+    """The umask of this process. /proc is asked first: umask(2) would change it for a moment, for all threads."""
+    found = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
+    if found:
+        return int(found.group(1), 8)
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
 def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
     """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file.
 
@@ -146,25 +208,18 @@ def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
-    try:
+    with coded_errors(path):
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            mask = os.umask(0o022)
-            os.umask(mask)
-            os.chmod(temporary, mode & ~mask)
+            os.chmod(temporary, mode & ~umask())
             os.rename(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
         sync_dir(folder)
-    except OSError as error:
-        coded = os_error(error, path)
-        if coded is not None:
-            raise coded from error
-        raise
 
 
 def write_json(path: str, data: object, mode: int = 0o666) -> None:
@@ -173,27 +228,34 @@ def write_json(path: str, data: object, mode: int = 0o666) -> None:
     write_atomic(path, text.encode("ascii") + b"\n", mode)
 
 
-def read_json(path: str) -> "Any":
-    """The JSON in `path`, None where there is none or it cannot be parsed."""
+def read_json(path: str) -> "Json | None":
+    """The JSON object in `path`, None where there is none or it cannot be parsed."""
     try:
         with open(path, "rb") as stream:
-            return json.loads(stream.read().decode("utf-8"))
+            found = json.loads(stream.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def sync_dir(folder: str) -> None:
     """Make renames in `folder` durable where the file system can."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file, or of all files in a folder; links are not followed, and what is gone meanwhile has none."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        return sum(size_of(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
     try:
-        os.fsync(handle)
+        return os.lstat(path).st_size
     except OSError:
-        pass
-    finally:
-        os.close(handle)
+        return 0
 
 
 def switch_link(link: str, target: str) -> bool:

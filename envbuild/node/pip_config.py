@@ -29,12 +29,7 @@ class PipConfig:
     """
 
     def __init__(
-        self,
-        index_url: str,
-        extra_index_urls: "list[str]",
-        find_links: "list[str]",
-        cert: str,
-        no_index: bool = False,
+        self, index_url: str, extra_index_urls: "list[str]", find_links: "list[str]", cert: str, no_index: bool = False
     ) -> None:
         """Plain data."""
         self.no_index = no_index

@@ -69,10 +69,8 @@ class _Live:
         self.kill(group, signal.SIGTERM if group in self.gentle else signal.SIGKILL)
 
     def kill(self, group: int, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 _LIVE = _Live()
@@ -113,12 +111,13 @@ def clean_env(extra: "dict[str, str | None] | None" = None) -> "dict[str, str]":
     for name in ("LANGUAGE", "LC_MESSAGES"):
         env.pop(name, None)
     env["LC_ALL"] = "C.UTF-8"
-    for name, value in (extra or {}).items():
-        if value is None:
-            env.pop(name, None)
-        else:
-            env[name] = value
-    return env
+    return changed_env(env, extra or {})
+
+
+def changed_env(env: "dict[str, str]", extra: "dict[str, str | None]") -> "dict[str, str]":
+    """`env` with `extra` in it (a value of None removes a variable)."""
+    changed = dict(env, **extra)
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 class _Reader(threading.Thread):
@@ -153,11 +152,9 @@ class _Reader(threading.Thread):
 
 
 def _feed(stream: "IO[bytes]", data: bytes) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         stream.write(data)
         stream.close()
-    except (OSError, ValueError):
-        pass
 
 
 def _tie() -> "Callable[[], Any]":
@@ -261,10 +258,8 @@ def _wind_down(process: "subprocess.Popen[bytes]", grace: float) -> None:
     end = time.monotonic() + grace
     while process.poll() is None and time.monotonic() < end:
         _LIVE.kill(process.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            pass
 
 
 def _ends(
@@ -284,10 +279,8 @@ def _ends(
         if open_:
             open_[0].join(min(0.05, left))
             continue
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(left)
-        except subprocess.TimeoutExpired:
-            pass
     return True
 
 
@@ -342,10 +335,8 @@ def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator
 
 
 def _close(stream: "IO[bytes]") -> None:
-    try:
+    with contextlib.suppress(OSError):  # the program is gone
         stream.close()
-    except OSError:
-        pass  # the program is gone
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
@@ -355,10 +346,7 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     _LIVE.gentle.discard(process.pid)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            try:
-                stream.close()
-            except OSError:
-                pass
+            _close(stream)
 
 
 def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None) -> "list[T | None]":

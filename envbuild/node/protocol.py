@@ -5,6 +5,7 @@ the same name, so `from envbuild.node.protocol import NodeError` works in both. 
 could not evaluate (`list[str]`, `int | None`, names that are imported for types alone) are quoted in the node program.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from envbuild.node import redact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, BinaryIO, Dict, NoReturn
 
     Json = Dict[str, Any]
@@ -102,13 +104,11 @@ def _no_constant(text: str) -> "NoReturn":
 
 
 def _no_duplicates(pairs: "list[tuple[str, Any]]") -> Json:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _refuse("duplicate key %r" % key[:80])
-            seen.add(key)
+    out = {}
+    for key, value in pairs:
+        if key in out:
+            raise _refuse("duplicate key %r" % key[:80])
+        out[key] = value
     return out
 
 
@@ -149,6 +149,38 @@ def _check_fields(request: Json, verb: str) -> None:
             raise _refuse("`%s` is missing or of the wrong type" % key)
     if request["verb"] != verb:
         raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: "dict[str, Callable[[Any], bool]]" = {
+    "a text": _is_text,
+    "an absolute path": lambda value: _is_text(value) and value.startswith("/"),
+    "a list of text": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "an object": lambda value: isinstance(value, dict),
+    "an object of text": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "a number of days, 0 or more": lambda value: type(value) in (int, float) and 0 <= value <= 1e6,
+}
+
+
+def argument(args: Json, name: str, kind: str, *default: "Any") -> "Any":
+    """`args[name]`, which has to be of the `kind` (in words, see above); the default, where one is given, for null.
+
+    Raises NodeError `request-invalid`.
+    """
+    value = args.get(name)
+    if value is None and default:
+        return default[0]
+    if not _KINDS[kind](value):
+        raise NodeError("request-invalid", "`args.%s` is not %s" % (name, kind))
+    return value
+
+
+def has_fields(data: Json, kinds: "dict[str, type]") -> bool:
+    """Whether an object that was read has these fields, each of its kind."""
+    return all(isinstance(data.get(name), kind) for name, kind in kinds.items())
 
 
 def read_request(stream: "BinaryIO", verb: str) -> Json:
@@ -196,10 +228,14 @@ class Log:
         self.path: str | None = None
 
     def __call__(self, message: str) -> None:
-        """Write one message, redacted; a log file that cannot be written never stops the work."""
+        """Write one message, redacted."""
         message = redact.redact_text(message)
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
+        self.keep(message)
+
+    def keep(self, message: str) -> None:
+        """Write a redacted message into the file alone; one that cannot be written never stops the work."""
         if self.path is None:
             return
         line = json.dumps({"t": round(time.time(), 3), "message": message}) + "\n"
@@ -219,10 +255,8 @@ class Log:
         """Make the folder of logs; of those there only the newest stay (the name of a run begins with its time)."""
         os.makedirs(folder, exist_ok=True)
         for name in sorted(name for name in os.listdir(folder) if name.endswith(".log"))[: -LOGS_KEPT + 1]:
-            try:
+            with contextlib.suppress(OSError):  # another user's
                 os.unlink(os.path.join(folder, name))
-            except OSError:
-                pass  # another user's
 
 
 log = Log()

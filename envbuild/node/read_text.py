@@ -1,6 +1,9 @@
 """Small reads that a probe makes everywhere: a file that is missing or unreadable is an absent fact."""
 
+import json
 import os
+
+from envbuild.node.protocol import Json
 
 # Reading more than this of a /proc, /sys or JSON file would mean that it is not what it should be.
 READ_LIMIT = 16 * 1024 * 1024
@@ -21,6 +24,19 @@ def names(path: str) -> "list[str]":
         return sorted(os.listdir(path))
     except (OSError, ValueError):
         return []
+
+
+def json_lines(text: str) -> "list[Json]":
+    """The JSON objects that stand on lines of their own; other lines are passed over."""
+    found = []
+    for line in text.splitlines():
+        try:
+            each = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(each, dict):
+            found.append(each)
+    return found
 
 
 def which(name: str, folders: "list[str]") -> "str | None":

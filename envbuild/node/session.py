@@ -9,6 +9,7 @@ import signal
 import threading
 
 from envbuild.node import identity
+from envbuild.node.read_text import read
 
 _SERVERS = ("sshd", "dropbear")
 _POLL = 1.0
@@ -40,11 +41,10 @@ def find(pid: int) -> "dict[str, object] | None":
 
 def _name_and_parent(pid: int) -> "tuple[str, int]":
     """As proc(5) has them; ("", 0) for a process that cannot be seen."""
+    head, _, rest = read("/proc/%d/stat" % pid, 4096).rpartition(")")
     try:
-        with open("/proc/%d/stat" % pid, "rb") as stream:
-            head, _, rest = stream.read(4096).decode("utf-8", "replace").rpartition(")")
         return head.partition("(")[2], int(rest.split()[1])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return "", 0
 
 

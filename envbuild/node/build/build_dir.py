@@ -1,5 +1,6 @@
 """The canonical build path: a source is built under one name on every node, for compilers write paths into files."""
 
+import contextlib
 import glob
 import os
 import shutil
@@ -10,6 +11,7 @@ import time
 from envbuild.node import identity, paths
 from envbuild.node.packages import installed
 from envbuild.node.protocol import log
+from envbuild.node.read_text import names
 
 CANONICAL = "/tmp/envbuild-build"  # noqa: S108 - used only when it is a private folder of ours
 _ROOM = 4  # times the size of the tree that must be free, and a gigabyte
@@ -52,12 +54,8 @@ class Folder:
 def _private(top: str) -> bool:
     """Whether `top` is a folder of ours that nobody else can write to; made when it is not there."""
     try:
-        os.mkdir(top, 0o700)
-    except FileExistsError:
-        pass
-    except OSError:
-        return False
-    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(top, 0o700)
         facts = os.lstat(top)
     except OSError:
         return False
@@ -77,18 +75,11 @@ def sweep(top: str, prefix: str = "") -> None:
 
     One of a living process is not touched, nor one of another machine or container, which may share the folder.
     """
-    try:
-        names = sorted(name for name in os.listdir(top) if name.startswith(prefix))
-    except OSError:
-        return
-    for name in names:
-        path = os.path.join(top, name)
-        try:
+    for path in [os.path.join(top, name) for name in names(top) if name.startswith(prefix)]:
+        with contextlib.suppress(OSError):  # another one sweeps too
             facts = os.lstat(path)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
                 _discard(path)
-        except OSError:
-            pass  # another one sweeps too
 
 
 def _discard(path: str) -> None:
@@ -118,7 +109,7 @@ def _claim(path: str) -> bool:
 
 def _left_behind(path: str) -> bool:
     owner = paths.read_json(os.path.join(path, _OWNER))
-    if not isinstance(owner, dict):
+    if owner is None:
         # It is written right after the folder is made.
         try:
             return time.time() - os.lstat(path).st_mtime > _UNOWNED
@@ -153,18 +144,6 @@ def give_name(environment: str, link: str) -> None:
 
 def set_dates(tree: str) -> None:
     """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
-    for folder, _, names in os.walk(tree):
-        for name in names:
+    for folder, _, files in os.walk(tree):
+        for name in files:
             os.utime(os.path.join(folder, name), (paths.EPOCH, paths.EPOCH), follow_symlinks=False)
-
-
-def size(tree: str) -> int:
-    """Bytes in a tree."""
-    total = 0
-    for folder, _, names in os.walk(tree):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                pass
-    return total

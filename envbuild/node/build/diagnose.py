@@ -3,9 +3,7 @@
 Build tools end in many lines of traceback, the compiler's own word stands far above them, and uv adds its own advice.
 """
 
-import json
 import re
-import time
 
 from envbuild.node import protocol
 from envbuild.node.protocol import Exit, NodeError
@@ -88,6 +86,19 @@ def failure(what: str, why: str, hint: str = "") -> "NodeError":
     )
 
 
+def missing(what: str, why: str, names: "list[str] | None" = None) -> "NodeError":
+    """The error for a build that made not all that its stack names; `names` of extensions."""
+    return NodeError(
+        "extensions-missing",
+        "%s lacks what was asked for" % what,
+        why=why,
+        hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
+        exit_code=Exit.BUILD_FAILED,
+        details={"extensions": names} if names else None,
+        changed=True,
+    )
+
+
 def of_output(what: str, text: str, begin: str = "") -> "NodeError":
     """The same for a build that printed `text`; `begin` stands before the reason."""
     return failure(what, begin + told(text), cause(text)[1])
@@ -95,15 +106,7 @@ def of_output(what: str, text: str, begin: str = "") -> "NodeError":
 
 def write_down(what: str, text: str) -> None:
     """The whole output of the build of `what`, into the log file of the run only."""
-    if protocol.log.path is None:
-        return
-    message = "output of the build of %s:\n%s" % (what, redact_text(text))
-    try:
-        with open(protocol.log.path, "ab") as stream:
-            line = json.dumps({"t": round(time.time(), 3), "message": message})
-            stream.write(line.encode("ascii") + b"\n")
-    except OSError as error:
-        protocol.log("the build's output is not in the log file: %s" % error)
+    protocol.log.keep("output of the build of %s:\n%s" % (what, redact_text(text)))
 
 
 def _thing(name: str) -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from typing import NamedTuple
 
 from envbuild.node import git_source, paths, proc
 from envbuild.node.conda import activation
@@ -13,27 +14,18 @@ _COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
 _PLACE = "/envbuild"
 
 
-class Toolchain:
+class Toolchain(NamedTuple):
     """What a build on this node can use; asked once, see `look`.
 
     `prefix_map`: the compiler's option that takes folders out of files, without its value. `objtemp`: nvcc has
     `-objtemp`. `nvcc`, `strip`, `ccache`: paths or None.
     """
 
-    def __init__(
-        self,
-        prefix_map: str = "-fdebug-prefix-map",
-        objtemp: bool = False,
-        nvcc: "str | None" = None,
-        strip: "str | None" = None,
-        ccache: "str | None" = None,
-    ) -> None:
-        """Plain data."""
-        self.prefix_map = prefix_map
-        self.objtemp = objtemp
-        self.nvcc = nvcc
-        self.strip = strip
-        self.ccache = ccache
+    prefix_map: str = "-fdebug-prefix-map"
+    objtemp: bool = False
+    nvcc: "str | None" = None
+    strip: "str | None" = None
+    ccache: "str | None" = None
 
 
 def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":

@@ -12,6 +12,7 @@ import zipfile
 
 from envbuild.node import proc
 from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.read_text import which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,16 +55,13 @@ def architectures(
     if program is None:
         result["how"] = "not checked: no cuobjdump"
         return result
-    folder = tempfile.mkdtemp(prefix="arch-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="arch-") as folder:
         for name, path in _objects(files, folder):
             listed = _list(program, path)
             if isinstance(listed, str):
                 result["how"] = "not checked: %s" % listed
                 return result
             result["found"][name] = listed
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     _judge(result)
     return result
 
@@ -73,11 +71,7 @@ def find_cuobjdump(cuda_home: "str | None", sites: "Iterable[str]" = ()) -> "str
     folders = [os.path.join(cuda_home, "bin")] if cuda_home else []
     folders += [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
     folders += [os.path.join(site, inside) for site in sites for inside in _IN_SITES]
-    for folder in folders:
-        path = os.path.join(folder, "cuobjdump")
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
+    return which("cuobjdump", folders)
 
 
 def parse_listing(text: str) -> "list[str]":
@@ -102,8 +96,7 @@ def missing(found: "list[str]", wanted: "Iterable[str]") -> "tuple[list[str], li
     Programming Guide, Binary Compatibility); code with an `a` only on exactly its own, with an `f` on its family. PTX
     alone is compiled on the node at the first start, which is not what was built for: it does not count.
     """
-    lacking = []
-    notes = []
+    lacking, notes = [], []
     for each in wanted:
         match = _WANTED.match(each)
         if match is None:
@@ -131,16 +124,12 @@ def _serves(name: str, major: str, minor: int, special: str) -> bool:
 def _judge(result: Json) -> None:
     """Raises NodeError `arch-missing` where device code lacks a wanted architecture; adds `notes`."""
     wrong: dict[str, list[str]] = {}
-    notes = []
     for name, found in sorted(result["found"].items()):
-        if not found:
-            continue
-        lacking, said = missing(found, result["wanted"])
-        notes += ["%s: %s" % (name, text) for text in said]
+        lacking, said = missing(found, result["wanted"]) if found else ([], [])
+        if said:
+            result.setdefault("notes", []).extend("%s: %s" % (name, text) for text in said)
         if lacking:
             wrong[name] = lacking
-    if notes:
-        result["notes"] = notes
     if not wrong:
         return
     first = sorted(wrong)[0]

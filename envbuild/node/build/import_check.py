@@ -5,6 +5,7 @@ import json
 from envbuild.node import proc
 from envbuild.node.packages import uv
 from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.read_text import json_lines
 
 _DEADLINE = 900.0
 # torch first: its extensions need libraries that it loads. One line before each import says where a crash was.
@@ -42,7 +43,7 @@ def check(python: str, source: str, names: "list[str]", env: "dict[str, str]") -
     told: Json = {"imported": [], "libraries": [], "unchecked": {}}
     broken: dict[str, str] = {}
     at: str | None = None
-    for each in _lines(done.out):
+    for each in json_lines(done.out):  # an extension may print lines of its own
         if "begins" in each:
             at = str(each["begins"])
         if "name" not in each:
@@ -63,19 +64,6 @@ def check(python: str, source: str, names: "list[str]", env: "dict[str, str]") -
         raise _broken(source, broken)
     log("%s: imported %s" % (source, ", ".join(told["imported"]) or "nothing"))
     return told
-
-
-def _lines(text: str) -> "list[Json]":
-    """What the program said; an extension may print lines of its own."""
-    out = []
-    for line in text.splitlines():
-        try:
-            each = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(each, dict):
-            out.append(each)
-    return out
 
 
 def _broken(source: str, broken: "dict[str, str]") -> "NodeError":

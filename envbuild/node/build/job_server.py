@@ -5,6 +5,7 @@ line that is open: a gate that is killed gives its own back, and a builder that 
 compilers.
 """
 
+import contextlib
 import heapq
 import json
 import os
@@ -17,7 +18,7 @@ import threading
 
 from envbuild.node.build import build_dir
 from envbuild.node.probe import system
-from envbuild.node.protocol import Json, log
+from envbuild.node.protocol import Json, log, plural
 from envbuild.node.read_text import read
 
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
@@ -185,7 +186,7 @@ class Budget:
                     self._halve(line.source)
                 line.cores, line.memory = 0, 0.0
                 now = self.jobs
-            log("a compiler was killed for memory: %d job%s at once from here on" % (now, "" if now == 1 else "s"))
+            log("a compiler was killed for memory: %s at once from here on" % plural(now, "job"))
             self._send(line, {"again": line.kills == 1})
         elif message["op"] == "event":
             log(str(message["text"])[:500])
@@ -213,7 +214,5 @@ class Budget:
             self._send(line, {"idle": idle})
 
     def _send(self, line: "_Line", message: Json) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is gone; the next read sees the end and gives its token back
             line.connection.sendall(json.dumps(message).encode("ascii") + b"\n")
-        except OSError:
-            pass  # it is gone; the next read sees the end and gives its token back

@@ -1,6 +1,5 @@
 """A wheel after its build: which extensions it holds; stripped, and its members in one order and of one time."""
 
-import base64
 import csv
 import hashlib
 import io
@@ -9,7 +8,8 @@ import re
 import time
 import zipfile
 
-from envbuild.node import paths, proc
+from envbuild.node import hashing, merkle, paths, proc
+from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def settle(wheel: str, out: str, strip: "str | None", scratch: str) -> str:
             data = source.read(name)
             if name in objects and strip is not None:
                 data = _stripped(data, strip, scratch)
-            rows.append(_row(name, data))
+            rows.append((name, merkle.record_digest(hashlib.sha256(data).hexdigest()), str(len(data))))
             _add(archive, name, data, source.getinfo(name).external_attr >> 16)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows + [(record, "", "")])
@@ -68,11 +68,6 @@ def settle(wheel: str, out: str, strip: "str | None", scratch: str) -> str:
 def _order(name: str) -> "tuple[bool, bool, str]":
     """The package before its metadata, RECORD last."""
     return (".dist-info/" in name, name.endswith(".dist-info/RECORD"), name)
-
-
-def _row(name: str, data: bytes) -> "tuple[str, str, str]":
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode("ascii")
-    return (name, "sha256=" + digest, str(len(data)))
 
 
 def _add(archive: "zipfile.ZipFile", name: str, data: bytes, mode: int) -> None:
@@ -98,12 +93,11 @@ def _stripped(data: bytes, strip: str, scratch: str) -> bytes:
         os.unlink(path)
 
 
-def different(one: str, other: str) -> "list[str]":
-    """Members in which two wheels differ, and those that only one has."""
-    found = []
+def compare(one: str, other: str) -> Json:
+    """`equal`: two wheels have the same name and bytes; `different`: members that differ or that only one has."""
     with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
-        names = (set(first.namelist()), set(second.namelist()))
-        for name in sorted(names[0] | names[1]):
-            if name not in names[0] or name not in names[1] or first.read(name) != second.read(name):
-                found.append(name)
-    return found
+        both = set(first.namelist()) & set(second.namelist())
+        found = set(first.namelist()) ^ set(second.namelist())
+        found.update(name for name in both if first.read(name) != second.read(name))
+    same = os.path.basename(one) == os.path.basename(other) and hashing.digest_of(one) == hashing.digest_of(other)
+    return {"equal": same and not found, "different": sorted(found)}

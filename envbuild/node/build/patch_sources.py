@@ -87,13 +87,7 @@ def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
 
 
 def apply(
-    python: str,
-    name: str,
-    directory: str,
-    specs: "list[Json]",
-    facts: Json,
-    tmp: str,
-    env: "dict[str, str]",
+    python: str, name: str, directory: str, specs: "list[Json]", facts: Json, tmp: str, env: "dict[str, str]"
 ) -> "list[Json]":
     """Apply `specs` to the fresh tree of the source `name` under the interpreter `python`; results of `patch.apply`.
 

@@ -41,8 +41,8 @@ class Builder:
         self.environment = args["environment"]
         self.variant = args["variant"]
         self.pins: list[Json] = self.variant.get("sources") or []
-        self.options = dict(args.get("build") or {})
-        self.options["cuda_home"] = environment.toolkit(self.options.get("cuda_home"))
+        self.options: Json = args.get("build") or {}
+        self.cuda_home = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
         self.store_path = self.options.get("store") or default_path(request["prefix"])
         self.python = os.path.join(self.environment, "bin", "python")
@@ -66,13 +66,10 @@ class Builder:
         self.handed.take_in(self.store_path)
         store: Store | None = None
         for source in self.pins:
-            if source.get("install", "wheel") == "wheel":
+            if _is_wheel(source):
                 store = store or Store(self.store_path)
                 inputs = self._inputs(source)
-                key = build_key.build_key(inputs)
-                if any(name.startswith(key) for name in store.folders()):
-                    continue
-                if self.handed.expected(store, source["name"], inputs):
+                if store.has(build_key.build_key(inputs)) or self.handed.expected(store, source["name"], inputs):
                     continue
             self._tree(source)
 
@@ -82,9 +79,9 @@ class Builder:
         Raises what `patch_sources.apply`, `obtain` and `wheel.build_wheel` raise.
         """
         for source in self.pins:
-            if source.get("install", "wheel") != "wheel":
+            if not _is_wheel(source):
                 self._patch(source)
-        wanted = [source for source in self.pins if _makes_wheel(source)]
+        wanted = [source for source in self.pins if _is_wheel(source) or _build_of(source).get("kind") == "kernels"]
         if not wanted:
             return
         store = self.store = Store(self.store_path, create=True)
@@ -99,8 +96,9 @@ class Builder:
         for source in self.pins:
             how = source.get("install", "wheel")
             log("installing source %s (%s)" % (source["name"], how))
-            if (source.get("build") or {}).get("kind") == "inplace":
-                self._in_place(source)
+            if _build_of(source).get("kind") == "inplace":
+                flags = git_source.option_flags(_build_of(source).get("flags") or [])
+                self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
             if source["name"] in self.wheels:
                 wheel_file.refuse_unsafe(self.wheels[source["name"]])
                 # Never from the cache: the same version may have been built from another commit before.
@@ -120,7 +118,7 @@ class Builder:
             if facts is None:
                 self._prove_in_place(source)
                 continue
-            names = list(facts.get("extensions") or [])
+            names = facts.get("extensions")
             if not names:
                 continue
             try:
@@ -134,15 +132,14 @@ class Builder:
 
     def _prove_in_place(self, source: Json) -> None:
         """Import what a build in its own tree should have made; nothing but the stack says what that is."""
-        wanted = list((source.get("build") or {}).get("extensions") or [])
+        name, wanted = source["name"], list(_build_of(source).get("extensions") or [])
         if not wanted:
             return
         try:
-            imports = import_check.check(self.python, source["name"], wanted, self._own_env(source))
+            imports = import_check.check(self.python, name, wanted, self._own_env(source))
         except NodeError as error:
-            raise _missing(source, "the tree of source %s", error.details["extensions"], error.why) from None
-        told = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
-        self.built[source["name"]] = told
+            raise diagnose.missing("the tree of source %s" % name, error.why, error.details["extensions"]) from None
+        self.built[name] = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
 
     def distributions(self) -> "dict[str, str]":
         """Name -> version of every wheel that `prepare` made, by its file name."""
@@ -154,11 +151,9 @@ class Builder:
         out = []
         for source in self.pins:
             one = {key: source[key] for key in _KEYS if key in source}
-            name = source["name"]
-            if name in self.patched:
-                one["patches"] = self.patched[name]
-            if name in self.built:
-                one["build"] = self.built[name]
+            for key, told in (("patches", self.patched), ("build", self.built)):
+                if source["name"] in told:
+                    one[key] = told[source["name"]]
             out.append(one)
         return out
 
@@ -166,7 +161,7 @@ class Builder:
         """The checked tree of a source, fetched when it is asked for the first time."""
         name = source["name"]
         if name not in self.trees:
-            if source.get("install", "wheel") == "wheel":
+            if _is_wheel(source):
                 folder = tempfile.mkdtemp(prefix="source-%s-" % name, dir=self.tool.tmp)
             else:
                 folder = os.path.join(self.environment, "src", name)
@@ -199,7 +194,7 @@ class Builder:
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
             env = self.tool.environ(self._variables(own))
-            found = build_key.read_toolchain(self.python, self.options.get("cuda_home"), env)
+            found = build_key.read_toolchain(self.python, self.cuda_home, env)
             # Compilers of conda lie in the environment, which lies elsewhere in another prefix.
             names = found["environment"].items()
             found["environment"] = {name: value.replace(self.environment, "@environment@") for name, value in names}
@@ -208,7 +203,7 @@ class Builder:
 
     def _inputs(self, source: Json) -> Json:
         digests = patch_sources.digests(self.specs[source["name"]])
-        toolchain = self._toolchain((source.get("build") or {}).get("environment") or {})
+        toolchain = self._toolchain(_own(source))
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 
     def _obtain(self, source: Json, store: "Store", inputs: Json, budget: "Budget") -> None:
@@ -223,16 +218,13 @@ class Builder:
             del facts["wheel"]
             return facts
 
-        handed, built = self.handed.entry(store, name, inputs, self.tool.tmp), False
-        if handed is not None:
-            entry = handed
-        else:
+        entry, built = self.handed.entry(store, name, inputs, self.tool.tmp), False
+        if entry is None:
             entry, built = obtain(store, inputs, owner, build, self.tool.tmp)
         facts = dict(entry.facts)
         patched = facts.pop("patches", [])
-        self.patched.setdefault(name, patched)
-        if not self.patched[name]:
-            del self.patched[name]
+        if patched:
+            self.patched.setdefault(name, patched)
         facts.update(key=entry.key, wheel=os.path.basename(entry.wheel), sha256=entry.sha256)
         facts["from"] = "built" if built else "store"
         facts["store"] = {"path": store.path, "kept": entry.stored, "notes": list(store.notes)}
@@ -266,20 +258,20 @@ class Builder:
         self._tree(source)
         self._patch(source)
         project = self._project(source)
-        build = dict(source.get("build") or {})
+        build = dict(_build_of(source))
         kernels = build.get("kind") == "kernels"
         if kernels:
             made = tempfile.mkdtemp(prefix="kernels-%s-" % source["name"], dir=self.tool.tmp)
             project = build_kernels.project(self.trees[source["name"]], source, build, os.path.join(made, "project"))
             names = build_kernels.extensions(build)
-            kept = {key: build[key] for key in ("environment", "memory_per_job") if key in build}
+            kept: Json = {key: build[key] for key in ("environment", "memory_per_job") if key in build}
             build, source = dict(kept, extensions=names), dict(source, path=None)
         options = build_wheel.Options(
             self.tool,
             variables=self._given(),
             build=build,
             arch_list=self._arch_list,
-            cuda_home=self.options.get("cuda_home"),
+            cuda_home=self.cuda_home,
             check_rebuild=again,
             budget=budget,
         )
@@ -289,28 +281,18 @@ class Builder:
     def _compare(self, source: Json, wheel: str, budget: "Budget") -> Json:
         """Build what the store has once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
-            other = self._build(source, out, budget, False)["wheel"]
-            found = normalize_wheel.different(wheel, other)
-            with open(wheel, "rb") as one, open(other, "rb") as two:
-                same = one.read() == two.read()
-        return {"equal": same and not found, "different": found}
+            return normalize_wheel.compare(wheel, self._build(source, out, budget, False)["wheel"])
 
     def _given(self) -> Json:
         """The compilers that the plan chose, and the stack's variables, which stand above them."""
         return dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
 
     def _variables(self, own: Json) -> "dict[str, str | None]":
-        cuda_home = self.options.get("cuda_home")
-        return environment.variables(self.environment, self._given(), own, self._arch_list, cuda_home)
+        return environment.variables(self.environment, self._given(), own, self._arch_list, self.cuda_home)
 
     def _own_env(self, source: Json) -> "dict[str, str]":
-        own = (source.get("build") or {}).get("environment") or {}
         alone = environment.no_repository(os.path.join(self.environment, "src"))
-        return self.tool.environ(dict(self._variables(own), TMPDIR=self.tool.tmp, **alone))
-
-    def _in_place(self, source: Json) -> None:
-        flags = git_source.option_flags((source.get("build") or {}).get("flags") or [])
-        self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
+        return self.tool.environ(dict(self._variables(_own(source)), TMPDIR=self.tool.tmp, **alone))
 
     def _editable(self, source: Json) -> None:
         program = program_files.text("envbuild.node.build.programs", "editable")
@@ -324,13 +306,12 @@ class Builder:
         project = self._project(source)
         had_build = os.path.lexists(os.path.join(project, "build"))
         env = self._own_env(source)
-        tools = environment.look(env, self.options.get("cuda_home"))
+        tools = environment.look(env, self.cuda_home)
         env.update(environment.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
         env.update(environment.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
         done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
-            if "No space left on device" in done.err:
-                raise paths.full_disk(project, uv.tail(done.err))
+            paths.refuse_full(done.err, project, uv.tail(done.err))
             raise _failed(source, done)
         if not had_build:
             paths.remove_tree(os.path.join(project, "build"))
@@ -344,36 +325,33 @@ class Builder:
     def _uv(self, args: "list[str]", source: Json) -> None:
         """Install what `args` names, and nothing else."""
         always = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--no-cache"]
-        own = (source.get("build") or {}).get("environment") or {}
-        done = self.tool.run(always + args, dict(self._variables(own), TMPDIR=self.tool.tmp))
+        done = self.tool.run(always + args, dict(self._variables(_own(source)), TMPDIR=self.tool.tmp))
         if done.ok:
             return
         error = uv.failure(done, "building source %s" % source["name"], self.environment)
         raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, done)
 
 
-def _makes_wheel(source: Json) -> bool:
-    return source.get("install", "wheel") == "wheel" or (source.get("build") or {}).get("kind") == "kernels"
+def _is_wheel(source: Json) -> bool:
+    return bool(source.get("install", "wheel") == "wheel")
+
+
+def _build_of(source: Json) -> Json:
+    """What the stack says of a source's build."""
+    return source.get("build") or {}
+
+
+def _own(source: Json) -> "dict[str, str]":
+    """The variables of a source's own build."""
+    return _build_of(source).get("environment") or {}
 
 
 def _check_extensions(source: Json, facts: Json) -> None:
     """What a stack asks for is no part of the build key: a wheel from the store may be older than the wish."""
-    missing = sorted(set((source.get("build") or {}).get("extensions") or []) - set(facts.get("extensions") or []))
+    missing = sorted(set(_build_of(source).get("extensions") or []) - set(facts.get("extensions") or []))
     if missing:
         why = "%s in the wheel store holds no %s" % (facts["wheel"], ", ".join(missing))
-        raise _missing(source, "the wheel of source %s", missing, why)
-
-
-def _missing(source: Json, where: str, names: "list[str]", why: str) -> "NodeError":
-    return NodeError(
-        "extensions-missing",
-        "%s lacks what was asked for" % (where % source["name"]),
-        why=why,
-        hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
-        exit_code=Exit.BUILD_FAILED,
-        details={"extensions": names},
-        changed=True,
-    )
+        raise diagnose.missing("the wheel of source %s" % source["name"], why, missing)
 
 
 def _failed(source: Json, done: "proc.Finished") -> "NodeError":

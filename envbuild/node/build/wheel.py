@@ -7,13 +7,15 @@ else goes through PEP 517. Torch and all build tools are packages of the environ
 import os
 import tempfile
 import time
+from functools import partial
+from typing import NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable, job_client
 from envbuild.node.packages import installed, uv
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,37 +26,23 @@ DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
 _PROGRAMS = "envbuild.node.build.programs"
 
 
-class Options:
+class Options(NamedTuple):
     """How to build, and with what.
 
-    `tool`: uv with its caches and folders; `tmp`: a private folder (default: the tool's). `variables`: the variant's
-    environment. `build`: the source's `build` (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST
-    as a list. `cuda_home`: the toolkit. `jobs`: compile jobs at once (default: from cores and memory). `budget`: one
-    that is open already, for several sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
+    `tool`: uv with its caches and folders. `variables`: the variant's environment. `build`: the source's `build`
+    (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit.
+    `jobs`: compile jobs at once (default: from cores and memory). `budget`: one that is open already, for several
+    sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
     """
 
-    def __init__(
-        self,
-        tool: "uv.Uv",
-        variables: "Json | None" = None,
-        build: "Json | None" = None,
-        arch_list: "list[str] | None" = None,
-        cuda_home: "str | None" = None,
-        jobs: "int | None" = None,
-        tmp: "str | None" = None,
-        check_rebuild: bool = False,
-        budget: "job_server.Budget | None" = None,
-    ) -> None:
-        """Plain data."""
-        self.tool = tool
-        self.variables = variables or {}
-        self.build = build
-        self.arch_list = list(arch_list or [])
-        self.cuda_home = cuda_home
-        self.jobs = jobs
-        self.tmp = tmp or tool.tmp
-        self.check_rebuild = check_rebuild
-        self.budget = budget
+    tool: "uv.Uv"
+    variables: Json = {}
+    build: "Json | None" = None
+    arch_list: "list[str]" = []
+    cuda_home: "str | None" = None
+    jobs: "int | None" = None
+    check_rebuild: bool = False
+    budget: "job_server.Budget | None" = None
 
 
 def build_wheel(python: str, source: Json, project: str, out: str, options: "Options") -> Json:
@@ -62,7 +50,7 @@ def build_wheel(python: str, source: Json, project: str, out: str, options: "Opt
 
     `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
     Result: `wheel` (path), `sha256`, `route` (`setup.py` or `pep517`), `seconds`, `jobs` (compile jobs at once),
-    `extensions` (import names), `arch` (as `build_proof.architectures`), `network` (`off` or `on: why`), `ccache`,
+    `extensions` (import names), `arch` (as `gpu_arch_check.architectures`), `network` (`off` or `on: why`), `ccache`,
     `retried` (something of this source was killed for memory and ran once more), `canonical` (built at the canonical
     path), `rebuild` (None, or {equal, different: [members]}).
 
@@ -90,8 +78,7 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
             failures[name] = error
 
     with job_server.Budget(jobs) as budget:
-        threads = [(lambda name=name, call=call: run(name, call, budget)) for name, call in calls.items()]
-        proc.parallel(threads)
+        proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
         if name in failures:
             raise failures[name]
@@ -110,22 +97,16 @@ class _Build:
     """One build, from its request to its result."""
 
     def __init__(
-        self,
-        python: str,
-        source: Json,
-        project: str,
-        out: str,
-        options: "Options",
-        budget: "job_server.Budget",
+        self, python: str, source: Json, project: str, out: str, options: "Options", budget: "job_server.Budget"
     ) -> None:
         self.python = python
         self.source = source
         self.name = source["name"]
         self.what = "source %s" % self.name
         self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
-        self.tree = project
+        self.tree = os.path.normpath(project)
         for _ in self.inside.split("/") if self.inside else ():
-            self.tree = os.path.dirname(os.path.normpath(self.tree))
+            self.tree = os.path.dirname(self.tree)
         self.out = out
         self.options = options
         self.budget = budget
@@ -140,12 +121,11 @@ class _Build:
         begun = time.monotonic()
         self.prefix, network = no_network.off()
         jobs = self.budget.limit(self.memory)
-        log("building %s (%s, %d job%s)" % (self.name, self.route, jobs, "" if jobs == 1 else "s"))
+        log("building %s (%s, %s)" % (self.name, self.route, plural(jobs, "job")))
         os.makedirs(self.out, exist_ok=True)
         wheel, report, canonical = self._once(self.out, False)
         seconds = time.monotonic() - begun
-        environment = os.path.dirname(os.path.dirname(self.python))
-        sites = [os.path.join(environment, site) for site in installed.site_packages(environment)]
+        sites = [os.path.join(self.environment, site) for site in installed.site_packages(self.environment)]
         result = {
             "wheel": wheel,
             "sha256": hashing.digest_of(wheel),
@@ -165,19 +145,12 @@ class _Build:
 
     def _again(self, wheel: str) -> Json:
         """Build once more, without ccache (which would give back the first one's objects), and compare."""
-        with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tmp) as folder:
-            other, _, _ = self._once(folder, True)
-            found = normalize_wheel.different(wheel, other)
-            equal = (
-                not found
-                and os.path.basename(wheel) == os.path.basename(other)
-                and hashing.digest_of(wheel) == hashing.digest_of(other)
-            )
-        return {"equal": equal, "different": found}
+        with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tool.tmp) as folder:
+            return normalize_wheel.compare(wheel, self._once(folder, True)[0])
 
     def _once(self, out: str, again: bool) -> "tuple[str, Json, bool]":
         name = "%s-%s" % (self.name, self.source["commit"][:12])
-        with build_dir.Folder(name, build_dir.size(self.tree), self.options.tmp) as folder:
+        with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
             work = _Work(folder.path)
             build_dir.copy(self.tree, work.tree)
             build_dir.give_name(self.environment, work.environment)
@@ -195,16 +168,11 @@ class _Build:
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
                 raise diagnose.failure(self.what, "the build made %d wheels" % len(wheels))
-            strip = self.tools.strip
-            return (
-                normalize_wheel.settle(os.path.join(work.out, wheels[0]), out, strip, work.tmp),
-                report,
-                folder.canonical,
-            )
+            wheel = normalize_wheel.settle(os.path.join(work.out, wheels[0]), out, self.tools.strip, work.tmp)
+            return wheel, report, folder.canonical
 
     def _environ(self, work: "_Work", again: bool) -> "dict[str, str]":
-        own = self.build.get("environment") or {}
-        options = self.options
+        own, options = self.build.get("environment") or {}, self.options
         extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
         env = options.tool.environ(dict(extra, TMPDIR=work.tmp, **build_environ.no_repository(work.path)))
         self.tools = build_environ.look(env, options.cuda_home)
@@ -252,13 +220,12 @@ class _Build:
 
     def _failed(self, done: "proc.Finished", report: Json) -> "NodeError":
         text = done.out + "\n" + done.err
-        if report.get("unread"):
-            return self._missing(
-                "its setup.py at this commit does not know the flag%s %s"
-                % ("" if len(report["unread"]) == 1 else "s", " ".join(report["unread"]))
-            )
-        if "No space left on device" in text or "Disk quota exceeded" in text:
-            return paths.full_disk(self.options.tmp, uv.tail(text))
+        flags = report.get("unread")
+        if flags:
+            flag = "flag" if len(flags) == 1 else "flags"
+            return self._missing("its setup.py at this commit does not know the %s %s" % (flag, " ".join(flags)))
+        if paths.says_full(text):
+            return paths.full_disk(self.options.tool.tmp, uv.tail(text))
         if done.timed_out:
             return diagnose.failure(self.what, "timed out after %d minutes" % (DEADLINE // 60))
         what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
@@ -266,15 +233,7 @@ class _Build:
         return diagnose.of_output(self.what, text, what)
 
     def _missing(self, why: str, names: "list[str] | None" = None) -> "NodeError":
-        return NodeError(
-            "extensions-missing",
-            "source %s: the wheel lacks what was asked for" % self.name,
-            why=why,
-            hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
-            exit_code=Exit.BUILD_FAILED,
-            details={"extensions": names} if names else None,
-            changed=True,
-        )
+        return diagnose.missing("the wheel of source %s" % self.name, why, names)
 
     def _prove(self, wheel: str, report: Json) -> "list[str]":
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
@@ -284,8 +243,8 @@ class _Build:
         missing = sorted({name for name in wanted if name not in there})
         if missing:
             os.unlink(wheel)
-            raise self._missing("it holds no %s; it holds %s" % (
-                ", ".join(missing), ", ".join(sorted(there)) or "no extension at all"), missing)  # fmt: skip
+            has = ", ".join(sorted(there)) or "no extension at all"
+            raise self._missing("it holds no %s; it holds %s" % (", ".join(missing), has), missing)
         return sorted(there)
 
 

@@ -110,7 +110,7 @@ def tidy(environment: "str", channels: "dict[str, str]") -> "None":
     """Write every record anew; `channels`: package -> name of its channel. Byte code and copies of shared files go."""
     for stem in names(environment):
         path = os.path.join(environment, FOLDER, stem + ".json")
-        record = paths.read_json(path)
+        record = paths.read_json(path) or {}
         record = {key: value for key, value in record.items() if key not in _PLACE_AND_TIME}
         rows = list(_tidied(_rows(record)))
         record.update(channel=channels[record["name"]], files=[row["_path"] for row in rows])

@@ -22,12 +22,7 @@ class Group:
     """Packages that come from one place: `extra` are uv's variables for it, `args` its options, `urls` its indexes."""
 
     def __init__(
-        self,
-        name: str,
-        packages: "list[Json]",
-        extra: "dict[str, str | None]",
-        args: "list[str]",
-        urls: "list[str]",
+        self, name: str, packages: "list[Json]", extra: "dict[str, str | None]", args: "list[str]", urls: "list[str]"
     ) -> None:
         """`packages` are locked packages as JSON."""
         self.name = name
@@ -184,11 +179,7 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
 
 
 def _install_wheels(
-    tool: "uv.Uv",
-    environment: str,
-    packages: "list[Json]",
-    artifacts: Json,
-    options: "list[str]",
+    tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json, options: "list[str]"
 ) -> None:
     options = ["--no-build"] + options
     for folder in pip_config.folders(
@@ -205,11 +196,7 @@ def _install_wheels(
 
 
 def archived(
-    tool: "uv.Uv",
-    environment: str,
-    packages: "list[Json]",
-    artifacts: Json,
-    doubtful: "list[Json]",
+    tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json, doubtful: "list[Json]"
 ) -> "dict[str, str]":
     """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
 
@@ -238,12 +225,7 @@ def archived(
 
 
 def _try_mirror(
-    tool: "uv.Uv",
-    environment: str,
-    group: "Group",
-    artifacts: Json,
-    options: "list[str]",
-    error: "NodeError",
+    tool: "uv.Uv", environment: str, group: "Group", artifacts: Json, options: "list[str]", error: "NodeError"
 ) -> None:
     """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
 

@@ -70,24 +70,14 @@ def _environment(prefix: str, stack: str, given: object) -> str:
 
 
 def _add(
-    checks: "list[Json]",
-    name: str,
-    problems: "list[str]",
-    good: str,
-    begun: float,
-    level: str = "measured",
+    checks: "list[Json]", name: str, problems: "list[str]", good: str, begun: float, level: str = "measured"
 ) -> None:
     says = "; ".join(problems[:10]) if problems else good
     check = {"name": name, "status": "failed" if problems else "passed", "says": says, "level": level}
     checks.append(dict(check, seconds=round(time.monotonic() - begun, 3)))
 
 
-def _check_stamp(
-    checks: "list[Json]",
-    environment: str,
-    found: "Json | None",
-    variant: "Json | None",
-) -> None:
+def _check_stamp(checks: "list[Json]", environment: str, found: "Json | None", variant: "Json | None") -> None:
     begun = time.monotonic()
     problems = []
     if found is None:

@@ -56,11 +56,7 @@ def _look(args: Json, prefix: str) -> Json:
     return {"facts": facts, "python": python, "containers": runtimes.look(args["stack"], prefix)}
 
 
-def _under_lease(
-    act: "Callable[[Json, str, lease.Lease], Json]",
-    args: Json,
-    request: Json,
-) -> Json:
+def _under_lease(act: "Callable[[Json, str, lease.Lease], Json]", args: Json, request: Json) -> Json:
     """`act(args, prefix, held)`. Raises NodeError `prefix-busy` (75), and what `act` raises."""
     prefix = args["prefix"] = request["prefix"]
     paths.set_umask(prefix)

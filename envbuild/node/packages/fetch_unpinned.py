@@ -5,12 +5,11 @@ names and from no other: without a hash, another place is not as good. It is kep
 <sha256>/`, and is installed from there, by that hash.
 """
 
-import hashlib
 import os
 import tempfile
 import time
 
-from envbuild.node import lease, paths, pip_config
+from envbuild.node import hashing, lease, paths, pip_config
 from envbuild.node.packages import index_client, installed, wheel_file
 from envbuild.node.protocol import Exit, Json, NodeError, log
 
@@ -27,25 +26,18 @@ def run(request: Json) -> "tuple[bool, Json]":
     Raises NodeError: `hash-mismatch`, `record-mismatch`, `artifact-damaged` (exit 5), `index-refused`,
     `package-not-found`, `index-unknown` (4), `network-unreachable`, `disk-full`, `prefix-busy` (75).
     """
-    args = request["args"]
-    prefix = request["prefix"]
+    args, prefix = request["args"], request["prefix"]
     paths.set_umask(prefix)
     paths.make_dirs(prefix, paths.FIRST_USE)
     folder = os.path.join(prefix, paths.FIRST_USE)
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    begun = time.monotonic()
-    try:
-        with held:
-            # Under the lease nobody else fetches here: what is there in part is left of runs that were killed.
-            for name in sorted(os.listdir(folder)):
-                if name.startswith(_PART):
-                    os.unlink(os.path.join(folder, name))
-            config = pip_config.read(os.environ)
-            files = [fetch_file(each, args.get("artifacts") or {}, config, folder) for each in args["files"]]
-    except OSError as error:
-        raise paths.os_error(error, folder) or error from error
-    finally:
-        held.release()
+    with lease.during(request), paths.coded_errors(folder):
+        begun = time.monotonic()
+        # Under the lease nobody else fetches here: what is there in part is left of runs that were killed.
+        for name in os.listdir(folder):
+            if name.startswith(_PART):
+                os.unlink(os.path.join(folder, name))
+        config = pip_config.read(os.environ)
+        files = [fetch_file(each, args.get("artifacts") or {}, config, folder) for each in args["files"]]
     return True, {"files": files, "seconds": round(time.monotonic() - begun, 3)}
 
 
@@ -55,22 +47,15 @@ def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", fo
 
     Raises NodeError as `run` does.
     """
-    name = wanted["file"]
-    if os.path.basename(name) != name or name.startswith("."):
-        raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
+    name = paths.checked_file(wanted["file"])
     log("fetching %s, whose hash nobody has recorded" % name)
     handle, part = tempfile.mkstemp(prefix=_PART, dir=folder)
     try:
-        total, size = hashlib.sha256(), 0
-        source = _Source(wanted, artifacts, config)
         with os.fdopen(handle, "wb") as stream:
-            for block in source.blocks():
-                total.update(block)
-                size += len(block)
-                stream.write(block)
+            source = _Source(wanted, artifacts, config)
+            digest, size = hashing.write(source.blocks(), stream)
             stream.flush()
             os.fsync(stream.fileno())
-        digest = total.hexdigest()
         if source.stated and source.stated != digest:
             raise NodeError(
                 "hash-mismatch",
@@ -82,9 +67,7 @@ def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", fo
         checked = wheel_file.check(part, wanted) if name.endswith(".whl") else 0
         path = os.path.join(folder, digest, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        mask = os.umask(0o022)
-        os.umask(mask)
-        os.chmod(part, 0o666 & ~mask)
+        os.chmod(part, 0o666 & ~paths.umask())
         os.rename(part, path)
         paths.sync_dir(os.path.dirname(path))
     finally:
@@ -96,10 +79,9 @@ def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", fo
 
 
 class _Source:
-    """Where one file comes from. `found` says it in words, without an address; `stated` is the index's own sha256."""
+    """Where one file comes from: a folder, else the index. `found`: in words; `stated`: the index's own sha256."""
 
     def __init__(self, wanted: Json, artifacts: Json, config: "pip_config.PipConfig") -> None:
-        """Look into the folders, else ask the index. Raises NodeError."""
         self.stated = ""
         self._cert = config.cert
         links = pip_config.alive(list(artifacts.get("find_links") or []) + config.find_links)
@@ -130,14 +112,11 @@ class _Source:
         )
 
     def blocks(self) -> "Iterator[bytes]":
-        """The bytes of the file."""
         if self._url:
-            for block in index_client.blocks(self._url, self._cert):
-                yield block
+            yield from index_client.blocks(self._url, self._cert)
             return
         with open(self._path, "rb") as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                yield block
+            yield from hashing.blocks(stream)
 
 
 def _pages(wanted: Json, index: "dict[str, str] | None", config: "pip_config.PipConfig") -> "list[str]":
@@ -152,8 +131,7 @@ def _pages(wanted: Json, index: "dict[str, str] | None", config: "pip_config.Pip
         raise NodeError(
             "index-unknown",
             "nothing says where the index `%s` is" % wanted["index"],
-            why="%s has no recorded hash, so it is taken from the index that the lock names and from no other"
-            % wanted["file"],
+            why="%s has no recorded hash: it is taken from the index that the lock names, no other" % wanted["file"],
             hint="name the index in pip's configuration (`index-url`), or put the file into a find-links folder",
             exit_code=Exit.BUILD_FAILED,
         )

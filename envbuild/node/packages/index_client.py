@@ -12,6 +12,7 @@ import ssl
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
+from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from envbuild.node import pip_config
@@ -28,13 +29,11 @@ _PAGE_LIMIT = 64 << 20
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5, */*;q=0.1"
 
 
-class Found:
+class Found(NamedTuple):
     """A file that an index names: its address, and the sha256 (hex) that the index states, else an empty text."""
 
-    def __init__(self, url: str, sha256: str) -> None:
-        """Plain data."""
-        self.url = url
-        self.sha256 = sha256
+    url: str
+    sha256: str
 
 
 class _Links(HTMLParser):
@@ -46,7 +45,7 @@ class _Links(HTMLParser):
         self.found: list[str] = []
 
     def error(self, message: str) -> None:
-        """Python before 3.10 asks for this one."""
+        """Raise ValueError: Python before 3.10 asks for this one."""
         raise ValueError(message)
 
     def handle_starttag(self, tag: str, attrs: "list[tuple[str, str | None]]") -> None:
@@ -75,8 +74,7 @@ def find(page: str, file: str, cert: str = "") -> "Found | None":
 
     Raises NodeError `network-unreachable` (exit 75), `index-refused` (4).
     """
-    stream = _open(page, cert)
-    with stream:
+    with _open(page, cert) as stream:
         kind = stream.headers.get("Content-Type", "")
         data = stream.read(_PAGE_LIMIT + 1)
         where = stream.geturl()
@@ -108,8 +106,7 @@ def _in_html(data: bytes, where: str, file: str) -> "Found | None":
 
 def blocks(url: str, cert: str = "") -> "Iterator[bytes]":
     """The bytes behind an address, all that were announced. Raises NodeError as `find` does."""
-    stream = _open(url, cert)
-    with stream:
+    with _open(url, cert) as stream:
         told = stream.headers.get("Content-Length")
         left = int(told) if told and told.isdigit() else None
         while True:
@@ -130,8 +127,7 @@ def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "by
 
     `timeout`: seconds without a byte.
     """
-    stream = _open(url, cert, {"Range": "bytes=-%d" % length}, timeout)
-    with stream:
+    with _open(url, cert, {"Range": "bytes=-%d" % length}, timeout) as stream:
         try:
             data: bytes = stream.read(length + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -151,9 +147,8 @@ def _open(url: str, cert: str, more: "dict[str, str] | None" = None, timeout: fl
         # Not sent on when the answer is a redirect to another host.
         request.add_unredirected_header("Authorization", login)
     try:
-        return urllib.request.build_opener(_NoDowngrade(), urllib.request.HTTPSHandler(context=_context(cert))).open(
-            request, timeout=timeout
-        )
+        https = urllib.request.HTTPSHandler(context=_context(cert))
+        return urllib.request.build_opener(_NoDowngrade(), https).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):
             raise _refused("it answers %d to %s" % (error.code, plain)) from error
@@ -173,18 +168,16 @@ def _context(cert: str) -> "ssl.SSLContext":
 def _login(url: str) -> str:
     """The value of `Authorization` for an address: what it carries itself, else what ~/.netrc says of its host."""
     parts = urlsplit(url)
-    user, password = parts.username, parts.password
-    if user is None:
+    if parts.username is not None:
+        pair = "%s:%s" % (unquote(parts.username), unquote(parts.password or ""))
+    else:
         try:
             known = netrc.netrc(os.environ.get("NETRC") or None).authenticators(parts.hostname or "")
         except (OSError, netrc.NetrcParseError):
             known = None
         if known is None:
             return ""
-        user, password = known[0], known[2]
-    else:
-        user, password = unquote(user), unquote(password or "")
-    pair = "%s:%s" % (user, password or "")
+        pair = "%s:%s" % (known[0], known[2] or "")
     return "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
 
 

@@ -3,13 +3,18 @@
 import os
 import re
 
+from envbuild.node import hashing
 from envbuild.node.protocol import Json
+from envbuild.node.read_text import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
     from envbuild.node import merkle
+
+
+_RARE = ("sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s")  # what RECORD allows beside sha256
 
 
 def normal_name(name: str) -> str:
@@ -40,12 +45,8 @@ def normal_version(version: str) -> str:
 
 def site_packages(environment: str) -> "list[str]":
     """The site-packages folders of an environment, relative to it."""
-    lib = os.path.join(environment, "lib")
-    try:
-        names = sorted(os.listdir(lib))
-    except OSError:
-        return []
-    found = ["lib/%s/site-packages" % name for name in names if name.startswith("python")]
+    there = names(os.path.join(environment, "lib"))
+    found = ["lib/%s/site-packages" % name for name in there if name.startswith("python")]
     return [path for path in found if os.path.isdir(os.path.join(environment, path))]
 
 
@@ -55,11 +56,9 @@ def installed(environment: str) -> "dict[str, str]":
     A dist-info without readable METADATA counts under its folder's name with version `?`.
     """
     packages = {}
-    for site in site_packages(environment):
-        for name in sorted(os.listdir(os.path.join(environment, site))):
-            if name.endswith(".dist-info"):
-                found = _metadata(os.path.join(environment, site, name, "METADATA"))
-                packages[normal_name(found[0] or name.split("-")[0])] = found[1] or "?"
+    for folder in dist_infos(environment):
+        name, version = _identity(environment, folder)
+        packages[normal_name(name or os.path.basename(folder).split("-")[0])] = version or "?"
     return packages
 
 
@@ -68,23 +67,19 @@ def requires(environment: str) -> "dict[str, set[str]]":
     found: dict[str, set[str]] = {}
     for folder in dist_infos(environment):
         name, wanted = "", set()
-        try:
-            with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
-                for key, value in headers(stream):
-                    if key == "name":
-                        name = normal_name(value)
-                    elif key == "requires-dist":
-                        wanted.add(required_name(value))
-        except OSError:
-            continue
+        for key, value in _metadata(environment, folder):
+            if key == "name":
+                name = normal_name(value)
+            elif key == "requires-dist":
+                wanted.add(required_name(value))
         found.setdefault(name, set()).update(wanted)
     return found
 
 
 def unwanted(
-    names: "Iterable[str]", edges: "dict[str, set[str]]", asked: "Iterable[str]", base: "Iterable[str]"
+    there: "Iterable[str]", edges: "dict[str, set[str]]", asked: "Iterable[str]", base: "Iterable[str]"
 ) -> "list[str]":
-    """Those of `names` (sorted) that are not `asked` for and that neither `base` nor what is asked for requires.
+    """Those of `there` (sorted) that are not `asked` for and that neither `base` nor what is asked for requires.
 
     `edges` as from `requires`, `base` what the packages below the environment require. All in normal form.
     """
@@ -93,7 +88,7 @@ def unwanted(
     while found:
         reached |= found
         found = set().union(*(edges.get(name, set()) for name in found)) - reached
-    return sorted(set(names) - reached)
+    return sorted(set(there) - reached)
 
 
 def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
@@ -106,21 +101,24 @@ def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
             yield key.lower(), value.strip()
 
 
-def _metadata(path: str) -> "tuple[str, str]":
-    """Name and version from the headers of a METADATA file."""
-    name = version = ""
+def _metadata(environment: str, folder: str) -> "Iterator[tuple[str, str]]":
+    """The headers of the METADATA in a dist-info folder; none where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            for key, value in headers(stream):
-                if key == "name":
-                    name = value
-                elif key == "version":
-                    version = value
-                if name and version:
-                    break
+        with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
+            yield from headers(stream)
     except OSError:
-        pass
-    return name, version
+        return
+
+
+def _identity(environment: str, folder: str) -> "tuple[str, str]":
+    """Name and version by the METADATA in a dist-info folder; empty where it does not say one."""
+    said: dict[str, str] = {}
+    for key, value in _metadata(environment, folder):
+        if value and key in ("name", "version"):
+            said[key] = value
+            if len(said) == 2:
+                break
+    return said.get("name", ""), said.get("version", "")
 
 
 def check(
@@ -161,15 +159,16 @@ def check(
 
 def dist_infos(environment: str) -> "list[str]":
     """The dist-info folders of an environment, relative to it."""
-    found = []
-    for site in site_packages(environment):
-        names = sorted(os.listdir(os.path.join(environment, site)))
-        found += ["%s/%s" % (site, name) for name in names if name.endswith(".dist-info")]
-    return found
+    return [
+        "%s/%s" % (site, name)
+        for site in site_packages(environment)
+        for name in names(os.path.join(environment, site))
+        if name.endswith(".dist-info")
+    ]
 
 
 def _mismatch(environment: str, folder: str, path: str, kind: str) -> Json:
-    name, version = _metadata(os.path.join(environment, folder, "METADATA"))
+    name, version = _identity(environment, folder)
     return {"package": name or os.path.basename(folder), "version": version, "path": path, "kind": kind}
 
 
@@ -184,23 +183,11 @@ def _compare(environment: str, path: str, digest: str, entries: "dict[str, merkl
         return "missing"
     if not digest:
         return None
-    from envbuild.node import merkle
-
     algorithm, _, expected = digest.partition("=")
+    found = ""
     if algorithm == "sha256":
-        return None if merkle.record_digest(entry.raw) == digest.rstrip("=") else "changed"
-    return None if _other(os.path.join(environment, path), algorithm) == expected.rstrip("=") else "changed"
-
-
-def _other(path: str, algorithm: str) -> str:
-    """Digest by one of the rarer algorithms that RECORD allows, empty when it is none."""
-    if algorithm not in ("sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s"):
-        return ""
-    import base64
-    import hashlib
-
-    total = hashlib.new(algorithm)
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1024 * 1024), b""):
-            total.update(block)
-    return base64.urlsafe_b64encode(total.digest()).rstrip(b"=").decode("ascii")
+        found = entry.raw
+    elif algorithm in _RARE:
+        with open(os.path.join(environment, path), "rb") as stream:
+            found = hashing.digest_of_stream(stream, algorithm)
+    return None if found and hashing.for_record(found) == expected.rstrip("=") else "changed"

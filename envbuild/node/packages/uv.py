@@ -4,6 +4,7 @@ Addresses reach uv through environment variables, never through its argument lis
 process list; every message is redacted.
 """
 
+import contextlib
 import os
 import re
 
@@ -22,16 +23,9 @@ _KEPT = re.compile(
     r"|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|CONCURRENT_\w+"
     r"|LOCK_TIMEOUT)\Z"
 )
-_DROPPED = (
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PYTHONSTARTUP",
-    "PYTHONUSERBASE",
-    "__PYVENV_LAUNCHER__",
+_DROPPED = frozenset(
+    "VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE __PYVENV_LAUNCHER__".split()
 )
-_SPACE = re.compile(r"No space left on device|os error 28\b|Disk quota exceeded|os error 122\b")
 _TRANSPORT = re.compile(
     r"client error \(Connect\)|dns error|error sending request|[Tt]imed? ?out|Connection (reset|refused)"
     r"|HTTP status server error|\(429 |connection closed|error decoding response body|request or response body error"
@@ -63,9 +57,7 @@ class Uv:
             paths.remove_tree(self.cache)
 
     def environ(
-        self,
-        extra: "dict[str, str | None] | None" = None,
-        may_see: "Callable[[str, str], bool]" = variables.for_build,
+        self, extra: "dict[str, str | None] | None" = None, may_see: "Callable[[str, str], bool]" = variables.for_build
     ) -> "dict[str, str]":
         """The whole environment of a build or, with another `may_see`, of a uv process that fetches."""
         env = proc.clean_env()
@@ -87,12 +79,7 @@ class Uv:
         )
         if self.config.cert and "SSL_CERT_FILE" not in env and os.path.exists(self.config.cert):
             env["SSL_CERT_FILE"] = self.config.cert
-        for name, value in (extra or {}).items():
-            if value is None:
-                env.pop(name, None)
-            else:
-                env[name] = value
-        return env
+        return proc.changed_env(env, extra or {})
 
     def run(
         self,
@@ -118,17 +105,13 @@ class Uv:
 
 def close_locks(cache: str, environment: str) -> None:
     """uv makes its lock files writable for every user; take from them what the umask takes from all other files."""
-    mask = os.umask(0o022)
-    os.umask(mask)
     locks = [os.path.join(environment, ".lock")]
     for folder, names, files in os.walk(cache):
         names[:] = [name for name in names if not name.startswith("archive-")]  # what uv has unpacked
         locks += [os.path.join(folder, name) for name in files if name.endswith(".lock")]
     for path in locks:
-        try:
-            os.chmod(path, 0o666 & ~mask)
-        except OSError:
-            pass  # there is none, or it is another user's
+        with contextlib.suppress(OSError):  # there is none, or it is another user's
+            os.chmod(path, 0o666 & ~paths.umask())
 
 
 def skipped(done: "proc.Finished") -> str:
@@ -148,7 +131,7 @@ def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
     why = tail(text)
     if done.timed_out:
         return _error("network-unreachable", "uv did not finish %s in time" % doing, why, Exit.TRY_AGAIN)
-    if _SPACE.search(text):
+    if paths.says_full(text):
         return paths.full_disk(where, why)
     found = re.search(r"Hash mismatch for `([^`]+)`", text)
     if found is not None:

@@ -3,9 +3,7 @@
 Nothing of it is unpacked or run.
 """
 
-import base64
 import csv
-import hashlib
 import io
 import os
 import re
@@ -13,6 +11,7 @@ import stat
 import zipfile
 import zlib
 
+from envbuild.node import hashing
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, Json, NodeError, log
 
@@ -141,11 +140,8 @@ def _check_members(archive: "zipfile.ZipFile", folder: str, wanted: Json) -> int
 
 
 def _digest(archive: "zipfile.ZipFile", name: str, algorithm: str) -> str:
-    total = hashlib.new(algorithm)
     with archive.open(name) as member:
-        for block in iter(lambda: member.read(1 << 20), b""):
-            total.update(block)
-    return base64.urlsafe_b64encode(total.digest()).rstrip(b"=").decode("ascii")
+        return hashing.for_record(hashing.digest_of_stream(member, algorithm))
 
 
 def _damaged(wanted: Json, why: str) -> "NodeError":

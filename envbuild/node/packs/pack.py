@@ -149,12 +149,7 @@ def _walk(top: str, folder: str) -> "Iterator[tuple[str, os.stat_result]]":
 
 
 def _write(
-    folder: str,
-    name: str,
-    kind: str,
-    manifest: Json,
-    members: "list[tuple[str, os.stat_result]]",
-    durable: bool = True,
+    folder: str, name: str, kind: str, manifest: Json, members: "list[tuple[str, os.stat_result]]", durable: bool = True
 ) -> Json:
     """Write the pack beside its place, sync, rename; result: `file`, `format`, `sha256`, `bytes`.
 

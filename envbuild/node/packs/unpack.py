@@ -344,12 +344,7 @@ def _read_plain(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
     return _read_tar(path, pack, staging, fits, "r|")
 
 
-_READERS: Json = {
-    "tar.gz": _read_tar,
-    "tar": _read_plain,
-    "tar.zst": _read_zst,
-    "squashfs": _read_squashfs,
-}
+_READERS: Json = {"tar.gz": _read_tar, "tar": _read_plain, "tar.zst": _read_zst, "squashfs": _read_squashfs}
 
 
 def _bring_tools(prefix: str, staging: str, manifest: Json) -> None:

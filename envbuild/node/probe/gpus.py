@@ -44,11 +44,7 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     both = proc.parallel([partial(run, argv) for argv in ([smi], query)])
     plain, answer = both[0] or proc.Finished(missing=True), both[1] or proc.Finished(missing=True)
     header = parse_nvidia.parse_header(plain.out)
-    driver: Json = {
-        "version": header["version"],
-        "cuda_ceiling": header["cuda_ceiling"],
-        "problem": None,
-    }
+    driver: Json = {"version": header["version"], "cuda_ceiling": header["cuda_ceiling"], "problem": None}
     fields = parse_nvidia.QUERY_FIELDS
     if parse_nvidia.query_is_too_new(answer.out + answer.err):
         fields = parse_nvidia.OLD_QUERY_FIELDS

@@ -63,11 +63,7 @@ print(json.dumps(out))
 
 
 def python_facts(
-    folders: "list[str]",
-    prefix: str,
-    wanted: "list[str]",
-    packages: bool = False,
-    asked: "Sequence[str]" = (),
+    folders: "list[str]", prefix: str, wanted: "list[str]", packages: bool = False, asked: "Sequence[str]" = ()
 ) -> "list[Json]":
     """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those
     and what was asked for by name.

@@ -27,12 +27,17 @@ def os_facts() -> "dict[str, str]":
     }
 
 
+def glibc() -> str:
+    """`glibc 2.36` as the C library of this interpreter says it; empty for another one."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""
+
+
 def libc_facts(folders: "list[str]") -> "dict[str, str]":
     """`LibcFacts`; `ldd` decides where confstr is mute (a Python built against musl, or a musl node)."""
-    try:
-        kind, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    except (ValueError, OSError):
-        kind, version = "", ""
+    kind, _, version = glibc().partition(" ")
     if kind == "glibc" and version:
         return {"kind": kind, "version": version}
     ldd = which("ldd", folders)
@@ -94,16 +99,6 @@ def _upwards(base: str, path: "str | None") -> "list[str]":
         return []
     parts = [part for part in path.split("/") if part and part != ".."]
     return [os.path.join(base, *parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def umask() -> str:
-    """As `0022`. /proc is asked first: reading it through umask(2) would change it for a moment."""
-    found = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
-    if found:
-        return found.group(1).zfill(4)
-    value = os.umask(0o022)
-    os.umask(value)
-    return "%04o" % value
 
 
 def nic_facts(root: str = "/") -> "list[Json]":

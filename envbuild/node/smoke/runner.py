@@ -233,12 +233,7 @@ def read_events(path: str) -> "list[Json]":
 
 
 def run_programs(
-    scratch: "Scratch",
-    environment: str,
-    variables: Json,
-    name: str,
-    requests: "list[Json]",
-    deadline: float,
+    scratch: "Scratch", environment: str, variables: Json, name: str, requests: "list[Json]", deadline: float
 ) -> "list[Outcome]":
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 

@@ -1,5 +1,6 @@
 """One builder for each wheel: take it from the store, or wait for whom builds it, or build it."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -22,12 +23,7 @@ _LONGEST_PAUSE = 5.0
 
 
 def obtain(
-    store: "Store",
-    inputs: Json,
-    owner: Json,
-    build: "Callable[[str], Json]",
-    tmp: str,
-    wait: "float | None" = None,
+    store: "Store", inputs: Json, owner: Json, build: "Callable[[str], Json]", tmp: str, wait: "float | None" = None
 ) -> "tuple[Entry, bool]":
     """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
 
@@ -65,7 +61,8 @@ def obtain(
                 if error.exit_code == Exit.BUILD_FAILED:
                     _tell_failure(_failure(store, key), error, mine)
                 raise
-            _forget_failure(_failure(store, key))
+            with contextlib.suppress(OSError):  # another user's; it is older than whoever waits from now on
+                os.unlink(_failure(store, key))
             return entry, True
     finally:
         held.release()
@@ -85,18 +82,11 @@ def _tell_failure(path: str, error: "NodeError", mine: Json) -> None:
         log("the failure is not told to others: %s" % other)
 
 
-def _forget_failure(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # none there, or another user's; it is older than whoever waits from now on
-
-
 def _fail_with(path: str, since: "float | None") -> None:
     """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
     told = paths.read_json(path) if since is not None else None
     try:
-        if not isinstance(told, dict) or since is None or os.stat(path).st_mtime < since:
+        if told is None or since is None or os.stat(path).st_mtime < since:
             return
     except OSError:
         return
@@ -111,10 +101,10 @@ def _fail_with(path: str, since: "float | None") -> None:
 
 
 def _private(store: "Store", key: str, tmp: str) -> "Entry | None":
-    if not any(name.startswith(key) for name in store.folders()):
+    if not store.has(key):
         return None
     folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
-    entry = store.take(key, folder)
+    entry = store.find(key, folder)
     if entry is None:
         shutil.rmtree(folder)
     return entry
@@ -156,13 +146,7 @@ def _wait(
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
-def _build(
-    store: "Store",
-    inputs: Json,
-    owner: Json,
-    build: "Callable[[str], Json]",
-    tmp: str,
-) -> "Entry":
+def _build(store: "Store", inputs: Json, owner: Json, build: "Callable[[str], Json]", tmp: str) -> "Entry":
     out = tempfile.mkdtemp(prefix="built-", dir=tmp)
     facts = build(out)
     wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))

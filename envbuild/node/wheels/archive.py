@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 
@@ -19,14 +20,13 @@ from envbuild.node.wheels import entry as wheel_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import IO, Any
 
     from envbuild.node.wheels.store import Store
 
 _KEYS = "keys.json"
 _MEMBER = re.compile(r"\A([0-9a-f]{64})/([^/]+)\Z")
 _RECORD_LIMIT = 16 * 1024 * 1024
-_BLOCK = 1024 * 1024
 
 
 def pack(store: "Store", keys: "list[str] | None", to: str) -> Json:
@@ -58,7 +58,7 @@ def _write(store: "Store", keys: "list[str]", must: bool, work: str, out: "Any")
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for key in keys:
             # The copy is what was checked, whatever happens to the store meanwhile.
-            entry = store.take(key, work)
+            entry = store.find(key, work)
             if entry is None:
                 if must:
                     raise NodeError("wheel-unknown", "the store has no good wheel of key %.12s" % key)
@@ -140,8 +140,7 @@ def _extract(path: str, stream: "Any", work: str) -> "set[str]":
                 if said is not None:
                     raise _damaged(path, "trailing data after the key list")
                 if member.name == _KEYS and member.isreg() and member.size <= _RECORD_LIMIT:
-                    content = archive.extractfile(member)
-                    said = json.loads(content.read().decode("ascii") if content else "")
+                    said = json.loads(_content(archive, member).read().decode("ascii"))
                     continue
                 found = _MEMBER.match(member.name)
                 record = found is not None and found.group(2) == wheel_entry.BUILD
@@ -153,7 +152,7 @@ def _extract(path: str, stream: "Any", work: str) -> "set[str]":
                 os.makedirs(folder, 0o755, exist_ok=True)
                 # Exclusive: a second member of the same name is no pack of ours.
                 with open(os.path.join(folder, found.group(2)), "xb") as out:
-                    _copy(archive.extractfile(member), out)
+                    shutil.copyfileobj(_content(archive, member), out, hashing.BLOCK)
                     os.fchmod(out.fileno(), 0o644)
     except FileExistsError as error:
         raise _damaged(path, "it holds %s twice" % os.path.basename(error.filename)) from None
@@ -164,9 +163,11 @@ def _extract(path: str, stream: "Any", work: str) -> "set[str]":
     return keys
 
 
-def _copy(content: "Any", out: "Any") -> None:
-    for block in iter(lambda: content.read(_BLOCK), b""):
-        out.write(block)
+def _content(archive: "tarfile.TarFile", member: "tarfile.TarInfo") -> "IO[bytes]":
+    """The content of a member that is a plain file."""
+    content = archive.extractfile(member)
+    assert content is not None
+    return content
 
 
 def _checked(path: str, folder: str) -> "wheel_entry.Entry":

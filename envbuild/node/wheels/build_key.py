@@ -13,7 +13,9 @@ import shlex
 
 from envbuild.node import proc, variables
 from envbuild.node.packages import installed
+from envbuild.node.probe import system
 from envbuild.node.protocol import Json, NodeError
+from envbuild.node.read_text import which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,11 +37,7 @@ def build_key(inputs: Json) -> str:
 
 
 def key_inputs(
-    source: Json,
-    variant: Json,
-    toolchain: Json,
-    arch_list: "Sequence[str]",
-    patches: "Sequence[str] | None" = None,
+    source: Json, variant: Json, toolchain: Json, arch_list: "Sequence[str]", patches: "Sequence[str] | None" = None
 ) -> Json:
     """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
 
@@ -137,12 +135,8 @@ def read_toolchain(python: str, cuda_home: "str | None", env: "dict[str, str] | 
 
 
 def _says(argv: "list[str]", env: "dict[str, str]") -> str:
-    path = env.get("PATH") or os.defpath
-    folders = [folder for folder in path.split(":") if folder.startswith("/")]
-    program = argv[0]
-    if "/" not in program:
-        found = [os.path.join(folder, program) for folder in folders]
-        program = next((each for each in found if os.path.isfile(each) and os.access(each, os.X_OK)), "")
+    folders = [folder for folder in (env.get("PATH") or os.defpath).split(":") if folder.startswith("/")]
+    program = argv[0] if "/" in argv[0] else which(argv[0], folders)
     if not program:
         return ""
     done = proc.run([program] + argv[1:], timeout=_DEADLINE, env=dict(env, LC_ALL="C.UTF-8"))
@@ -166,10 +160,8 @@ def _nvcc_release(text: str) -> str:
 
 
 def _libc(env: "dict[str, str]") -> str:
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        pass
+    if system.glibc():
+        return system.glibc()
     done = proc.run(["ldd", "--version"], timeout=_DEADLINE, env=dict(env, LC_ALL="C.UTF-8"))
     return " ".join((done.out + done.err).split("\n")[:2]).strip()
 

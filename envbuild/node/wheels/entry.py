@@ -63,8 +63,7 @@ def check(folder: str, trusted: "frozenset[int]", into: "str | None" = None) -> 
     OSError where the copy cannot be written.
     """
     data, last_used = read(folder, trusted)
-    source = os.path.join(folder, data["wheel"])
-    wheel = source
+    wheel = source = os.path.join(folder, data["wheel"])
     out = -1
     if into is not None:
         wheel = os.path.join(into, data["wheel"])

@@ -1,10 +1,12 @@
 """The verb `wheels`: lists, verifies and prunes a wheel store, packs wheels for other nodes and takes them in."""
 
+import contextlib
 import os
 import time
 
 from envbuild.node import identity, lease, paths, protocol
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError, argument
+from envbuild.node.read_text import names
 from envbuild.node.wheels import archive, entry
 from envbuild.node.wheels.store import Store, default_path
 
@@ -21,25 +23,13 @@ def run(request: Json) -> "tuple[bool, Json]":
     `store` and `notes`.
     """
     args = request["args"]
-    given = args.get("store")
-    if given is not None and not isinstance(given, str):
-        raise NodeError("request-invalid", "`store` must be a path")
-    path = _expanded(given) if given else default_path(request["prefix"])
-    action = args.get("action")
-    if action == "list":
-        result = _list(Store(path))
-    elif action == "verify":
-        result = _verify(Store(path))
-    elif action == "prune":
-        result = _prune(path, args)
-    elif action == "pack":
-        result = _pack(Store(path), args)
-    elif action == "unpack":
-        result = _unpack(path, args)
-    else:
+    given = argument(args, "store", "a text", None)
+    action = _ACTIONS.get(str(args.get("action")))
+    if action is None:
         known = "list, verify, prune, pack or unpack"
-        raise NodeError("request-invalid", "`wheels` cannot %s" % str(action)[:80], hint=known)
-    return bool(result.pop("changed", False)), result
+        raise NodeError("request-invalid", "`wheels` cannot %s" % str(args.get("action"))[:80], hint=known)
+    changed, store, result = action(_expanded(given) if given else default_path(request["prefix"]), args)
+    return changed, dict(result, store=store.path, notes=store.notes)
 
 
 def _expanded(given: str) -> str:
@@ -56,7 +46,13 @@ def describe(store: "Store", name: str) -> Json:
         data, last_used = entry.read(store.place(name), store.trusted)
     except entry.UnusableEntryError as found:
         state = "damaged" if found.kind == "damaged" else "not used"
-        return {"entry": name, "key": name[:64], "state": state, "why": found.why, "size": size_of(store.place(name))}
+        return {
+            "entry": name,
+            "key": name[:64],
+            "state": state,
+            "why": found.why,
+            "size": paths.size_of(store.place(name)),
+        }
     inputs = data["inputs"]
     toolchain = inputs.get("toolchain") or {}
     builder = data.get("builder") or {}
@@ -80,48 +76,25 @@ def describe(store: "Store", name: str) -> Json:
     }
 
 
-def size_of(path: str) -> int:
-    """Bytes of the files in a folder, or of a file."""
-    if not os.path.isdir(path) or os.path.islink(path):
-        try:
-            return os.lstat(path).st_size
-        except OSError:
-            return 0
-    return sum(size_of(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
-
-
 def _quarantined(store: "Store") -> "list[Json]":
     found = []
-    for name in _names(store.place("quarantine")):
+    for name in names(store.place("quarantine")):
         if not name.endswith(".json"):
-            told = paths.read_json(store.place("quarantine", name + ".json"))
-            told = told if isinstance(told, dict) else {}
-            size = size_of(store.place("quarantine", name))
+            told = paths.read_json(store.place("quarantine", name + ".json")) or {}
+            size = paths.size_of(store.place("quarantine", name))
             found.append({"name": name, "why": told.get("why"), "at": told.get("at"), "size": size})
     return found
 
 
-def _names(folder: str) -> "list[str]":
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _list(store: "Store") -> Json:
+def _list(path: str, _args: Json) -> "tuple[bool, Store, Json]":
+    store = Store(path)
     entries = [describe(store, name) for name in store.folders()]
     total = sum(each["size"] for each in entries)
-    return {
-        "store": store.path,
-        "notes": store.notes,
-        "entries": entries,
-        "bytes": total,
-        "quarantine": _quarantined(store),
-    }
+    return False, store, {"entries": entries, "bytes": total, "quarantine": _quarantined(store)}
 
 
-def _verify(store: "Store") -> Json:
-    entries = []
+def _verify(path: str, _args: Json) -> "tuple[bool, Store, Json]":
+    store, entries = Store(path), []
     for name in store.folders():
         told = describe(store, name)
         if told["state"] == "unchecked":
@@ -134,13 +107,11 @@ def _verify(store: "Store") -> Json:
                 told.update(state="damaged" if found.kind == "damaged" else "not used", why=found.why)
         entries.append(told)
     damaged = [each["entry"] for each in entries if each["state"] == "damaged"]
-    return {"store": store.path, "notes": store.notes, "entries": entries, "damaged": damaged, "ok": not damaged}
+    return False, store, {"entries": entries, "damaged": damaged, "ok": not damaged}
 
 
-def _prune(path: str, args: Json) -> Json:
-    days = args.get("keep_days", KEEP_DAYS)
-    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days <= 1e6:
-        raise NodeError("request-invalid", "`keep_days` must be a number of days, 0 or more")
+def _prune(path: str, args: Json) -> "tuple[bool, Store, Json]":
+    days = argument(args, "keep_days", "a number of days, 0 or more", KEEP_DAYS)
     dry = bool(args.get("dry_run"))
     store = Store(path, create=os.path.isdir(path) and not dry)
     if os.path.isdir(path) and not dry and store.use != "read-write":
@@ -155,30 +126,14 @@ def _prune(path: str, args: Json) -> Json:
     work.entries()
     work.leftovers()
     freed = sum(each["size"] for each in work.removed)
-    return {
-        "store": store.path,
-        "notes": store.notes,
-        "removed": work.removed,
-        "kept": work.kept,
-        "bytes": freed,
-        "dry_run": dry,
-        "changed": bool(work.removed) and not dry,
-    }
+    result = {"removed": work.removed, "kept": work.kept, "bytes": freed, "dry_run": dry}
+    return bool(work.removed) and not dry, store, result
 
 
-def _file(args: Json) -> str:
-    given = args.get("file")
-    if not isinstance(given, str):
-        raise NodeError("request-invalid", "`file` must be a path")
-    return _expanded(given)
-
-
-def _pack(store: "Store", args: Json) -> Json:
-    keys = args.get("keys")
-    if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-        raise NodeError("request-invalid", "`keys` must be a list of build keys")
+def _pack(path: str, args: Json) -> "tuple[bool, Store, Json]":
+    store, keys = Store(path), argument(args, "keys", "a list of text", None)
     found = [_full(store, key) for key in keys] if keys else None
-    return dict(archive.pack(store, found, _file(args)), store=store.path, notes=store.notes, changed=True)
+    return True, store, archive.pack(store, found, _expanded(argument(args, "file", "a text")))
 
 
 def _full(store: "Store", beginning: str) -> str:
@@ -193,15 +148,15 @@ def _full(store: "Store", beginning: str) -> str:
     )
 
 
-def _unpack(path: str, args: Json) -> Json:
-    sha256 = args.get("sha256")
-    if sha256 is not None and not isinstance(sha256, str):
-        raise NodeError("request-invalid", "`sha256` must be a text")
-    pack = _file(args)
+def _unpack(path: str, args: Json) -> "tuple[bool, Store, Json]":
+    sha256, pack = argument(args, "sha256", "a text", None), _expanded(argument(args, "file", "a text"))
     paths.set_umask(path)
     store = Store(path, create=True)
     result = archive.unpack(store, pack, sha256)
-    return dict(result, store=store.path, notes=store.notes, changed=bool(result["taken"]))
+    return bool(result["taken"]), store, result
+
+
+_ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack, "unpack": _unpack}
 
 
 class _Pruning:
@@ -235,13 +190,13 @@ class _Pruning:
                 self._remove(path, "", item)
                 if not self.dry and not os.path.lexists(path):
                     _unlink(path + ".json")
-        for name in _names(self.store.place("tmp")):
+        for name in names(self.store.place("tmp")):
             path = self.store.place("tmp", name)
             if _mtime(path) < self.writing:
                 key = name.split(".")[0]
-                told = {"name": "tmp/" + name, "size": size_of(path)}
+                told = {"name": "tmp/" + name, "size": paths.size_of(path)}
                 self._remove(path, key if len(key) == 64 else "", told)
-        for name in _names(self.store.place("leases")):
+        for name in names(self.store.place("leases")):
             path = self.store.place("leases", name)
             if _mtime(path) < self.writing and not self.dry:
                 _unlink(path)
@@ -293,7 +248,5 @@ def _mtime(path: str) -> float:
 
 
 def _unlink(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass

@@ -11,6 +11,7 @@
 `builder`, `built_at`. Its mtime is the last use. No fcntl; ages are compared on the clock of the file server.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -21,6 +22,7 @@ import uuid
 
 from envbuild.node import identity, lease, paths, trust
 from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.read_text import names
 from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
@@ -28,6 +30,11 @@ from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
 PROVEN = "proven.json"
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
+
+
+def _names(key: str) -> "list[str]":
+    """The folder names under which an entry of `key` may be ours, the first that counts first."""
+    return [key, "%s-%d" % (key, os.geteuid())]
 
 
 def default_path(prefix: str) -> str:
@@ -84,11 +91,9 @@ class Store:
             mode = stat.S_IMODE(os.stat(self.path).st_mode)
             for name in ("leases", "tmp", "quarantine"):
                 folder = self.place(name)
-                try:
+                with contextlib.suppress(FileExistsError):
                     os.mkdir(folder)
                     os.chmod(folder, mode)  # who may write the store may build into it, whatever our umask
-                except FileExistsError:
-                    pass
                 if os.lstat(folder).st_mode & stat.S_IWOTH or not os.path.isdir(folder) or os.path.islink(folder):
                     self.note("is only read: every user can write its folder %s" % name)
                     return
@@ -113,55 +118,42 @@ class Store:
 
     def folders(self) -> "list[str]":
         """Names of the entries' folders, sorted. Reading the folder makes a network file system look again."""
-        try:
-            return sorted(name for name in os.listdir(self.path) if _FOLDER.match(name)) if self.use != "none" else []
-        except OSError:
-            return []
+        return [name for name in names(self.path) if _FOLDER.match(name)] if self.use != "none" else []
 
-    def find(self, key: str) -> "Entry | None":
-        """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one."""
-        return self._take(key, None)
+    def has(self, key: str) -> bool:
+        """Whether there is an entry of `key`, not looked into, for us or for another user."""
+        return any(name.startswith(key) for name in self.folders())
 
-    def take(self, key: str, folder: str) -> "Entry | None":
-        """As `find`, with the wheel copied into the private `folder` in the same pass.
+    def find(self, key: str, into: "str | None" = None) -> "Entry | None":
+        """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one.
 
-        What is installed is then what was checked, whatever happens to the store meanwhile.
+        With the private folder `into` the wheel is copied there in the same pass: what is installed is then what was
+        checked, whatever happens to the store meanwhile.
         """
-        return self._take(key, folder)
-
-    def _take(self, key: str, folder: "str | None") -> "Entry | None":
         there = self.folders()
-        for name in (key, "%s-%d" % (key, os.geteuid())):
-            if name not in there:
-                continue
+        for name in [name for name in _names(key) if name in there]:
             try:
-                entry = wheel_entry.check(self.place(name), self.trusted, folder)
+                entry = wheel_entry.check(self.place(name), self.trusted, into)
             except UnusableEntryError as found:
                 self._not_used(name, found)
                 continue
-            try:
+            with contextlib.suppress(OSError):  # another's entry, or a file system that is only read
                 lease.touch(self.place(name, BUILD))
-            except OSError:
-                pass  # another's entry, or a file system that is only read
             return entry
         return None
 
     def _not_used(self, name: str, found: "UnusableEntryError") -> None:
-        if found.kind == "gone":
-            return
         if found.kind == "damaged" and self.use == "read-write":
             self.quarantine(name, found.why)
-        else:
+        elif found.kind != "gone":
             self.note("entry %.12s is not used: %s" % (name, found.why))
 
     def _used(self, key: str) -> "str | None":
         """The folder name of the entry of `key` that we would use."""
-        for name in (key, "%s-%d" % (key, os.geteuid())):
-            try:
+        for name in _names(key):
+            with contextlib.suppress(UnusableEntryError):
                 wheel_entry.read(self.place(name), self.trusted)
-            except UnusableEntryError:
-                continue
-            return name
+                return name
         return None
 
     def proved(self, key: str) -> None:
@@ -203,21 +195,16 @@ class Store:
         return where
 
     def put(
-        self,
-        inputs: Json,
-        wheel: str,
-        facts: Json,
-        builder: "Json | None" = None,
-        built_at: "float | None" = None,
+        self, inputs: Json, wheel: str, facts: Json, builder: "Json | None" = None, built_at: "float | None" = None
     ) -> "Entry":
         """Keep the wheel at the path `wheel` under the key of `inputs`; returns its Entry, or the one that was first.
 
         Raises NodeError `disk-full`, `inodes-full` (exit 75) or `store-not-writable` (7), with nothing half there.
         """
-        key = build_key(inputs)
-        if not wheel_entry.is_wheel_name(os.path.basename(wheel)):
-            raise NodeError("request-invalid", "not the name of a wheel: %r" % os.path.basename(wheel)[:100])
-        data = {"version": VERSION, "key": key, "inputs": inputs, "wheel": os.path.basename(wheel), "facts": facts}
+        name = os.path.basename(wheel)
+        if not wheel_entry.is_wheel_name(name):
+            raise NodeError("request-invalid", "not the name of a wheel: %r" % name[:100])
+        data = {"version": VERSION, "key": build_key(inputs), "inputs": inputs, "wheel": name, "facts": facts}
         data["builder"] = builder or {}
         data["built_at"] = round(time.time() if built_at is None else built_at, 3)
         try:
@@ -238,7 +225,7 @@ class Store:
         work = tempfile.mkdtemp(prefix=key + ".", dir=self.place("tmp"))
         try:
             wheel_entry.write(work, data, wheel)
-            for name in (key, key, "%s-%d" % (key, os.geteuid())):
+            for name in [key] + _names(key):
                 try:
                     os.rename(work, self.place(name))
                 except OSError as error:
@@ -258,7 +245,5 @@ class Store:
         """Remove what dead builders of `key` left; only under its lease."""
         for name in os.listdir(self.place("tmp")):
             if name.startswith(key + "."):
-                try:
+                with contextlib.suppress(OSError):  # another user's
                     paths.remove_tree(self.place("tmp", name))
-                except OSError:
-                    pass  # another user's

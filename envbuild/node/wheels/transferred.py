@@ -51,7 +51,7 @@ class Handed:
     def expected(self, store: "Store", source: str, own: Json) -> bool:
         """True when the store seems to have a handed wheel for `own` (`key_inputs`); the wheel is not read."""
         key = self.keys.get(source)
-        if key is None or not any(name.startswith(key) for name in store.folders()):
+        if key is None or not store.has(key):
             return False
         try:
             return not why_not_for(own, wheel_entry.read(store.place(key), store.trusted)[0]["inputs"])
@@ -64,7 +64,7 @@ class Handed:
         if key is None:
             return None
         folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
-        entry = store.take(key, folder)
+        entry = store.find(key, folder)
         why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs)
         told = {"by": self.by, "key": key, "used": not why, "why": why}
         self.told[source] = told

@@ -127,12 +127,3 @@ def test_interfaces_and_infiniband_ports(tmp_path: Path) -> None:
     assert "rate_gbps" not in found["ib0"]
     assert (found["mlx5_0"]["rate_gbps"], found["mlx5_0"]["state"]) == (200.0, "active")
     assert found["mlx5_1"]["kind"] == "ethernet"
-
-
-def test_umask_is_read_without_changing_it() -> None:
-    before = os.umask(0o027)
-    try:
-        assert system.umask() == "0027"
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(before)
