@@ -78,9 +78,10 @@ def checked_environment(prefix: str, path: object) -> str:
 
 
 def make_dirs(prefix: str, *names: str) -> None:
-    """Create `prefix` and folders in it; raises NodeError `prefix-not-writable` (exit 7)."""
+    """Create `prefix` and folders in it, with `set_umask`; raises NodeError `prefix-not-writable` (exit 7)."""
     import tempfile
 
+    set_umask(prefix)
     try:
         for name in ("",) + names:
             os.makedirs(os.path.join(prefix, name), exist_ok=True)
@@ -88,14 +89,18 @@ def make_dirs(prefix: str, *names: str) -> None:
         os.close(handle)
         os.unlink(probe)
     except OSError as error:
-        hint = "choose another prefix (--prefix) or have its permissions changed"
-        raise not_writable(error, prefix, hint) from error
+        raise not_writable(error, prefix) from error
+    set_umask(prefix)
 
 
-def not_writable(error: OSError, folder: str, hint: str = "") -> NodeError:
+def not_writable(error: OSError, folder: str) -> NodeError:
     """The error of a folder that could not be written: that of a full disk, else `prefix-not-writable` (exit 7)."""
     return os_error(error, folder) or NodeError(
-        "prefix-not-writable", "cannot write to %s" % folder, why=str(error), hint=hint, exit_code=Exit.REFUSED
+        "prefix-not-writable",
+        "cannot write to %s" % folder,
+        why=str(error),
+        hint="choose another prefix (--prefix; `tmp`, `cache` of the target), or have its permissions changed",
+        exit_code=Exit.REFUSED,
     )
 
 

@@ -178,7 +178,7 @@ def argument(args: Json, name: str, kind: str, *default: "Any") -> "Any":
     return value
 
 
-def has_fields(data: Json, kinds: "dict[str, type]") -> bool:
+def has_fields(data: Json, **kinds: type) -> bool:
     """Whether an object that was read has these fields, each of its kind."""
     return all(isinstance(data.get(name), kind) for name, kind in kinds.items())
 

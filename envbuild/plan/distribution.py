@@ -16,8 +16,6 @@ from envbuild.model.target import Target
 from envbuild.plan.node_steps import NodeTool, toolchain_words
 from envbuild.plan.shared_builds import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
 
-# Below a prefix, where packs lie (`node/packs/relay.py`).
-PACKS = "store/packs"
 # Reading and writing a pack on a disk, in bytes a second; what the network takes is not known here.
 UNPACK_BYTES_PER_SECOND = 80e6
 # Of an install request, what `unpack` reads too.

@@ -8,8 +8,7 @@ from typing import Any
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
-from envbuild.node.packs import relay
-from envbuild.plan.distribution import PACKS, spread, tree
+from envbuild.plan.distribution import spread, tree
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.shared_builds import left_alone, share_builds
@@ -247,10 +246,6 @@ def test_no_more_nodes_take_part_than_are_contacted_at_once() -> None:
     assert len(part) == 8
     later = tree(sorted(part), sorted(set(names) - part), {"root", *names}, 8)
     assert len(set(later) | {child for children in later.values() for child in children}) == 8
-
-
-def test_planner_and_node_program_mean_the_same_folder() -> None:
-    assert PACKS == relay.FOLDER
 
 
 def test_a_node_without_nvcc_takes_the_whole_environment_whatever_its_compiler_is() -> None:

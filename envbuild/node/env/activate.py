@@ -4,9 +4,10 @@ import os
 import time
 
 from envbuild.node import lease, merkle, paths
-from envbuild.node.env import activation_files, backup, contents, stamp
+from envbuild.node.env import activation_files, backup, contents, stamp, switch
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.read_text import names
 
 _DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
 
@@ -25,54 +26,42 @@ def run(request: Json) -> "tuple[bool, Json]":
     variables = activation_files.checked_variables(args.get("variables") or {})
     paths.set_umask(prefix)
     found = stamp.read(environment)
-    level = "measured" if found is None else "stamped"
     # A build's stamp needs the lease it was built under; a switch alone may take a fresh one.
-    if found is None:
-        held = lease.resume(prefix, request["run"], args.get("controller"))
-    else:
-        held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    new = found is None
+    held = lease.resume(prefix, request["run"], args.get("controller")) if new else lease.of_request(request)
     try:
-        with held:
+        with held, paths.coded_errors(environment):
             if found is None:
                 found = _finish(prefix, environment, request, held)
-                changed = True
-            else:
-                changed = _update(environment, found, args, variables)
+            changed = new or _update(environment, found, args.get("variant"), variables)
             activation_files.write(environment, stack, variables)
-            changed = _switch(prefix, stack, environment, variables, held) or changed
+            held.check()
+            changed = switch.switch(prefix, stack, environment, variables) or changed
             for old in backup.copies(environment):
                 paths.discard(old)
             _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
-    except OSError as error:
-        raise paths.os_error(error, environment) or error from error
     finally:
         backup.give_up(environment, held)
     result = {key: found[key] for key in ("root", "files", "bytes")}
-    return changed, dict(result, level=level, environment=environment, current=paths.current_link(prefix, stack))
+    result.update(level="measured" if new else "stamped", environment=environment)
+    return changed, dict(result, current=paths.current_link(prefix, stack))
 
 
 def _drop_delivered(folder: str, run: str) -> None:
     """Remove what was delivered for this environment, unless another run has just delivered there too."""
     runs = os.path.join(folder, "runs")
     now = time.time()
-    names = os.listdir(runs) if os.path.isdir(runs) else []
-    others = [each for each in names if each != run and now - os.stat(os.path.join(runs, each)).st_mtime < _DELIVERING]
+    others = [
+        each for each in names(runs) if each != run and now - os.stat(os.path.join(runs, each)).st_mtime < _DELIVERING
+    ]
     if others:
         paths.remove_tree(os.path.join(runs, run))
     else:
         paths.discard(folder)
 
 
-def _update(environment: str, found: Json, args: Json, variables: Json) -> bool:
-    problems = stamp.fast_problems(environment, args.get("variant"))
-    if problems:
-        raise NodeError(
-            "environment-drifted",
-            "%s is not what its stamp says any more" % environment,
-            why="; ".join(problems[:5]),
-            hint="`envbuild provision --repair` builds it again",
-            exit_code=Exit.CHECK_FAILED,
-        )
+def _update(environment: str, found: Json, variant: "Json | None", variables: Json) -> bool:
+    stamp.check_unchanged(environment, variant)
     if found.get("variables") == variables:
         return False
     found["variables"] = variables
@@ -85,7 +74,7 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
     args = request["args"]
     built = paths.read_json(paths.meta(environment, stamp.INSTALLED))
     wanted = (args.get("variant") or {}).get("digest")
-    if not isinstance(built, dict) or built.get("run") != request["run"] or built.get("variant_digest") != wanted:
+    if built is None or built.get("run") != request["run"] or built.get("variant_digest") != wanted:
         raise NodeError(
             "environment-not-installed",
             "%s was not built by this run" % environment,
@@ -156,18 +145,9 @@ def _check_root(environment: str, found: str, wanted: "str | None") -> None:
 
 def known_entries(environment: str) -> "dict[str, merkle.Entry]":
     """What `install` hashed, so that files unchanged since are not read twice; empty when it is not there."""
-    rows = paths.read_json(paths.meta(environment, stamp.SCAN))
-    if not isinstance(rows, dict):
-        return {}
+    rows = paths.read_json(paths.meta(environment, stamp.SCAN)) or {}
     return {
         path: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
         for path, row in rows.items()
         if isinstance(row, list) and len(row) == 6
     }
-
-
-def _switch(prefix: str, stack: str, environment: str, variables: Json, held: "lease.Lease") -> bool:
-    held.check()
-    target = os.path.join("..", "envs", os.path.basename(environment))
-    changed = paths.switch_link(paths.current_link(prefix, stack), target)
-    return activation_files.write_modulefile(prefix, environment, stack, variables) or changed

@@ -9,7 +9,8 @@ import stat
 import time
 
 from envbuild.node import lease, paths, protocol
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import Json, argument
+from envbuild.node.read_text import names
 from envbuild.node.wheels import store as wheel_store
 
 KEEP_DAYS = 30.0
@@ -35,31 +36,22 @@ def run(request: Json) -> "tuple[bool, Json]":
     `prefix-not-writable` (7) and `request-invalid`.
     """
     args, prefix = request["args"], request["prefix"]
-    days = args.get("keep_days", KEEP_DAYS)
-    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days <= 1e6:
-        raise NodeError("request-invalid", "`keep_days` must be a number of days, 0 or more")
+    days = argument(args, "keep_days", "a number of days, 0 or more", KEEP_DAYS)
     places = _places(prefix, args)
     if args.get("dry_run", True) or not os.path.isdir(prefix):
         return False, tidy(places, days, dry_run=True)
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    try:
-        with held:
-            result = tidy(places, days, dry_run=False)
-    except OSError as error:
-        raise paths.os_error(error, prefix) or error from error
-    finally:
-        held.release()
+    with lease.during(request):
+        result = tidy(places, days, dry_run=False)
     return bool(result["removed"]), result
 
 
 def _places(prefix: str, args: Json) -> "list[Place]":
-    store = os.path.join(prefix, "store")
     cache, wheels = (protocol.expand_prefix(args[key]) if args.get(key) else "" for key in ("cache", "store"))
     return [
-        Place("delivered", store, r"[0-9a-f]{12}(\.trash-\d+)?"),
-        Place("packs", os.path.join(store, "packs")),
+        Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
+        Place("packs", os.path.join(prefix, paths.PACKS)),
         Place("temporary", os.path.join(prefix, "tmp")),
-        Place("first-use", os.path.join(store, "first-use"), note="a repair installs them again"),
+        Place("first-use", os.path.join(prefix, paths.FIRST_USE), note="a repair installs them again"),
         Place("wheels", wheels or wheel_store.default_path(prefix), "[0-9a-f]{64}.*", "`envbuild wheels prune`"),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
@@ -81,11 +73,8 @@ def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
 
 
 def _look(place: "Place", before: float) -> Json:
-    try:
-        names = sorted(os.listdir(place.path)) if place.path else []
-    except OSError:
-        names = []
-    found = [os.path.join(place.path, name) for name in names if place.names.match(name)]
+    there = names(place.path) if place.path else []
+    found = [os.path.join(place.path, name) for name in there if place.names.match(name)]
     taken = {path: _taken(path) for path in found}
     old = [path for path in found if not place.note and taken[path][1] < before]
     return {
@@ -101,9 +90,9 @@ def _look(place: "Place", before: float) -> Json:
 
 def _taken(path: str) -> "tuple[int, float]":
     """Bytes on the disk below a path, and when something of it was last changed or read; no link is followed."""
-    inside = [] if os.path.islink(path) else [(folder, names + files) for folder, names, files in os.walk(path)]
+    inside = [] if os.path.islink(path) else [(top, folders + files) for top, folders, files in os.walk(path)]
     taken, last = 0, 0.0
-    for each in [path] + [os.path.join(folder, name) for folder, names in inside for name in names]:
+    for each in [path] + [os.path.join(top, name) for top, below in inside for name in below]:
         try:
             facts = os.lstat(each)
         except OSError:

@@ -19,7 +19,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     environment = paths.checked_environment(request["prefix"], request["args"].get("environment"))
     found = stamp.read(environment)
     stamped = paths.read_json(paths.meta(environment, stamp.FILES))
-    if found is None or not isinstance(stamped, dict):
+    if found is None or stamped is None:
         raise NodeError(
             "environment-unstamped",
             "%s has no stamp with a list of its files" % environment,

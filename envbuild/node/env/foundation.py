@@ -47,8 +47,8 @@ class Venv(Foundation):
     def __init__(self, request: Json, environment: str) -> None:
         """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
         Foundation.__init__(self, request, environment)
-        staged_tools.bring(self.prefix, self.args["interpreter"], self.args.get("staged"))
-        self._interpreter = base.examine(self.args["interpreter"], self.variant)
+        staged_tools.bring(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
+        self._interpreter = base.examine(self.args.get("interpreter"), self.variant)
         base.check(self.variant, self._interpreter.packages)
 
     def make(self, tool: "uv.Uv") -> "base.Interpreter":

@@ -11,7 +11,8 @@ from envbuild.node.env import backup, contents, foundation, packages, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError, argument
+from envbuild.node.read_text import names
 
 _BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 _INODES_PER_PACKAGE = 20
@@ -47,14 +48,11 @@ def run(request: Json) -> "tuple[bool, Json]":
     put back should that fail. Nothing of a failed build stays. With `part` (images only) `packages` ends after the
     locked packages, without the lease, and `rest` goes on from there. Raises NodeError.
     """
-    for key in ("environment", "variant", "interpreter", "tools"):
-        if key not in request["args"]:
-            raise NodeError("request-invalid", "`args.%s` is missing" % key)
+    for name in ("variant", "tools"):
+        argument(request["args"], name, "an object")
     job = _Job(request)
-    paths.set_umask(job.prefix)
     paths.make_dirs(job.prefix, "envs")
-    paths.set_umask(job.prefix)
-    held = lease.acquire(job.prefix, job.run, job.args.get("controller"), float(job.args.get("wait") or 0))
+    held = lease.of_request(request)
     try:
         with held:
             return _install(job, held)
@@ -71,9 +69,10 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.variant.get("packages", []))
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
-    tool = _tool(job)
-    _check_space(job, tool)
-    _sweep(job.environment)
+    own = os.path.join(job.prefix, "tmp")
+    _sweep(job.environment, own)
+    _check_space(job)
+    tool = _tool(job, own)
     if found is not None:
         backup.set_aside(job.environment, job.run)
     try:
@@ -95,59 +94,37 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     return True, result
 
 
-def _tool(job: "_Job") -> "uv.Uv":
-    config = pip_config.read(os.environ)
-    own = os.path.join(job.prefix, "tmp")
+def _tool(job: "_Job", own: str) -> "uv.Uv":
     top, asked = job.args.get("tmp") or own, job.args.get("cache")
     for folder in (top, asked or own):
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
-            raise paths.os_error(error, folder) or NodeError(
-                "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
-            ) from error
-    # Under the lease nobody else builds here: what is there is left of runs that were killed.
-    for each in sorted(os.listdir(own)) if os.path.isdir(own) else ():
-        if each.startswith("install-"):
-            paths.remove_tree(os.path.join(own, each))
-    build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
+            raise paths.not_writable(error, folder) from error
     # mkdtemp makes it 0700: nobody else can put a file in the way of a build.
     tmp = tempfile.mkdtemp(prefix="install-", dir=top)
     # Beside the environment, whose files are linked to it until it goes.
     cache = asked or tempfile.mkdtemp(prefix="install-cache-", dir=own)
-    return uv.Uv(job.args["tools"]["uv"], cache, tmp, config, keeps_cache=bool(asked))
+    return uv.Uv(job.args["tools"]["uv"], cache, tmp, pip_config.read(os.environ), keeps_cache=bool(asked))
 
 
-def _check_space(job: "_Job", tool: "uv.Uv") -> None:
+def _check_space(job: "_Job") -> None:
     """Refuse early when the disk cannot hold what the lock says; sizes that nobody recorded count as nothing."""
     needed = job.args.get("needed") or {}
     sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
-    need_bytes = needed.get("bytes", sum(sizes) * _BYTES_PER_FETCHED)
-    need_inodes = needed.get("inodes", len(sizes) * _INODES_PER_PACKAGE)
-    facts = os.statvfs(paths.envs_dir(job.prefix))
-    free = facts.f_bavail * facts.f_frsize
-    short = []
-    if free < need_bytes:
-        short.append(("disk-full", "%d MB are free, about %d MB are needed" % (free // 10**6, need_bytes // 10**6)))
-    if facts.f_files > 0 and facts.f_favail < need_inodes:
-        short.append(("inodes-full", "%d inodes are free, about %d are needed" % (facts.f_favail, need_inodes)))
-    if short:
-        shutil.rmtree(tool.tmp, ignore_errors=True)
-        raise NodeError(
-            short[0][0],
-            "not enough room under %s" % job.prefix,
-            why="; ".join(text for _, text in short),
-            hint="remove old environments (`envbuild env remove`), or choose another prefix",
-            exit_code=Exit.TRY_AGAIN,
-        )
+    size = needed.get("bytes", sum(sizes) * _BYTES_PER_FETCHED)
+    inodes = needed.get("inodes", len(sizes) * _INODES_PER_PACKAGE)
+    paths.check_room(paths.envs_dir(job.prefix), job.prefix, size, inodes)
 
 
-def _sweep(environment: str) -> None:
-    """Delete the trash that a killed run left."""
+def _sweep(environment: str, own: str) -> None:
+    """Delete what killed runs left beside the environment and in `own`: under the lease nobody else builds here."""
     folder, name = os.path.split(environment)
-    for each in sorted(os.listdir(folder)):
-        if each.startswith(name + ".trash-"):
-            paths.remove_tree(os.path.join(folder, each))
+    for top, beginning in ((folder, name + ".trash-"), (own, "install-")):
+        for each in names(top):
+            if each.startswith(beginning):
+                paths.remove_tree(os.path.join(top, each))
+    build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
 
 
 def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:

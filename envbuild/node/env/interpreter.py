@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from typing import NamedTuple
 
 from envbuild.node import proc
 from envbuild.node.packages import installed as record
@@ -32,7 +33,7 @@ print(json.dumps(out))
 _COMPARE = re.compile(r"\s*(==|>=|<=|!=|<|>|~=)\s*([0-9][0-9.]*)(\.\*)?[^,]*\s*\Z")
 
 
-class Interpreter:
+class Interpreter(NamedTuple):
     """`path` (real path, never a shim), `version` (three numbers), `packages` of its base (normal name -> version).
 
     A base that is a virtual environment has `sites`, its site-packages folders, because `path` is then the interpreter
@@ -40,22 +41,12 @@ class Interpreter:
     what its packages require.
     """
 
-    def __init__(
-        self,
-        path: str,
-        version: "tuple[int, ...]",
-        packages: "dict[str, str]",
-        sites: "tuple[str, ...]" = (),
-        system_site: bool = True,
-        requires: "frozenset[str]" = frozenset(),
-    ) -> None:
-        """Plain data."""
-        self.path = path
-        self.version = version
-        self.packages = packages
-        self.sites = sites
-        self.system_site = system_site
-        self.requires = requires
+    path: str
+    version: "tuple[int, ...]"
+    packages: "dict[str, str]"
+    sites: "tuple[str, ...]" = ()
+    system_site: bool = True
+    requires: "frozenset[str]" = frozenset()
 
 
 def examine(path: object, variant: Json) -> "Interpreter":
@@ -137,12 +128,8 @@ def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> N
 
 
 def _what_is_there(requirement: str, provided: "dict[str, str]") -> str:
-    version = provided.get(record.required_name(requirement))
-    return (
-        "it has %s %s" % (record.required_name(requirement), version)
-        if version
-        else "it has no %s" % record.required_name(requirement)
-    )
+    name = record.required_name(requirement)
+    return "it has %s %s" % (name, provided[name]) if provided.get(name) else "it has no %s" % name
 
 
 def satisfied(requirement: str, provided: "dict[str, str]") -> bool:

@@ -4,11 +4,13 @@ import http.client
 import os
 import tempfile
 import urllib.request
+from typing import NamedTuple
 
 from envbuild.node import hashing, pip_config, variables
 from envbuild.node.build import diagnose
 from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.read_text import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,18 +20,14 @@ UNRECORDED = "unrecorded"
 FIRST_USE = "first use on "  # how the witness of such a hash begins
 
 
-class Group:
-    """Packages that come from one place: `extra` are uv's variables for it, `args` its options, `urls` its indexes."""
+class Group(NamedTuple):
+    """Locked packages of one place: `extra` are uv's variables for it, `args` its options, `urls` its indexes."""
 
-    def __init__(
-        self, name: str, packages: "list[Json]", extra: "dict[str, str | None]", args: "list[str]", urls: "list[str]"
-    ) -> None:
-        """`packages` are locked packages as JSON."""
-        self.name = name
-        self.packages = packages
-        self.extra = extra
-        self.args = args
-        self.urls = urls
+    name: str
+    packages: "list[Json]"
+    extra: "dict[str, str | None]"
+    args: "list[str]"
+    urls: "list[str]"
 
 
 def check_recorded(packages: "list[Json]") -> None:
@@ -85,46 +83,39 @@ def requirements(packages: "list[Json]") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _local_files(folders: "list[str]") -> "set[str]":
-    names: set[str] = set()
-    for folder in folders:
-        if os.path.isdir(folder):
-            names.update(os.listdir(folder))
-    return names
-
-
 def groups(packages: "list[Json]", artifacts: Json, config: "pip_config.PipConfig") -> "list[Group]":
     """Split packages by where they come from.
 
     A file that lies in a local find-links folder under its locked name is taken from there, without asking any index.
     The rest comes from the index that the lock names, where the request knows it, else from the configured ones.
     """
-    links = list(artifacts.get("find_links") or []) + config.find_links
-    links = pip_config.alive(links)
+    links = _links(artifacts, config)
     folders = pip_config.folders(links)
     remote = [link for link in links if pip_config.local_path(link) is None]
     local_args = ["--no-index"] + [word for folder in folders for word in ("--find-links", folder)]
     if artifacts.get("offline"):
         return [Group("offline", packages, _no_index(), ["--offline"] + local_args, [])] if packages else []
-    there = _local_files(folders)
+    there = {name for folder in folders for name in names(folder)}
     split: dict[str, list[Json]] = {}
     indexes = artifacts.get("indexes") or {}
     for package in packages:
         local = any(each["file"] in there for each in package["files"])
         name = "local" if local else package.get("index", "pypi")
         split.setdefault(name if local or (name in indexes and name != "pypi") else "configured", []).append(package)
-    found = []
-    for name in sorted(split):
-        if name == "local":
-            found.append(Group(name, split[name], _no_index(), local_args, []))
-        else:
-            found.append(_indexed(name, split[name], indexes.get(name), remote, config))
-    return found
+    return [
+        Group(name, each, _no_index(), local_args, [])
+        if name == "local"
+        else _indexed(name, each, indexes.get(name), remote, config)
+        for name, each in sorted(split.items())
+    ]
+
+
+def _links(artifacts: Json, config: "pip_config.PipConfig") -> "list[str]":
+    return pip_config.alive(list(artifacts.get("find_links") or []) + config.find_links)
 
 
 def _no_index() -> "dict[str, str | None]":
-    names = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-    return dict.fromkeys(names)
+    return dict.fromkeys(("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"))
 
 
 def _indexed(
@@ -182,11 +173,9 @@ def _install_wheels(
     tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json, options: "list[str]"
 ) -> None:
     options = ["--no-build"] + options
-    for folder in pip_config.folders(
-        pip_config.alive(list(artifacts.get("find_links") or []) + tool.config.find_links)
-    ):
-        for each in [each for package in packages for each in package["files"]]:
-            wheel_file.refuse_unsafe(os.path.join(folder, each["file"]))
+    for folder in pip_config.folders(_links(artifacts, tool.config)):
+        for name in _files(packages):
+            wheel_file.refuse_unsafe(os.path.join(folder, name))
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
         try:
@@ -206,18 +195,15 @@ def archived(
     known = {}
     for package in packages:
         name = installed.normal_name(package["name"])
-        rows = [
-            each for each in doubtful if installed.normal_name(each["package"]) == name and each["kind"] == "changed"
-        ]
-        names = [each["path"] for each in rows if "/site-packages/" in each["path"]]
-        if not names or is_sdist(package):
+        rows = [each for each in doubtful if installed.normal_name(each["package"]) == name]
+        changed = [each["path"] for each in rows if each["kind"] == "changed" and "/site-packages/" in each["path"]]
+        if not changed or is_sdist(package):
             continue
         with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
             # Linked to a cache of this one call, which nobody else sees: no second copy.
-            _install_wheels(
-                tool, environment, [package], artifacts, ["--no-cache", "--link-mode", "hardlink", "--target", folder]
-            )
-            for path in names:
+            options = ["--no-cache", "--link-mode", "hardlink", "--target", folder]
+            _install_wheels(tool, environment, [package], artifacts, options)
+            for path in changed:
                 file = os.path.join(folder, path.partition("/site-packages/")[2])
                 if os.path.isfile(file):
                     known[path] = hashing.digest_of(file)
@@ -270,9 +256,13 @@ def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> Non
     if member:
         if tool.keeps_cache:  # a copy that is unpacked there is taken again without a word
             forget_cached(tool, [each["name"] for each in group.packages])
-        names = [each["file"] for package in group.packages for each in package["files"]]
-        one = names[0] if len(names) == 1 else "one of %s from `%s`" % (plural(len(names), "file"), group.name)
+        files = _files(group.packages)
+        one = files[0] if len(files) == 1 else "one of %s from `%s`" % (plural(len(files), "file"), group.name)
         raise wheel_file.unsafe(one, member, "which leads out of its folder")
+
+
+def _files(packages: "list[Json]") -> "list[str]":
+    return [each["file"] for package in packages for each in package["files"]]
 
 
 def _name_first_use(group: "Group", error: "NodeError") -> None:
@@ -293,10 +283,8 @@ def _check_index(group: "Group", error: "NodeError") -> None:
     for url in group.urls:
         if not url.startswith(("http://", "https://")):
             continue
-        page = "%s/%s/" % (
-            pip_config.without_credentials(url).rstrip("/"),
-            installed.normal_name(group.packages[0]["name"]),
-        )
+        index, name = pip_config.without_credentials(url).rstrip("/"), group.packages[0]["name"]
+        page = "%s/%s/" % (index, installed.normal_name(name))
         try:
             with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310 - the scheme was checked
                 kind = answer.headers.get("Content-Type", "")
@@ -314,6 +302,6 @@ def _check_index(group: "Group", error: "NodeError") -> None:
             ) from error
 
 
-def forget_cached(tool: "uv.Uv", names: "list[str]") -> bool:
+def forget_cached(tool: "uv.Uv", packages: "list[str]") -> bool:
     """Remove packages from uv's cache, so that a damaged copy is not used again; True when uv did it."""
-    return tool.run(["cache", "clean", "--"] + names, timeout=60.0).ok if names else False
+    return tool.run(["cache", "clean", "--"] + packages, timeout=60.0).ok if packages else False

@@ -5,6 +5,7 @@ import os
 from envbuild.node import lease, paths
 from envbuild.node.env import backup, stamp
 from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.read_text import names
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -14,8 +15,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     Raises NodeError `environment-in-use` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
     """
-    args = request["args"]
-    prefix = request["prefix"]
+    args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
     if not os.path.lexists(environment):
         raise NodeError(
@@ -23,35 +23,35 @@ def run(request: Json) -> "tuple[bool, Json]":
             "there is no environment %s" % environment,
             hint="`envbuild env list` shows those that are there",
         )
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    try:
-        with held:
-            users = _users(prefix, environment)
-            if users and not args.get("force"):
-                raise NodeError(
-                    "environment-in-use",
-                    "%s is the environment in use for %s" % (environment, ", ".join(users)),
-                    hint="switch first (`envbuild env use`), or remove it with --force",
-                    exit_code=Exit.REFUSED,
-                )
-            running = _processes(environment) if not args.get("force") else []
-            if running:
-                raise NodeError(
-                    "environment-in-use",
-                    "%s is in use by running processes" % environment,
-                    why="pid %s" % ", ".join(running[:10]),
-                    hint="end them first, or remove it with --force",
-                    exit_code=Exit.REFUSED,
-                )
-            for stack in users:
-                paths.remove_tree(paths.current_link(prefix, stack))
-                paths.remove_tree(paths.modulefile(prefix, stack))
-            paths.discard(environment)
-            for old in backup.copies(environment):
-                paths.discard(old)
-    finally:
-        held.release()
+    with lease.during(request):
+        users = _users(prefix, environment)
+        if not args.get("force"):
+            _refuse_used(environment, users)
+        for stack in users:
+            paths.remove_tree(paths.current_link(prefix, stack))
+            paths.remove_tree(paths.modulefile(prefix, stack))
+        for each in [environment] + backup.copies(environment):
+            paths.discard(each)
     return True, {"removed": environment}
+
+
+def _refuse_used(environment: str, users: "list[str]") -> None:
+    if users:
+        raise NodeError(
+            "environment-in-use",
+            "%s is the environment in use for %s" % (environment, ", ".join(users)),
+            hint="switch first (`envbuild env use`), or remove it with --force",
+            exit_code=Exit.REFUSED,
+        )
+    running = _processes(environment)
+    if running:
+        raise NodeError(
+            "environment-in-use",
+            "%s is in use by running processes" % environment,
+            why="pid %s" % ", ".join(running[:10]),
+            hint="end them first, or remove it with --force",
+            exit_code=Exit.REFUSED,
+        )
 
 
 def _processes(environment: str) -> "list[str]":
@@ -71,8 +71,5 @@ def _holds(pid: str, name: str, mark: bytes) -> bool:
 
 def _users(prefix: str, environment: str) -> "list[str]":
     """Stacks whose link names this environment."""
-    try:
-        names = sorted(os.listdir(os.path.join(prefix, "current")))
-    except OSError:
-        return []
-    return [name for name in names if not name.startswith(".") and stamp.is_current(prefix, name, environment)]
+    links = [name for name in names(os.path.join(prefix, "current")) if not name.startswith(".")]
+    return [name for name in links if stamp.is_current(prefix, name, environment)]

@@ -11,7 +11,9 @@ import re
 from envbuild.node import paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, has_fields, log
+from envbuild.node.read_text import names
+from envbuild.node.read_text import read as read_text
 
 STAMP_VERSION = 1
 STAMP = "stamp.json"
@@ -23,11 +25,9 @@ READ = "read.json"  # when the contents were last read; not part of the root
 
 def read(environment: str) -> "Json | None":
     """The stamp of an environment, None when it is half built or the stamp is damaged."""
-    found = paths.read_json(paths.meta(environment, STAMP))
-    if not isinstance(found, dict) or found.get("version") != STAMP_VERSION:
-        return None
-    wanted = (("variant_digest", str), ("root", str), ("packages", dict), ("sources", list), ("stack", str))
-    return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
+    found = paths.read_json(paths.meta(environment, STAMP)) or {}
+    whole = has_fields(found, variant_digest=str, root=str, packages=dict, sources=list, stack=str)
+    return found if found.get("version") == STAMP_VERSION and whole else None
 
 
 def write(environment: str, data: Json) -> None:
@@ -99,11 +99,7 @@ def facts(prefix: str, environment: str) -> Json:
 def list_environments(prefix: str) -> "list[str]":
     """Paths of the environments under a prefix, stamped or half built, without trash and set-aside ones."""
     folder = paths.envs_dir(prefix)
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
-    kept = [name for name in names if ".trash-" not in name and ".old-" not in name and not name.startswith(".")]
+    kept = [name for name in names(folder) if ".trash-" not in name and ".old-" not in name and name[0] != "."]
     return [path for path in (os.path.join(folder, name) for name in kept) if os.path.isdir(path)]
 
 
@@ -112,22 +108,18 @@ def python_version(environment: str) -> str:
 
     uv writes `version_info`, venv `version`.
     """
-    of_conda = [re.match(r"python-(\d+\.\d+\.\d+)-", name) for name in meta.names(environment)]
-    for found in of_conda:
+    for name in meta.names(environment):
+        found = re.match(r"python-(\d+\.\d+\.\d+)-", name)
         if found is not None:
             return found.group(1)
-    try:
-        with open(os.path.join(environment, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
-            rows = [line.partition("=") for line in stream.read(65536).splitlines()]
-    except OSError:
-        return ""
+    rows = [line.partition("=") for line in read_text(os.path.join(environment, "pyvenv.cfg"), 65536).splitlines()]
     said = {name.strip(): value.strip() for name, _, value in rows}
     found = re.match(r"\d+\.\d+\.\d+", said.get("version_info") or said.get("version") or "")
     return found.group() if found else ""
 
 
-def unchanged(environment: str, variant: Json, found: Json) -> Json:
-    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
+def check_unchanged(environment: str, variant: "Json | None") -> None:
+    """Raise NodeError `environment-drifted` (exit 1) where the fast check does not pass."""
     problems = fast_problems(environment, variant)
     if problems:
         raise NodeError(
@@ -137,6 +129,11 @@ def unchanged(environment: str, variant: Json, found: Json) -> Json:
             hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
             exit_code=Exit.CHECK_FAILED,
         )
+
+
+def unchanged(environment: str, variant: Json, found: Json) -> Json:
+    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
+    check_unchanged(environment, variant)
     log("%s is there and unchanged" % environment)
     result = {key: found.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
     return dict(result, environment=environment, record_checked=0, seconds={})

@@ -12,24 +12,21 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     Raises NodeError `environment-not-stamped` or `environment-of-another-stack` (exit 7), `prefix-busy` (75).
     """
-    args = request["args"]
-    prefix = request["prefix"]
+    args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
     stack = paths.checked_name(args.get("stack"), "stack")
     _stamped(environment, stack)
     paths.set_umask(prefix)
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    try:
-        with held:
-            found = _stamped(environment, stack)
-            target = os.path.join("..", "envs", os.path.basename(environment))
-            changed = paths.switch_link(paths.current_link(prefix, stack), target)
-            changed = (
-                activation_files.write_modulefile(prefix, environment, stack, found.get("variables") or {}) or changed
-            )
-    finally:
-        held.release()
+    with lease.during(request):
+        changed = switch(prefix, stack, environment, _stamped(environment, stack).get("variables") or {})
     return changed, {"current": paths.current_link(prefix, stack)}
+
+
+def switch(prefix: str, stack: str, environment: str, variables: Json) -> bool:
+    """Point the link and the modulefile of a stack at an environment; True when one of them was not so already."""
+    target = os.path.join("..", "envs", os.path.basename(environment))
+    changed = paths.switch_link(paths.current_link(prefix, stack), target)
+    return activation_files.write_modulefile(prefix, environment, stack, variables) or changed
 
 
 def _stamped(environment: str, stack: str) -> Json:

@@ -19,8 +19,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     (`level` says so). Else stamp, variant digest, package set and versions, link; the check `files` is `not-run` and
     says when the contents were last read. `result.ok` is False on drift. Raises NodeError `environment-unknown` (2).
     """
-    args = request["args"]
-    prefix = request["prefix"]
+    args, prefix = request["args"], request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
     environment = _environment(prefix, stack, args.get("environment"))
     checks: list[Json] = []
@@ -119,7 +118,7 @@ def _unread(environment: str, found: Json) -> Json:
     An environment that nobody has read since was read when it was stamped.
     """
     noted = paths.read_json(paths.meta(environment, stamp.READ))
-    if not isinstance(noted, dict) or noted.get("run") != found.get("run"):
+    if noted is None or noted.get("run") != found.get("run"):
         noted = {"at": found.get("stamped_at"), "differed": 0}
     at, differed = noted.get("at"), int(noted.get("differed") or 0)
     then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
@@ -167,7 +166,7 @@ def _check_files(
     now = {path: entry.as_list() for path, entry in entries.items()}
     root = merkle.root_of(now)
     good = "%s read, root %.12s measured" % (plural(len(now), "file"), root)
-    if not isinstance(stamped, dict) or merkle.root_of(stamped) != found["root"]:
+    if stamped is None or merkle.root_of(stamped) != found["root"]:
         problems = ["the list of files does not give the stamped root"]
         if root == found["root"]:
             problems[0] += "; the files themselves do"

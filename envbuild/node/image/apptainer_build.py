@@ -5,8 +5,8 @@ import posixpath
 import tarfile
 import tempfile
 
-from envbuild.node import paths, proc
-from envbuild.node.image import image_file, runtimes
+from envbuild.node import hashing, paths, proc
+from envbuild.node.image import image_file
 from envbuild.node.protocol import Exit, Json, NodeError, log
 
 TYPE_CHECKING = False
@@ -30,11 +30,10 @@ def build(args: Json, prefix: str, held: "lease.Lease") -> Json:
     def make(half: str) -> None:
         folder = _folder(args.get("tmp") or os.path.join(prefix, "tmp"))
         try:
-            _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
-            _apptainer(args, folder, half)
-            held.check()
-        except OSError as error:
-            raise paths.os_error(error, folder) or error from error
+            with paths.coded_errors(folder):
+                _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
+                _apptainer(args, folder, half)
+                held.check()
         finally:
             paths.remove_tree(folder)
 
@@ -50,18 +49,12 @@ def _folder(top: str) -> str:
                 paths.remove_tree(os.path.join(top, name))
         return tempfile.mkdtemp(prefix="image-build-", dir=top)
     except OSError as error:
-        raise paths.os_error(error, top) or NodeError(
-            "prefix-not-writable",
-            "cannot write to %s" % top,
-            why=str(error),
-            hint="choose another `tmp` in the target",
-            exit_code=Exit.REFUSED,
-        ) from error
+        raise paths.not_writable(error, top) from error
 
 
 def _unpack(archive: str, wanted: str, folder: str) -> None:
     """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
-    found = runtimes.digest_of(archive)
+    found = hashing.digest_if_readable(archive)
     why = "" if found == wanted else "its sha256 is %s, sent was %s" % ((found or "none")[:12], wanted[:12])
     if not why:
         with tarfile.open(archive) as opened:
@@ -98,8 +91,7 @@ def _apptainer(args: Json, folder: str, path: str) -> None:
         return
     said = (done.out + "\n" + done.err).strip()
     why = "no end after %d s" % TIMEOUT if done.timed_out else said[-_LAST:] or "exit %s" % done.rc
-    if "no space left on device" in said.lower() or "disk quota exceeded" in said.lower():
-        raise paths.full_disk(folder, why)
+    paths.refuse_full(said, folder, why)
     raise NodeError(
         "image-build-failed",
         "the image of %s could not be built with Apptainer" % args["stack"],

@@ -5,6 +5,7 @@ and take out of the outcome what differs from build to build: times, caches, how
 the first part of `install`, all that does not depend on a source; `build` has the rest and says what it added.
 """
 
+import json
 import os
 import shutil
 
@@ -14,7 +15,9 @@ from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
 from envbuild.node.image import added_files, fetch_stage
 from envbuild.node.packages import installed
+from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.read_text import read
 
 _VERBS = {"packages": ("install",), "build": ("install", "smoke", "activate")}
 # What a build says of itself that the next one need not repeat.
@@ -65,10 +68,7 @@ def network_state() -> str:
 
 def _check_libc() -> None:
     """Raise NodeError `image-without-glibc` (exit 7) on another C library: locked wheels are built for glibc."""
-    try:
-        found = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        found = ""
+    found = system.glibc()
     if not found.startswith("glibc"):
         raise NodeError(
             "image-without-glibc",
@@ -91,7 +91,7 @@ def _packages(args: Json, _prefix: str, network: str) -> Json:
 def _build(args: Json, prefix: str, network: str) -> Json:
     """Sources, the smoke test and the stamp, on what `_packages` left."""
     variant = paths.read_json(args["variant"])
-    if not isinstance(variant, dict) or not variant.get("digest"):
+    if variant is None or not variant.get("digest"):
         raise NodeError("request-invalid", "%s is no variant of a lock" % args["variant"])
     install = args["requests"][0]["args"]
     environment = paths.checked_environment(prefix, install["environment"])
@@ -163,14 +163,13 @@ def settle(environment: str) -> None:
     """Take out of a built environment what is not the same in every build of it."""
     for name in (stamp.INSTALLED, "sources.json"):
         path = paths.meta(environment, name)
-        told = paths.read_json(path)
-        if told is None:
-            continue
-        listed = told["sources"] if isinstance(told, dict) else told
-        for source in listed:
+        text = read(path)
+        told = json.loads(text) if text else []
+        for source in told["sources"] if isinstance(told, dict) else told:
             for key in _VOLATILE:
                 (source.get("build") or {}).pop(key, None)
-        paths.write_json(path, told)
+        if text:
+            paths.write_json(path, told)
     of_conda = meta.distributions(environment)
     for site in installed.site_packages(environment):
         top = os.path.join(environment, site)
@@ -186,7 +185,7 @@ def _forget_origin(folder: str) -> None:
     """
     names = ["uv_cache.json", "direct_url.json"]
     origin = paths.read_json(os.path.join(folder, "direct_url.json"))
-    if isinstance(origin, dict) and "dir_info" in origin:
+    if "dir_info" in (origin or {}):
         names.remove("direct_url.json")
     names = [name for name in names if os.path.lexists(os.path.join(folder, name))]
     if not names:

@@ -15,38 +15,39 @@ import time
 import uuid
 
 from envbuild.node import facts as probe
-from envbuild.node import lease, paths, proc, protocol
+from envbuild.node import hashing, lease, paths, proc, protocol
 from envbuild.node.image import apptainer_build, load, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.smoke import rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    pass
 
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
 # s that a runtime has to end its container: a client of podman or docker that is killed leaves it behind.
 _GRACE = 30.0
+_RECORDED = ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
 
 
 def run(request: Json) -> "tuple[bool, Json]":
     """Do `args.action`; see docs/containers.md. Raises NodeError; see the functions."""
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
-    action = args.get("action")
-    if action == "look":
-        return False, _look(args, prefix)
-    if action == "ask":
-        return False, _ask_recorded(args, prefix)
-    if action in ("install", "take", "build", "accept"):
-        acts = {"install": _install, "take": _take, "build": apptainer_build.build, "accept": _accept}
-        return True, _under_lease(acts[action], args, request)
-    if action == "try":
-        return False, _try(args, prefix)
-    if action == "meet":
-        return False, _meet(args, prefix)
-    raise NodeError("request-invalid", "`container` has no action %r" % str(action)[:80])
+    action = str(args.get("action"))
+    looks = {"look": _look, "ask": _ask_recorded, "try": _try, "meet": _meet}
+    if action in looks:
+        return False, looks[action](args, prefix)
+    changes = {"install": _install, "take": _take, "build": apptainer_build.build, "accept": _accept}
+    if action not in changes:
+        raise NodeError("request-invalid", "`container` has no action %r" % action[:80])
+    args["prefix"] = prefix
+    paths.make_dirs(prefix, "images", "bin")
+    with lease.during(request) as held:
+        result = changes[action](args, prefix, held)
+        held.check()
+    return True, result
 
 
 def _look(args: Json, prefix: str) -> Json:
@@ -54,21 +55,6 @@ def _look(args: Json, prefix: str) -> Json:
     _, facts = probe.run({"prefix": prefix, "args": {"node": args.get("node"), "brief": True}})
     python = {"path": sys.executable, "version": "%d.%d.%d" % sys.version_info[:3]}
     return {"facts": facts, "python": python, "containers": runtimes.look(args["stack"], prefix)}
-
-
-def _under_lease(act: "Callable[[Json, str, lease.Lease], Json]", args: Json, request: Json) -> Json:
-    """`act(args, prefix, held)`. Raises NodeError `prefix-busy` (75), and what `act` raises."""
-    prefix = args["prefix"] = request["prefix"]
-    paths.set_umask(prefix)
-    paths.make_dirs(prefix, "images", "bin")
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
-    try:
-        with held:
-            result = act(args, prefix, held)
-            held.check()
-            return result
-    finally:
-        held.release()
 
 
 def _install(args: Json, prefix: str, held: "lease.Lease") -> Json:
@@ -142,7 +128,7 @@ def _try(args: Json, prefix: str) -> Json:
         image, _ = load.load(args, prefix)
         return _tested(args, image)
     path, wanted = args["file"]["path"], args["file"].get("sha256")
-    found = runtimes.digest_of(path)
+    found = hashing.digest_if_readable(path)
     if found is None or (wanted is not None and found != wanted):
         raise NodeError(
             "image-file-damaged",
@@ -186,12 +172,9 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
     path = os.path.join(prefix, "bin", args["stack"])
     text = args["launcher"].replace("{image}", image).encode("utf-8")
     paths.write_atomic(path, text)
-    os.chmod(path, 0o755 & ~_umask())
-    told = {
-        key: args[key] for key in ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
-    }
+    os.chmod(path, 0o755 & ~paths.umask())
     record = dict(
-        told,
+        {key: args[key] for key in _RECORDED},
         gpus=args.get("gpus"),  # how many take part in a joint test
         version=runtimes.RECORD_VERSION,
         digest=args.get("digest"),
@@ -202,19 +185,13 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
         root=verify.get("root"),
         packages=verify.get("packages") or {},
         sources=verify.get("sources") or [],
-        launcher={"path": path, "sha256": runtimes.digest_of(path)},
+        launcher={"path": path, "sha256": hashing.digest_of(path)},
         installed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     if args.get("nodes"):
         record["nodes"] = args["nodes"]  # those that tested it in a job
     paths.write_json(runtimes.record_path(prefix, args["stack"]), record)
     return path
-
-
-def _umask() -> int:
-    value = os.umask(0o022)
-    os.umask(value)
-    return value
 
 
 def _in_use(args: Json, prefix: str) -> Json:
@@ -251,7 +228,7 @@ def _ask_recorded(args: Json, prefix: str) -> Json:
 def _image_check(record: Json) -> Json:
     file = record.get("file")
     if file:
-        good = runtimes.digest_of(file["path"]) == file["sha256"]
+        good = hashing.digest_if_readable(file["path"]) == file["sha256"]
         says = "%s is as it was made" % file["path"] if good else "%s is not there or was changed" % file["path"]
     else:
         good = runtimes.present(record)
@@ -262,7 +239,7 @@ def _image_check(record: Json) -> Json:
 
 def _launcher_check(record: Json) -> Json:
     path = record["launcher"]["path"]
-    good = runtimes.digest_of(path) == record["launcher"]["sha256"]
+    good = hashing.digest_if_readable(path) == record["launcher"]["sha256"]
     says = "%s is as it was written" % path if good else "%s is not there or was changed" % path
     return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
 

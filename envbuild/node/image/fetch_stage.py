@@ -10,7 +10,6 @@ or index that the lock names, then the configured ones, then pip's own default.
 """
 
 import concurrent.futures
-import hashlib
 import os
 import shutil
 import sys
@@ -44,7 +43,7 @@ def run(args: Json) -> Json:
     wheels = os.path.join(out, "wheels")
     os.makedirs(wheels, exist_ok=True)
     git_source.check_pins(args.get("sources") or [])
-    try:
+    with paths.coded_errors(out):
         place = _Places(args)
         with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
             jobs = [pool.submit(place.bring, each, _folder_of(each, out)) for each in args.get("files") or []]
@@ -53,8 +52,6 @@ def run(args: Json) -> Json:
             _source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
         for tool in args.get("tools") or []:
             _tool(tool, wheels)
-    except OSError as error:
-        raise paths.os_error(error, out) or error from error
     log("fetched %s, %d bytes" % (plural(len(sizes), "file"), sum(sizes)))
     return {"files": len(sizes), "bytes": sum(sizes)}
 
@@ -87,9 +84,7 @@ class _Places:
 
     def bring(self, wanted: Json, folder: str) -> int:
         """One file into `folder`, its size in bytes."""
-        name, digest = wanted["file"], wanted["sha256"]
-        if os.path.basename(name) != name or name.startswith("."):
-            raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
+        name, digest = paths.checked_file(wanted["file"]), wanted["sha256"]
         target = os.path.join(folder, name)
         kept = os.path.join(self._cache, digest) if self._cache else None
         # A folder may be a channel too, with subfolders.
@@ -171,17 +166,14 @@ class _Places:
         return self._default
 
     def _download(self, url: str, name: str, digest: str, target: str) -> None:
-        total = hashlib.sha256()
         with open(target, "wb") as stream:
-            for block in index_client.blocks(url, self._config.cert):
-                total.update(block)
-                stream.write(block)
-        if total.hexdigest() != digest:
+            found, _ = hashing.write(index_client.blocks(url, self._config.cert), stream)
+        if found != digest:
             os.unlink(target)
             raise NodeError(
                 "hash-mismatch",
                 "%s is not the file that the lock names" % name,
-                why="sha256 is %s, the lock says %s" % (total.hexdigest(), digest),
+                why="sha256 is %s, the lock says %s" % (found, digest),
                 hint="do not use this index or mirror; if the lock is wrong, create it again",
                 exit_code=Exit.INTEGRITY,
             )
@@ -193,7 +185,7 @@ def _indexes(args: Json) -> Json:
     path = args.get("addresses")
     if path:
         told = paths.read_json(path)
-        if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+        if told is None or not all(isinstance(each, dict) for each in told.values()):
             raise NodeError(
                 "request-invalid",
                 "%s has no addresses of indexes" % path,
@@ -210,30 +202,18 @@ def _refuse_unsafe(path: str) -> None:
 
 
 def _keep(path: str, kept: str) -> None:
-    """Copy into the cache, whole or not at all; a cache that cannot be written is no loss."""
+    """Copy a file or folder into the cache, whole or not at all; a cache that cannot be written is no loss."""
     try:
         os.makedirs(os.path.dirname(kept), exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=os.path.dirname(kept))
-        os.close(handle)
-        shutil.copyfile(path, part)
-        os.rename(part, kept)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(kept)) as part:
+            made = os.path.join(part, "made")
+            if os.path.isdir(path):
+                shutil.copytree(path, made, symlinks=True)
+            else:
+                shutil.copyfile(path, made)
+            os.rename(made, kept)
     except OSError as error:
         log("not kept in the cache: %s" % error)
-
-
-def _keep_folder(folder: str, kept: str) -> None:
-    """As `_keep`, for a repository."""
-    part: str | None = None
-    try:
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        part = tempfile.mkdtemp(dir=os.path.dirname(kept))
-        shutil.copytree(folder, os.path.join(part, "made"), symlinks=True)
-        os.rename(os.path.join(part, "made"), kept)
-    except OSError as error:
-        log("not kept in the cache: %s" % error)
-    finally:
-        if part:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _source(source: Json, folder: str, links: "list[str]", cache: "str | None") -> None:
@@ -254,7 +234,7 @@ def _source(source: Json, folder: str, links: "list[str]", cache: "str | None") 
         to = repository(folder, name)
         git_source.mirror(pin, to, name, next((each for each in given if os.path.exists(each)), None))
         if kept and not os.path.exists(kept):
-            _keep_folder(to, kept)
+            _keep(to, kept)
 
 
 def _tool(tool: Json, wheels: str) -> None:

@@ -2,8 +2,7 @@
 
 import os
 
-from envbuild.node import paths
-from envbuild.node.image import runtimes
+from envbuild.node import hashing, paths
 from envbuild.node.protocol import Json, log
 from envbuild.node.read_text import read
 
@@ -23,7 +22,7 @@ def made(path: str, make: "Callable[[str], None]", recorded: "str | None" = None
         _forget(half)  # of a run that was killed
         try:
             make(half)
-            digest = runtimes.digest_of(half)
+            digest = hashing.digest_if_readable(half)
             # First: a kill in between leaves a file that is made again.
             paths.write_atomic(path + ".sha256", ("%s  %s\n" % (digest, path)).encode("utf-8"))
             os.replace(half, path)
@@ -37,7 +36,7 @@ def _whole(path: str, recorded: "str | None") -> "str | None":
     if not os.path.exists(path):
         return None
     wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
-    found = runtimes.digest_of(path)
+    found = hashing.digest_if_readable(path)
     if found is not None and found == wanted:
         return found
     expected = "expected %.12s" % wanted if wanted else "none was recorded"

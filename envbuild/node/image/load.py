@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import tarfile
+from functools import partial
 
-from envbuild.node import paths, proc
+from envbuild.node import hashing, paths, proc
 from envbuild.node.image import image_file, local_registry, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError
 
@@ -35,10 +36,7 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
     kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
     recorded = kept.get("sha256") if kept.get("path") == path else None
-
-    def make(half: str) -> None:
-        _make_file(args, runtime, args.get("maker") or program, half)
-
+    make = partial(_make_file, args, runtime, args.get("maker") or program)
     return path, image_file.made(path, make, recorded, bool(args.get("force")))
 
 
@@ -128,7 +126,7 @@ def check_archive(args: Json) -> None:
     Raises NodeError `image-archive-damaged` (exit 5); the file is then removed.
     """
     path = args["archive"]
-    found = runtimes.digest_of(path)
+    found = hashing.digest_if_readable(path)
     why = _other_image(path, args["id"])
     if found != args["sha256"]:
         why = "its sha256 is %s, sent was %s" % ((found or "none")[:12], args["sha256"][:12])
@@ -171,8 +169,7 @@ def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None] |
     if done.ok:
         return
     why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
-    if "no space left on device" in why.lower() or "disk quota exceeded" in why.lower():
-        raise paths.full_disk(args["prefix"], why)
+    paths.refuse_full(why, args["prefix"], why)
     raise NodeError(
         code,
         "%s could not take the image %s" % (args["runtime"], args["name"]),

@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 from envbuild.node import hashing, paths, proc
-from envbuild.node.protocol import Json
+from envbuild.node.protocol import Json, has_fields
 from envbuild.node.read_text import names, read, search_path, which
 
 DEADLINE = 60.0
@@ -45,7 +45,8 @@ def look(stack: str, prefix: str) -> Json:
         "raises_limits": raises_limits(),
         "record": record,
         "present": bool(is_there),
-        "launcher": record is not None and digest_of(record["launcher"]["path"]) == record["launcher"]["sha256"],
+        "launcher": record is not None
+        and hashing.digest_if_readable(record["launcher"]["path"]) == record["launcher"]["sha256"],
     }
 
 
@@ -107,11 +108,9 @@ def record_path(prefix: str, stack: str) -> str:
 
 def read_record(prefix: str, stack: str) -> "Json | None":
     """The record, None where there is none or it is no record."""
-    found = paths.read_json(record_path(prefix, stack))
-    if not isinstance(found, dict) or found.get("version") != RECORD_VERSION:
-        return None
-    wanted = (("id", str), ("runtime", str), ("program", str), ("command", list), ("launcher", dict), ("name", str))
-    return found if all(isinstance(found.get(key), kind) for key, kind in wanted) else None
+    found = paths.read_json(record_path(prefix, stack)) or {}
+    whole = has_fields(found, id=str, runtime=str, program=str, command=list, launcher=dict, name=str)
+    return found if found.get("version") == RECORD_VERSION and whole else None
 
 
 def present(record: "Json | None") -> bool:
@@ -132,11 +131,3 @@ def image_id(program: str, image: str) -> "str | None":
     done = proc.run([program, "image", "inspect", "--format", "{{.Id}}", image], timeout=DEADLINE)
     found = done.out.strip().splitlines()
     return found[-1].replace("sha256:", "") if done.ok and found else None
-
-
-def digest_of(path: str) -> "str | None":
-    """sha256 (hex) of a file, None where it cannot be read."""
-    try:
-        return hashing.digest_of(path)
-    except OSError:
-        return None

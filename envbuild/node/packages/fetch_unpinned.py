@@ -27,7 +27,6 @@ def run(request: Json) -> "tuple[bool, Json]":
     `package-not-found`, `index-unknown` (4), `network-unreachable`, `disk-full`, `prefix-busy` (75).
     """
     args, prefix = request["args"], request["prefix"]
-    paths.set_umask(prefix)
     paths.make_dirs(prefix, paths.FIRST_USE)
     folder = os.path.join(prefix, paths.FIRST_USE)
     with lease.during(request), paths.coded_errors(folder):

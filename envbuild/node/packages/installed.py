@@ -72,7 +72,8 @@ def requires(environment: str) -> "dict[str, set[str]]":
                 name = normal_name(value)
             elif key == "requires-dist":
                 wanted.add(required_name(value))
-        found.setdefault(name, set()).update(wanted)
+        if name or wanted:
+            found.setdefault(name, set()).update(wanted)
     return found
 
 

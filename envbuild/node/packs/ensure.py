@@ -9,7 +9,7 @@ import uuid
 
 from envbuild.node import hashing, lease, paths
 from envbuild.node.env import stamp
-from envbuild.node.protocol import Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, argument, log
 
 WAIT = 3600.0
 _OLD = 86400.0
@@ -24,9 +24,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
     stack = paths.checked_name(args.get("stack"), "stack")
-    for key, kind in (("root", str), ("variant", dict), ("pack", dict)):
-        if not isinstance(args.get(key), kind):
-            raise NodeError("request-invalid", "`args.%s` is missing" % key)
+    for key, kind in (("root", "a text"), ("variant", "an object"), ("pack", "an object")):
+        argument(args, key, kind)
     near = args["pack"].get("near")
     try:
         if in_place(prefix, environment, stack, args):
@@ -59,17 +58,12 @@ def in_place(prefix: str, environment: str, stack: str, args: Json) -> bool:
 
 def lease_of(request: Json) -> "lease.Lease":
     """The lease on the prefix, which is made where it is not there. Raises NodeError `prefix-busy` (75)."""
-    prefix = request["prefix"]
-    paths.set_umask(prefix)
-    paths.make_dirs(prefix, "envs", "tools")
-    return lease.acquire(prefix, request["run"], request["args"].get("controller"), float(request["args"]["wait"]))
+    paths.make_dirs(request["prefix"], "envs", "tools")
+    return lease.of_request(request)
 
 
 def _bring(request: Json, environment: str, near: "str | None") -> "tuple[str, str]":
-    """Unpack what is missing or not as it should be, stamp it and make it the one in use.
-
-    What was done, and the level of the root.
-    """
+    """Unpack what is missing or not as it should be, stamp it, make it the one in use; what was done, root's level."""
     # Read only where there is work: every task of every job comes by here.
     from envbuild.node.env import activate
     from envbuild.node.packs import unpack
@@ -102,13 +96,10 @@ def _sweep(near: "str | None") -> None:
 
 def _whole(near: str, sha256: str) -> bool:
     """Whether the near copy is the pack; one that came here in part only must not stand in its way."""
-    try:
-        good = hashing.digest_of(near) == sha256
-    except OSError:
-        return False
-    if not good:
+    found = hashing.digest_if_readable(near)
+    if found not in (None, sha256):
         log("%s is not the whole pack" % near)
-    return good
+    return found == sha256
 
 
 def _result(prefix: str, environment: str, stack: str, args: Json, says: str, level: str = "stamped") -> Json:

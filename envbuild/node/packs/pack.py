@@ -16,7 +16,8 @@ import tempfile
 from envbuild.node import hashing, paths, proc
 from envbuild.node.env import stamp
 from envbuild.node.packs import pack_format, published
-from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.probe import system
+from envbuild.node.protocol import Exit, Json, NodeError, argument, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     """
     args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
-    folder = args.get("folder")
-    if not isinstance(folder, str) or not folder.startswith("/"):
-        raise NodeError("request-invalid", "`folder` must be an absolute path")
+    folder = argument(args, "folder", "an absolute path")
     found = stamp.read(environment)
     if found is None:
         raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
@@ -49,25 +48,20 @@ def run(request: Json) -> "tuple[bool, Json]":
     try:
         if there is not None and hashing.digest_of(there["file"]) == there["sha256"]:
             log("%s is there and whole" % there["file"])
-            _publish(request, there)
+            published.publish(request, there)
             return False, there
         manifest, members = describe(prefix, environment, found, alone)
         os.makedirs(folder, exist_ok=True)
         made = _write(folder, name, usable(args.get("formats")), manifest, members, args.get("durable", True))
         record = dict(manifest, **made)
         paths.write_json(os.path.join(folder, name + ".json"), record)
-        _publish(request, record)
+        published.publish(request, record)
     except OSError as error:
         raise paths.os_error(error, folder) or NodeError(
             "pack-not-writable", "cannot write a pack into %s" % folder, why=str(error), exit_code=Exit.REFUSED
         ) from error
     log("packed %s: %s, %d MB" % (environment, plural(len(members), "path"), made["bytes"] // 10**6))
     return True, record
-
-
-def _publish(request: Json, record: Json) -> None:
-    if request["args"].get("ensure"):
-        published.publish(request, record)
 
 
 def pack_name(environment: str, found: Json) -> str:
@@ -126,7 +120,7 @@ def describe(
         "version": pack_format.VERSION, "prefix": top, "environment": environment, "stack": found["stack"],
         "profile": found.get("profile"), "variant_digest": found["variant_digest"], "root": found["root"],
         "interpreter": interpreter, "python": stamp.python_version(environment), "machine": os.uname().machine,
-        "libc": pack_format.libc(), "folders": folders, "inodes": len(members), "installed": installed,
+        "libc": system.glibc(), "folders": folders, "inodes": len(members), "installed": installed,
         "unpacked": sum(facts.st_size for _, facts in members if stat.S_ISREG(facts.st_mode)),
     }  # fmt: skip
     return manifest, members
@@ -144,8 +138,7 @@ def _walk(top: str, folder: str) -> "Iterator[tuple[str, os.stat_result]]":
         if not item.is_dir(follow_symlinks=False):
             yield name, item.stat(follow_symlinks=False)
         elif item.name != "__pycache__":
-            for each in _walk(top, name):
-                yield each
+            yield from _walk(top, name)
 
 
 def _write(
@@ -166,17 +159,7 @@ def _write(
         else:
             argv = ["zstd", "-q", "-3", "-T0", "-o", half]
             if kind == "squashfs":
-                argv = [
-                    "mksquashfs",
-                    "-",
-                    half,
-                    "-tar",
-                    "-all-root",
-                    "-noappend",
-                    "-no-xattrs",
-                    "-no-progress",
-                    "-quiet",
-                ]
+                argv = ["mksquashfs", "-", half] + "-tar -all-root -noappend -no-xattrs -no-progress -quiet".split()
                 argv += ["-comp", "zstd"] if "zstd" in proc.run(["mksquashfs", "-help"]).out else []
             _through(argv, half, manifest, members)
         with open(half, "rb+") as done:
@@ -202,8 +185,7 @@ def _through(argv: "list[str]", half: str, manifest: Json, members: "list[tuple[
         except BrokenPipeError:
             pass  # it says why itself
     if program.rc != 0:
-        if "No space left" in program.err or "quota exceeded" in program.err:
-            raise paths.full_disk(half, program.err[-300:])
+        paths.refuse_full(program.err, half, program.err[-300:])
         raise NodeError(
             "pack-not-writable", "%s failed" % argv[0], why=program.err.strip()[-500:], exit_code=Exit.REFUSED
         )

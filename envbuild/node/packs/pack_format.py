@@ -3,7 +3,7 @@
 import os
 
 from envbuild.node import paths
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError, has_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MANIFEST_LIMIT = 64 * 1024 * 1024
 def known(folder: str, name: str) -> "Json | None":
     """The record beside a pack, None when there is none or its file is not there in the size that it had."""
     record = paths.read_json(os.path.join(folder, name + ".json"))
-    if not isinstance(record, dict) or record.get("version") != VERSION or not isinstance(record.get("file"), str):
+    if record is None or record.get("version") != VERSION or not has_fields(record, file=str):
         return None
     record["file"] = os.path.join(folder, os.path.basename(record["file"]))
     try:
@@ -28,12 +28,9 @@ def known(folder: str, name: str) -> "Json | None":
         return None
 
 
-def libc() -> str:
-    """`glibc 2.36` as the C library of this interpreter says it; empty for another one."""
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):
-        return ""
+def stem(path: str) -> str:
+    """The path of a pack without the ending of its format."""
+    return next((path[: -len(end) - 1] for end in ENDINGS.values() if path.endswith("." + end)), path)
 
 
 def check_link(name: str, target: str, top: str, folders: "list[str]", interpreter: str) -> None:

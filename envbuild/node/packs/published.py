@@ -8,7 +8,8 @@ import os
 
 from envbuild.node import paths
 from envbuild.node.packs import pack_format
-from envbuild.node.protocol import Json
+from envbuild.node.protocol import Json, has_fields
+from envbuild.node.read_text import names
 
 # The keys of a stamp that a pack's manifest and the request of `ensure` have.
 _OF_REQUEST = ("stack", "profile", "variables", "evidence")
@@ -17,10 +18,12 @@ _OF_REQUEST = ("stack", "profile", "variables", "evidence")
 def publish(request: Json, record: Json) -> None:
     """Write the request of `ensure` for a pack, then the script that sends it; each file whole or not at all.
 
-    `args.ensure`: `folder`, `script` (text), `args` (of `activate`), `near`, `requests` (more places for the request),
-    `link` (a link to the pack).
+    Nothing is written without `args.ensure`: `folder`, `script`, `args` (of `activate`), `near`, `requests` (more
+    places for the request), `link` (a link to the pack).
     """
-    told = request["args"]["ensure"]
+    told = request["args"].get("ensure")
+    if not told:
+        return
     stack = paths.checked_name(record["stack"], "stack")
     pack = {"file": record["file"], "sha256": record["sha256"], "format": record["format"], "near": told.get("near")}
     args = dict(told["args"], environment=record["environment"], root=record["root"], pack=pack)
@@ -35,15 +38,10 @@ def publish(request: Json, record: Json) -> None:
 def read(shared: str, stack: str) -> "tuple[Json, Json] | None":
     """The arguments of `ensure` for a stack and the manifest of its pack; None where one is missing or does not fit."""
     request = paths.read_json(os.path.join(shared, "ensure", paths.checked_name(stack, "stack") + ".json"))
-    args = request.get("args") if isinstance(request, dict) else None
-    if not isinstance(args, dict) or not all(isinstance(args.get(key), dict) for key in ("pack", "variant")):
+    args = (request or {}).get("args")
+    if not isinstance(args, dict) or not has_fields(args, pack=dict, variant=dict):
         return None
-    file = str(args["pack"].get("file"))
-    name = os.path.basename(file)
-    for ending in pack_format.ENDINGS.values():
-        if name.endswith("." + ending):
-            name = name[: -len(ending) - 1]
-    record = pack_format.known(os.path.dirname(file), name)
+    record = pack_format.known(*os.path.split(pack_format.stem(str(args["pack"].get("file")))))
     same = record is not None and all(record.get(key) == args["pack"].get(key) for key in ("file", "sha256", "format"))
     if record is None or not same or record.get("root") != args.get("root"):
         return None
@@ -52,11 +50,8 @@ def read(shared: str, stack: str) -> "tuple[Json, Json] | None":
 
 def stacks(shared: str) -> "list[str]":
     """The stacks that have a request of `ensure` in a shared folder, sorted; none where it is no such folder."""
-    try:
-        names = sorted(os.listdir(os.path.join(shared, "ensure")))
-    except OSError:
-        return []
-    return [name[: -len(".json")] for name in names if name.endswith(".json") and not name.startswith(".")]
+    there = [name for name in names(os.path.join(shared, "ensure")) if not name.startswith(".")]
+    return [name[: -len(".json")] for name in there if name.endswith(".json")]
 
 
 def facts(shared: str, stack: str) -> "list[Json]":

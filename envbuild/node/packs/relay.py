@@ -21,9 +21,7 @@ from envbuild.node import hashing, paths
 from envbuild.node.packs import pack_format, relay_tls
 from envbuild.node.protocol import Exit, Json, NodeError, log
 
-FOLDER = os.path.join("store", "packs")  # below a prefix
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
-_BLOCK = 1 << 20
 _RECORD = 1 << 14
 _BEAT = 5.0
 _IDLE = 60.0  # seconds without a byte, after which the other side is gone
@@ -73,7 +71,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 def _checked_file(prefix: str, path: object) -> str:
     """`path` when it is a plain name in `<prefix>/store/packs`; raises NodeError `request-invalid`."""
-    folder = os.path.join(prefix, FOLDER)
+    folder = os.path.join(prefix, paths.PACKS)
     if not isinstance(path, str) or os.path.dirname(path) != folder or not _NAME.match(os.path.basename(path)):
         raise NodeError("request-invalid", "`file` is not a plain name in %s" % folder)
     return path
@@ -81,8 +79,7 @@ def _checked_file(prefix: str, path: object) -> str:
 
 def _removed(path: str) -> "tuple[bool, Json]":
     """Remove a pack, and the record that `pack` writes beside it."""
-    stem = next((path[: -len(end) - 1] for end in pack_format.ENDINGS.values() if path.endswith("." + end)), path)
-    there = [each for each in (path, stem + ".json") if os.path.lexists(each)]
+    there = [each for each in (path, pack_format.stem(path) + ".json") if os.path.lexists(each)]
     for each in there:
         os.unlink(each)
     return bool(there), {"file": path}
@@ -99,9 +96,7 @@ def _make_folder(path: str) -> None:
                 if each != path and time.time() - os.lstat(each).st_mtime > _OLD:
                     paths.remove_tree(each)
     except OSError as error:
-        raise paths.os_error(error, folder) or NodeError(
-            "prefix-not-writable", "cannot write to %s" % folder, why=str(error), exit_code=Exit.REFUSED
-        ) from error
+        raise paths.not_writable(error, folder) from error
 
 
 class _Wanted:
@@ -123,10 +118,7 @@ class _Wanted:
 
     def is_there(self) -> bool:
         """The very file is there already: this node made it, or an earlier run brought it."""
-        try:
-            return self.has_size() and hashing.digest_of(self.path) == self.sha256
-        except OSError:
-            return False
+        return self.has_size() and hashing.digest_if_readable(self.path) == self.sha256
 
 
 def _secret(token: object) -> bytes:
@@ -188,7 +180,7 @@ def _stream(connection: "socket.socket", wanted: "_Wanted", half: str, until: fl
     total = hashlib.sha256()
     left = wanted.size
     block = memoryview(bytearray(_RECORD))  # one for all: TLS gives no more at once, and a new one costs more than it
-    with open(half, "xb", buffering=_BLOCK) as out:
+    with open(half, "xb", buffering=hashing.BLOCK) as out:
         while left:
             count = connection.recv_into(block, min(_RECORD, left))
             if not count:
@@ -297,7 +289,7 @@ class _Server:
             try:
                 connection.sendall(b"F")
                 with open(self.wanted.path, "rb") as stream:
-                    for block in iter(lambda: stream.read(_BLOCK), b""):
+                    for block in hashing.blocks(stream):
                         connection.sendall(block)
                         _in_time(self.until)
                 if _receive(connection, 1) == b"K":

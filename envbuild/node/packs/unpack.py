@@ -11,12 +11,14 @@ import shutil
 import stat
 import tarfile
 import time
+from functools import partial
 
 from envbuild.node import hashing, lease, paths, proc
 from envbuild.node.env import backup, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packs import pack_format
-from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.probe import system
+from envbuild.node.protocol import Exit, Json, NodeError, argument, has_fields, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,14 +37,11 @@ def run(request: Json) -> "tuple[bool, Json]":
     `interpreter-missing`, `interpreter-mismatch`, `base-changed` (7), `disk-full`, `inodes-full`, `prefix-busy` (75).
     """
     args, prefix = request["args"], request["prefix"]
-    for key in ("environment", "variant", "file", "sha256"):
-        if key not in args:
-            raise NodeError("request-invalid", "`args.%s` is missing" % key)
-    environment = paths.checked_environment(prefix, args["environment"])
-    paths.set_umask(prefix)
+    for key, kind in (("variant", "an object"), ("file", "a text"), ("sha256", "a text")):
+        argument(args, key, kind)
+    environment = paths.checked_environment(prefix, args.get("environment"))
     paths.make_dirs(prefix, "envs", "tools")
-    paths.set_umask(prefix)
-    held = lease.acquire(prefix, request["run"], args.get("controller"), float(args.get("wait") or 0))
+    held = lease.of_request(request)
     try:
         with held:
             found = stamp.read(environment)
@@ -66,7 +65,10 @@ def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
             paths.remove_tree(os.path.join(paths.envs_dir(prefix), each))
     staging = os.path.join(paths.envs_dir(prefix), _STAGING + paths.checked_name(request["run"], "run"))
     with pack_format.open_pack(args["file"]) as pack:
-        _check_hash(args["file"], pack, str(args["sha256"]))
+        found = hashing.digest_of_stream(pack)
+        if found != args["sha256"].lower():
+            raise _damaged(args["file"], "its sha256 is %.12s, expected %.12s" % (found, args["sha256"]))
+        pack.seek(0)
         os.mkdir(staging, 0o755)
         try:
             # What fits is decided by the manifest, which comes first, before room is taken.
@@ -102,17 +104,10 @@ def _damaged(path: str, why: str) -> "NodeError":
     )
 
 
-def _check_hash(path: str, pack: "Any", wanted: str) -> None:
-    found = hashing.digest_of_stream(pack)
-    if found != wanted.lower():
-        raise _damaged(path, "its sha256 is %.12s, expected %.12s" % (found, wanted))
-    pack.seek(0)
-
-
 def _check_fits(request: Json, environment: str, manifest: "Any") -> None:
     """Raise NodeError `pack-does-not-fit` (exit 7), `disk-full` or `inodes-full` (75)."""
     args, prefix = request["args"], request["prefix"]
-    machine, libc = os.uname().machine, pack_format.libc()
+    machine, libc = os.uname().machine, system.glibc()
     wanted = [
         ("environment", manifest["environment"], environment),
         ("prefix", manifest["prefix"], os.path.realpath(prefix)),
@@ -132,24 +127,7 @@ def _check_fits(request: Json, environment: str, manifest: "Any") -> None:
             hint="nodes that share a pack have one prefix, one machine type, and no older glibc than the packing node",
             exit_code=Exit.REFUSED,
         )
-    facts = os.statvfs(paths.envs_dir(prefix))
-    free = facts.f_bavail * facts.f_frsize
-    if free < manifest["unpacked"]:
-        why = "%d MB are free, %d MB are needed" % (free // 10**6, manifest["unpacked"] // 10**6)
-        raise _no_room("disk-full", prefix, why)
-    if facts.f_files > 0 and facts.f_favail < manifest["inodes"]:
-        why = "%d inodes are free, %d are needed" % (facts.f_favail, manifest["inodes"])
-        raise _no_room("inodes-full", prefix, why)
-
-
-def _no_room(code: str, prefix: str, why: str) -> "NodeError":
-    return NodeError(
-        code,
-        "not enough room under %s" % prefix,
-        why=why,
-        hint="remove old environments (`envbuild env remove`), or choose another prefix",
-        exit_code=Exit.TRY_AGAIN,
-    )
+    paths.check_room(paths.envs_dir(prefix), prefix, manifest["unpacked"], manifest["inodes"])
 
 
 def _numbers(text: str) -> "list[int]":
@@ -165,6 +143,7 @@ class _Members:
         self.folders = {"", "envs", "tools"}
         self.left = manifest["unpacked"]
         self.count = 0
+        self.umask = paths.umask()
 
     def check(self, name: str, kind: str, size: int, target: str = "") -> None:
         """One member: a folder, file or link. Raises NodeError `pack-damaged` (exit 5), `pack-leads-out` (7)."""
@@ -197,10 +176,9 @@ def _manifest(path: str, data: bytes) -> Json:
     except (ValueError, RecursionError):
         found = None
     texts = ("prefix", "environment", "variant_digest", "root", "interpreter", "python", "machine", "libc")
-    wanted: dict[str, type] = dict.fromkeys(texts, str)
-    wanted.update(folders=list, inodes=int, unpacked=int, installed=dict)
+    others: dict[str, type] = {"folders": list, "inodes": int, "unpacked": int, "installed": dict}
     good = isinstance(found, dict) and found.get("version") == pack_format.VERSION
-    if not good or not all(isinstance(found.get(key), kind) for key, kind in wanted.items()):
+    if not good or not has_fields(found, **dict.fromkeys(texts, str), **others):
         raise _damaged(path, "its %s is not one that this envbuild reads" % pack_format.MANIFEST)
     folders = found["folders"]
     # `envs/NAME`, and `tools/NAME` where there are two; a name is never `..`.
@@ -216,12 +194,9 @@ def _read_tar(path: str, stream: "Any", staging: str, fits: "Any", mode: "Any" =
         with tarfile.open(fileobj=stream, mode=mode, encoding="utf-8", errors="surrogateescape") as archive:
             for member in archive:
                 if members is None:
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if (
-                        content is None
-                        or member.name != pack_format.MANIFEST
-                        or member.size > pack_format.MANIFEST_LIMIT
-                    ):
+                    small = member.isreg() and member.size <= pack_format.MANIFEST_LIMIT
+                    content = archive.extractfile(member) if small else None
+                    if content is None or member.name != pack_format.MANIFEST:
                         raise _damaged(path, "it does not begin with %s" % pack_format.MANIFEST)
                     members = _Members(path, _manifest(path, content.read()))
                     fits(members.manifest)
@@ -251,14 +226,12 @@ def _extract(archive: "tarfile.TarFile", member: "tarfile.TarInfo", staging: str
         content = archive.extractfile(member)
         with open(place, "xb") as out:
             shutil.copyfileobj(content, out, _BLOCK) if content else None
-        _settle(place, member.mode, member.mtime)
+        _settle(place, member.mode, member.mtime, members.umask)
 
 
-def _settle(place: str, mode: int, mtime: float) -> None:
+def _settle(place: str, mode: int, mtime: float, umask: int) -> None:
     """Executable as packed, writable by the umask of this run; by its time Python knows whether byte code is new."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    os.chmod(place, (0o777 if mode & stat.S_IXUSR else 0o666) & ~mask)
+    os.chmod(place, (0o777 if mode & stat.S_IXUSR else 0o666) & ~umask)
     os.utime(place, (mtime, mtime))
 
 
@@ -290,8 +263,7 @@ def _read_squashfs(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
             said = program.stream.read()
         if program.rc != 0:
             why = (program.err or said.decode("utf-8", "replace")).strip()[-300:]
-            if "No space left" in why or "quota exceeded" in why:
-                raise paths.full_disk(staging, why)
+            paths.refuse_full(why, staging, why)
             raise _damaged(path, why)
         if only:
             try:
@@ -324,7 +296,7 @@ def _look_at(path: str, top: str, manifest: Json) -> None:
             target = os.readlink(full) if kind == "link" else ""
             members.check(name, kind, facts.st_size if kind == "file" else 0, target)
             if kind == "file":
-                _settle(full, mode, facts.st_mtime)
+                _settle(full, mode, facts.st_mtime, members.umask)
             elif kind == "folder":
                 os.chmod(full, 0o755)  # noqa: S103
     members.end()
@@ -340,11 +312,12 @@ def _unreadable(kind: str, why: str) -> "NodeError":
     )
 
 
-def _read_plain(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
-    return _read_tar(path, pack, staging, fits, "r|")
-
-
-_READERS: Json = {"tar.gz": _read_tar, "tar": _read_plain, "tar.zst": _read_zst, "squashfs": _read_squashfs}
+_READERS: Json = {
+    "tar.gz": _read_tar,
+    "tar": partial(_read_tar, mode="r|"),
+    "tar.zst": _read_zst,
+    "squashfs": _read_squashfs,
+}
 
 
 def _bring_tools(prefix: str, staging: str, manifest: Json) -> None:

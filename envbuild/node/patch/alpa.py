@@ -43,14 +43,10 @@ def _row_places(source: "Source") -> "tuple[list[ast.expr], list[ast.expr]]":
 
 def _find_row(source: "Source") -> "list[Change]":
     counts, values = _row_places(source)
-    changes = []
-    for node in counts:
-        # All of one host's GPUs: for eight, `8 % 8` would be none.
-        changes.append(Change(source.span(node.left)[1], source.span(node)[1], ""))  # type: ignore[attr-defined]
-    for node in values:
-        # numpy 2 writes np.float64(…), which is no Python literal for the reader of the table.
-        changes.append(Change(source.span(node)[0], source.span(node)[1], "float(%s)" % source.code(node)))
-    return changes
+    # All of one host's GPUs: for eight, `8 % 8` would be none.
+    changes = [Change(source.span(node.left)[1], source.span(node)[1], "") for node in counts]  # type: ignore[attr-defined]
+    # numpy 2 writes np.float64(…), which is no Python literal for the reader of the table.
+    return changes + [source.replaced(node, "float(%s)" % source.code(node)) for node in values]
 
 
 def _check_row(source: "Source") -> None:

@@ -2,7 +2,7 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, UnfitError, above, constant, dotted, parents
+from envbuild.node.patch.source_text import Change, UnfitError, above, constant, dotted, nothing_left, parents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ def _envbuild_cuda_check(check, cuda_dir):
 '''
 
 
-def _functions(source: "Source", name: str) -> "list[ast.FunctionDef]":
-    return [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef) and node.name == name]
-
-
 def _calls(source: "Source", name: str) -> "list[ast.Call]":
     found = [node for node in ast.walk(source.tree()) if isinstance(node, ast.Call) and dotted(node.func) == name]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
@@ -52,7 +48,7 @@ def _wrapped(source: "Source") -> "list[ast.Call]":
 
 
 def _find_check(source: "Source") -> "list[Change]":
-    definitions, calls = _functions(source, _CHECK), _calls(source, _CHECK)
+    definitions, calls = source.functions(_CHECK), _calls(source, _CHECK)
     if not calls:
         return []
     if len(definitions) != 1:
@@ -74,7 +70,7 @@ def _find_check(source: "Source") -> "list[Change]":
 def _check_check(source: "Source") -> None:
     if _calls(source, _CHECK):
         raise UnfitError("%s is still called directly" % _CHECK)
-    if len(_functions(source, _CHECK)) != 1 or len(_functions(source, _OURS)) != 1 or len(_wrapped(source)) != 1:
+    if [len(found) for found in (source.functions(_CHECK), source.functions(_OURS), _wrapped(source))] != [1, 1, 1]:
         raise UnfitError("expected one definition of the check, one of %s and one call of it" % _OURS)
 
 
@@ -96,16 +92,8 @@ def _index(node: "ast.Subscript") -> object:
 
 
 def _find_minor(source: "Source") -> "list[Change]":
-    changes = []
-    for node in _one_digit(source):
-        # The token is `11.4,` split at the dots: the second part is all digits and a comma.
-        changes.append(Change(source.span(node.value)[1], source.span(node)[1], '.split(",")[0]'))
-    return changes
-
-
-def _check_minor(source: "Source") -> None:
-    if _one_digit(source):
-        raise UnfitError("one character of the minor version is still taken")
+    # The token is `11.4,` split at the dots: the second part is all digits and a comma.
+    return [Change(source.span(n.value)[1], source.span(n)[1], '.split(",")[0]') for n in _one_digit(source)]
 
 
 def _unguarded(source: "Source") -> "list[ast.Call]":
@@ -126,7 +114,7 @@ def _find_home(source: "Source") -> "list[Change]":
     calls = _unguarded(source)
     if not calls:
         return []
-    returns = [n for d in _functions(source, _PARSER) for n in ast.walk(d) if isinstance(n, ast.Return)]
+    returns = [n for d in source.functions(_PARSER) for n in ast.walk(d) if isinstance(n, ast.Return)]
     sizes = {len(node.value.elts) if isinstance(node.value, ast.Tuple) else 0 for node in returns}
     if sizes == {2} and _imports(source, "packaging.version", "parse"):
         nothing = '("", parse("0"))'
@@ -138,9 +126,8 @@ def _find_home(source: "Source") -> "list[Change]":
     for call in calls:
         if len(call.args) != 1 or dotted(call.args[0]).split(".")[-1] != "CUDA_HOME":
             raise UnfitError("%s is not called with CUDA_HOME alone" % _PARSER, source.span(call)[0])
-        start, end = source.span(call)
-        test = "%s is None" % source.code(call.args[0])
-        changes.append(Change(start, end, "(%s if %s else %s)" % (nothing, test, source.code(call))))
+        home, old = source.code(call.args[0]), source.code(call)
+        changes.append(source.replaced(call, "(%s if %s is None else %s)" % (nothing, home, old)))
     return changes
 
 
@@ -160,6 +147,6 @@ def _check_home(source: "Source") -> None:
 
 EDITS = {
     "apex-cuda-check": (_find_check, _check_check, 1),
-    "apex-cuda-minor-parse": (_find_minor, _check_minor, 1),
+    "apex-cuda-minor-parse": (_find_minor, nothing_left(_find_minor, "one character of the minor version"), 1),
     "apex-cuda-home-none": (_find_home, _check_home, 1),
 }

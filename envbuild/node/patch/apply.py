@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple
 
 from envbuild.node.patch import registry
 from envbuild.node.patch.source_text import Source, UnfitError, changed_text, mask_c, unbalanced
@@ -34,16 +35,14 @@ _COMMENT = {"cpp": "//", "cc": "//", "cu": "//", "h": "//", "hpp": "//"}
 _MARKER = re.compile(r"(?:\A|(?<=[\r\n]))(?:#|//) envbuild patch ([a-z0-9._-]+): ([0-9]+) hits?[ \t]*(?=[\r\n]|\Z)")
 
 
-class _File:
+class _File(NamedTuple):
     """One file of a part: what it was, what it becomes (None: unchanged), and how many hits it accounts for."""
 
-    def __init__(self, path: str, before: bytes, after: "bytes | None", hits: int, seen: str = "") -> None:
-        """`seen`: the lines around the first places, for messages."""
-        self.path = path
-        self.before = before
-        self.after = after
-        self.hits = hits
-        self.seen = seen
+    path: str
+    before: bytes
+    after: "bytes | None"
+    hits: int
+    seen: str = ""  # the lines around the first places, for messages
 
 
 def apply(directory: str, patch_spec: Json, facts: "Json | None" = None, check: bool = False) -> Json:
@@ -114,9 +113,8 @@ def _judge_facts(spec: Json, facts: Json) -> "list[str]":
             exit_code=Exit.REFUSED,
         )
     same = str(nvcc).split(".")[:2] == str(torch).split(".")[:2]
-    return [
-        "nvcc %s, torch CUDA %s: %s" % (nvcc, torch, "equal, the check runs" if same else "same major, passed over")
-    ]
+    said = "equal, the check runs" if same else "same major, passed over"
+    return ["nvcc %s, torch CUDA %s: %s" % (nvcc, torch, said)]
 
 
 def _paths(directory: str, part: Json) -> "list[str]":
@@ -198,15 +196,7 @@ def _read(directory: str, path: str, name: str) -> bytes:
 def _with_marker(source: "Source", text: str, name: str, hits: int) -> str:
     end = "" if not text or text.endswith(("\n", "\r")) else source.newline
     mark = _COMMENT.get(source.suffix, "#")
-    return "%s%s%s envbuild patch %s: %d hit%s%s" % (
-        text,
-        end,
-        mark,
-        name,
-        hits,
-        "" if hits == 1 else "s",
-        source.newline,
-    )
+    return "%s%s%s envbuild patch %s: %s%s" % (text, end, mark, name, plural(hits, "hit"), source.newline)
 
 
 def _prove(edit: str, each: "_File", name: str) -> None:
@@ -275,11 +265,7 @@ def _count(name: str, bounds: Json, hits: int, files: "list[_File]", directory: 
         why="looked in %s below %s%s" % (", ".join(looked) or "no file", directory, "; " + where if where else ""),
         hint="this commit is not one that the patch was written for; `envbuild patch list --json` names those",
         exit_code=Exit.BUILD_FAILED,
-        details={
-            "hits": hits,
-            "least": least,
-            "files": [{"path": each.path, "hits": each.hits} for each in files[:50]],
-        },
+        details={"hits": hits, "least": least, "files": [{"path": f.path, "hits": f.hits} for f in files[:50]]},
     )
 
 
@@ -359,9 +345,8 @@ def digest(spec: Json) -> str:
     A lock and a build key record it; bounds and words for messages are no part of it.
     """
     parts = [[part["edit"], sorted(part["files"]), registry.version(part["edit"])] for part in spec["parts"]]
-    return hashlib.sha256(
-        json.dumps([spec["name"], parts], sort_keys=True, separators=(",", ":")).encode("utf-8")
-    ).hexdigest()
+    text = json.dumps([spec["name"], parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def _diff(each: "_File") -> str:

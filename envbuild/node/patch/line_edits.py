@@ -7,11 +7,11 @@ line begins. What a rule must be inside of (a function, a table) is part of the 
 import ast
 import re
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, nothing_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from envbuild.node.patch.source_text import Source
 
@@ -35,15 +35,6 @@ def each_line(source: "Source", pattern: str, new: str) -> "list[Change]":
         if match:
             out.append(Change(start, start + len(line), match.expand(new)))
     return out
-
-
-def _nothing_left(find: "Callable[[Source], list[Change]]") -> "Callable[[Source], None]":
-    def check(source: "Source") -> None:
-        left = find(source)
-        if any(change.hit for change in left):
-            raise UnfitError("a line that was to be changed is still there", left[0].start)
-
-    return check
 
 
 def _find_hosfile(source: "Source") -> "list[Change]":
@@ -108,27 +99,32 @@ def _find_base(source: "Source") -> "list[Change]":
 
 def _find_licence(source: "Source") -> "list[Change]":
     """`license = ""` of the `[project]` table, its line end included."""
-    table, out = "", []
+    return [
+        Change(start, start + len(line) + len(source.newline), "")
+        for start, line in _of_table(source, "project")
+        if re.fullmatch(r"license\s*=\s*(\"\"|'')\s*(#.*)?", line)
+    ]
+
+
+def _of_table(source: "Source", name: str) -> "Iterator[tuple[int, str]]":
+    """As `lines`, those of one table of a TOML file."""
+    table = ""
     for start, line in lines(source):
         head = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
         table = head.group(1).strip() if head else table
-        if table == "project" and re.fullmatch(r"license\s*=\s*(\"\"|'')\s*(#.*)?", line):
-            end = start + len(line)
-            out.append(Change(start, end + len(source.newline), ""))
-    return out
+        if table == name:
+            yield start, line
 
 
 def _find_cython(source: "Source") -> "list[Change]":
     if source.suffix == "py":
         return _cython_in_setup(source)
-    table, out = "", []
-    for start, line in lines(source):
-        head = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
-        table = head.group(1).strip() if head else table
-        if table == "build-system" and re.match(r"requires\s*=", line):
-            for match in re.finditer(r"([\"'])[Cc]ython\1", line):
-                out.append(Change(start + match.start() + 1, start + match.end() - 1, _CYTHON))
-    return out
+    return [
+        Change(start + match.start() + 1, start + match.end() - 1, _CYTHON)
+        for start, line in _of_table(source, "build-system")
+        if re.match(r"requires\s*=", line)
+        for match in re.finditer(r"([\"'])[Cc]ython\1", line)
+    ]
 
 
 def _cython_in_setup(source: "Source") -> "list[Change]":
@@ -155,13 +151,14 @@ def _find_short_rows(source: "Source") -> "list[Change]":
     return found
 
 
+_LEFT = "a line that was to be changed"
 EDITS = {
-    "megatron-softmax-short": (_find_short_rows, _nothing_left(_find_short_rows), 1),
-    "alcf-transformer-comma": (_find_comma, _nothing_left(_find_comma), 1),
-    "alcf-hosfile": (_find_hosfile, _nothing_left(_find_hosfile), 1),
-    "alcf-wait": (_find_wait, _nothing_left(_find_wait), 1),
-    "alcf-data-path": (_find_data, _nothing_left(_find_data), 1),
-    "alcf-base-environment": (_find_base, _nothing_left(_find_base), 1),
-    "ezpz-licence": (_find_licence, _nothing_left(_find_licence), 1),
-    "metaseq-cython-bound": (_find_cython, _nothing_left(_find_cython), 1),
+    "megatron-softmax-short": (_find_short_rows, nothing_left(_find_short_rows, _LEFT), 1),
+    "alcf-transformer-comma": (_find_comma, nothing_left(_find_comma, _LEFT), 1),
+    "alcf-hosfile": (_find_hosfile, nothing_left(_find_hosfile, _LEFT), 1),
+    "alcf-wait": (_find_wait, nothing_left(_find_wait, _LEFT), 1),
+    "alcf-data-path": (_find_data, nothing_left(_find_data, _LEFT), 1),
+    "alcf-base-environment": (_find_base, nothing_left(_find_base, _LEFT), 1),
+    "ezpz-licence": (_find_licence, nothing_left(_find_licence, _LEFT), 1),
+    "metaseq-cython-bound": (_find_cython, nothing_left(_find_cython, _LEFT), 1),
 }

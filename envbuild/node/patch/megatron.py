@@ -64,14 +64,12 @@ def _envbuild_load(name, **options):
 
 def _tied(source: "Source") -> "list[ast.If]":
     """In `train_step`: the `if` about shared word embeddings around the embedding group's all-reduce."""
-    found = []
-    for function in ast.walk(source.tree()):
-        if not isinstance(function, ast.FunctionDef) or function.name != "train_step":
-            continue
-        for node in ast.walk(function):
-            if isinstance(node, ast.If) and _names(node.test, "share_word_embeddings") and _reduces(node):
-                found.append(node)
-    return found
+    return [
+        node
+        for function in source.functions("train_step")
+        for node in ast.walk(function)
+        if isinstance(node, ast.If) and _names(node.test, "share_word_embeddings") and _reduces(node)
+    ]
 
 
 def _names(node: "ast.AST", attribute: str) -> bool:
@@ -91,10 +89,8 @@ def _is_off(node: "ast.If") -> bool:
 
 def _find_tied(source: "Source") -> "list[Change]":
     changes = []
-    for node in _tied(source):
+    for node in [each for each in _tied(source) if not _is_off(each)]:
         start, end = source.span(node.test)
-        if _is_off(node):
-            continue
         if not isinstance(node.test, ast.Attribute) or node.orelse:
             raise UnfitError("the condition on share_word_embeddings is not a plain one", start)
         changes.append(Change(end, end, " and False"))
@@ -137,22 +133,22 @@ def _blanked(source: "Source") -> "list[ast.stmt]":
 
 
 def _find_arch(source: "Source") -> "list[Change]":
-    pairs = list(_gencode_pairs(source))
-    appends = list(_gencode_appends(source))
+    pairs, appends = list(_gencode_pairs(source)), list(_gencode_appends(source))
     if not pairs and not appends:
         return []
     if len(pairs) != 1 or len(appends) % 2:
-        raise UnfitError("expected one fixed -gencode pair in a list and appended pairs, found %d and %d halves"
-                    % (len(pairs), len(appends)))  # fmt: skip
+        found = (len(pairs), len(appends))
+        raise UnfitError(
+            "expected one fixed -gencode pair in a list and appended pairs, found %d and %d halves" % found
+        )
     blanked = _blanked(source)
     if len(blanked) != 1:
         raise UnfitError("TORCH_CUDA_ARCH_LIST is set %d times at the top of the file, not once" % len(blanked))
     changes = [Change(source.span(pairs[0][0])[0], source.span(pairs[0][1])[1], "*%s()" % _GENCODE)]
     for statement in appends:
         arch = constant(statement.value.args[0]) != "-gencode"  # type: ignore[attr-defined]
-        changes.append(Change(source.span(statement)[0], source.span(statement)[1], "pass", hit=arch))
-    for call in _idle_versions(source, appends):
-        changes.append(Change(source.span(call)[0], source.span(call)[1], '("", "0", "0")', hit=False))
+        changes.append(source.replaced(statement, "pass", arch))
+    changes += [source.replaced(call, '("", "0", "0")', hit=False) for call in _idle_versions(source, appends)]
     at = source.line_start(source.span(blanked[0])[0])
     return changes + [Change(at, at, _GENCODE_HELPER, hit=False)]
 

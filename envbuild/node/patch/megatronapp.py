@@ -4,7 +4,7 @@ import ast
 import re
 
 from envbuild.node.patch.line_edits import lines
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, mask_c
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, mask_c, nothing_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,12 +102,6 @@ def _addresses_in_run(source: "Source") -> "list[Change]":
     return out
 
 
-def _check_addresses(source: "Source") -> None:
-    left = _find_addresses(source)
-    if left:
-        raise UnfitError("a fixed address or rank is still there", left[0].start)
-
-
 _SHARED = re.compile(r'"/((?:forward|backward)_(?:tensor|write_sem|read_sem)_rank_)"')
 _SHARED_HELPER = """\
 #include <cctype>
@@ -179,18 +173,12 @@ def _removals(source: "Source") -> "list[Change]":
         return []
     if not any(isinstance(n, ast.Import) and any(a.name == "os" for a in n.names) for n in source.tree().body):
         raise UnfitError("does not import os at its top")
-    out = [Change(source.span(call)[0], source.span(call)[1], _REMOVE + "()") for call in calls]
+    out = [source.replaced(call, _REMOVE + "()") for call in calls]
     functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef)]
     if not functions or functions[0].decorator_list:
         raise UnfitError("has no plain function at its top to put the helper before")
     at = source.line_start(source.span(functions[0])[0])
     return out + [Change(at, at, _REMOVE_HELPER, hit=False)]
-
-
-def _check_shared(source: "Source") -> None:
-    left = _find_shared(source)
-    if left:
-        raise UnfitError("a name that every job shares is still there", left[0].start)
 
 
 _MEASURE = "_envbuild_sizes"
@@ -224,9 +212,9 @@ def _find_sample(source: "Source") -> "list[Change]":
     for node in body:
         name = dotted(node.targets[0]) if isinstance(node, ast.Assign) else ""
         if name == "sample" and isinstance(node.value, ast.Call) and dotted(node.value.func).startswith("random."):  # type: ignore[attr-defined]
-            out.append(Change(source.span(node.value)[0], source.span(node.value)[1], "None"))  # type: ignore[attr-defined]
+            out.append(source.replaced(node.value, "None"))  # type: ignore[attr-defined]
         elif name == "num_microbatches" and isinstance(constant(node.value), int):  # type: ignore[attr-defined]
-            out.append(Change(source.span(node.value)[0], source.span(node.value)[1], "None"))  # type: ignore[attr-defined]
+            out.append(source.replaced(node.value, "None"))  # type: ignore[attr-defined]
         elif isinstance(node, ast.With) and "json.load" in source.code(node):
             loaded = node
     if not out:
@@ -245,7 +233,7 @@ def _check_sample(source: "Source") -> None:
 
 
 EDITS = {
-    "megatronapp-addresses": (_find_addresses, _check_addresses, 1),
-    "megatronapp-semaphores": (_find_shared, _check_shared, 1),
+    "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
+    "megatronapp-semaphores": (_find_shared, nothing_left(_find_shared, "a name that every job shares"), 1),
     "megatronapp-trace-sample": (_find_sample, _check_sample, 1),
 }

@@ -72,15 +72,12 @@ def _find_aliases(source: "Source") -> "list[Change]":
     if not found:
         return []
     bound = _bound(source.tree())
-    changes = []
     for node in found:
-        start, end = source.span(node)
         if _ALIASES[node.attr] in bound:
-            raise UnfitError("gives the name %s a meaning of its own" % _ALIASES[node.attr], start)
+            raise UnfitError("gives the name %s a meaning of its own" % _ALIASES[node.attr], source.span(node)[0])
         if not isinstance(node.ctx, ast.Load):
-            raise UnfitError("assigns to %s" % dotted(node), start)
-        changes.append(Change(start, end, _ALIASES[node.attr]))
-    return changes
+            raise UnfitError("assigns to %s" % dotted(node), source.span(node)[0])
+    return [source.replaced(node, _ALIASES[node.attr]) for node in found]
 
 
 def _check_aliases(source: "Source") -> None:

@@ -8,10 +8,11 @@ import ast
 import io
 import re
 import tokenize
+from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 _BOM = b"\xef\xbb\xbf"
@@ -31,15 +32,13 @@ class UnfitError(Exception):
         self.where = where
 
 
-class Change:
+class Change(NamedTuple):
     """Replace `text[start:end]` by `new` (with `\\n` line ends). `hit`: counts towards the expected number of hits."""
 
-    def __init__(self, start: int, end: int, new: str, hit: bool = True) -> None:
-        """`start` == `end` inserts."""
-        self.start = start
-        self.end = end
-        self.new = new
-        self.hit = hit
+    start: int
+    end: int  # equal to `start`: inserts
+    new: str
+    hit: bool = True
 
 
 class Source:
@@ -97,6 +96,18 @@ class Source:
         start, end = self.span(node)
         return self.text[start:end]
 
+    def replaced(self, node: "Any", new: str, hit: bool = True) -> "Change":
+        """The change that puts `new` in the place of a syntax node."""
+        return Change(*self.span(node), new, hit)
+
+    def indent(self, where: int) -> str:
+        """What stands between the start of its line and offset `where`."""
+        return self.text[self.line_start(where) : where]
+
+    def functions(self, *names: str) -> "list[ast.FunctionDef]":
+        """The functions of these names, wherever they are defined."""
+        return [node for node in ast.walk(self.tree()) if isinstance(node, ast.FunctionDef) and node.name in names]
+
     def line_start(self, where: int) -> int:
         """Offset of the first character of the line that holds offset `where`."""
         return max(start for start in self._starts if start <= where)
@@ -140,6 +151,17 @@ def changed_text(source: "Source", changes: "Iterable[Change]") -> str:
         out += [source.text[last : change.start], change.new.replace("\n", source.newline)]
         last = change.end
     return "".join(out) + source.text[last:]
+
+
+def nothing_left(find: "Callable[[Source], list[Change]]", what: str) -> "Callable[[Source], None]":
+    """The postcondition that an edit finds nothing any more; `what` would be left."""
+
+    def check(source: "Source") -> None:
+        left = find(source)
+        if any(change.hit for change in left):
+            raise UnfitError("%s is still there" % what, left[0].start)
+
+    return check
 
 
 def parents(tree: "ast.AST") -> "dict[ast.AST, ast.AST]":

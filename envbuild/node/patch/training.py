@@ -2,38 +2,23 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, nothing_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from envbuild.node.patch.source_text import Source
-
-
-def _nothing_left(find: "Callable[[Source], list[Change]]", what: str) -> "Callable[[Source], None]":
-    def check(source: "Source") -> None:
-        left = find(source)
-        if left:
-            raise UnfitError("%s is still there" % what, left[0].start)
-
-    return check
 
 
 def _find_split(source: "Source") -> "list[Change]":
     """In `split_tensor`: `x.shape[:-1]` where two dimensions are put in the place of the last three of five."""
     out = []
-    for function in ast.walk(source.tree()):
-        if not isinstance(function, ast.FunctionDef) or function.name != "split_tensor":
+    for node in [node for function in source.functions("split_tensor") for node in ast.walk(function)]:
+        shape = _shape_to(node)
+        if shape is None or source.code(shape.upper) != "-1":
             continue
-        for node in ast.walk(function):
-            shape = _shape_to(node)
-            if shape is None or source.code(shape.upper) != "-1":
-                continue
-            if len(_cut(node)) != 5:
-                raise UnfitError("the query is not cut out of five dimensions", source.span(node)[0])
-            start, end = source.span(shape.upper)
-            out.append(Change(start, end, "2"))
+        if len(_cut(node)) != 5:
+            raise UnfitError("the query is not cut out of five dimensions", source.span(node)[0])
+        out.append(source.replaced(shape.upper, "2"))
     return out
 
 
@@ -132,11 +117,10 @@ def _find_vision(source: "Source") -> "list[Change]":
     out = []
     for node in source.tree().body:
         if isinstance(node, ast.ImportFrom) and node.module == _VISION:
-            start, end = source.span(node)
-            if len(node.names) != 1 or node.names[0].asname:
-                raise UnfitError("takes more than one name from %s" % _VISION, start)
             name = node.names[0].name
-            out.append(Change(start, end, _LATER % (name, _VISION, name)))
+            if len(node.names) != 1 or node.names[0].asname:
+                raise UnfitError("takes more than one name from %s" % _VISION, source.span(node)[0])
+            out.append(source.replaced(node, _LATER % (name, _VISION, name)))
     return out
 
 
@@ -179,7 +163,7 @@ def _find_helpers(source: "Source") -> "list[Change]":
         if not any(constant(node) == "make" for node in ast.walk(function)):
             raise UnfitError("%s does not run make" % function.name, source.span(function)[0])
         start = source.span(function.body[1 if ast.get_docstring(function) else 0])[0]
-        indent = source.text[source.line_start(start) : start]
+        indent = source.indent(start)
         lines = [indent + line for line in _COMPILE_AHEAD.splitlines()]
         out.append(Change(start, start, "\n".join(lines).lstrip() + "\n" + indent))
     return out
@@ -203,7 +187,7 @@ def _find_deepspeed_start(source: "Source") -> "list[Change]":
         if len(starts) != 1:
             raise UnfitError("does not start the process group in one if/else", source.span(function)[0])
         start, end = source.span(starts[0])
-        indent = source.text[source.line_start(start) : start]
+        indent = source.indent(start)
         out.append(Change(end, end, "\n".join(indent + line if line else line for line in _ADOPT.split("\n"))))
     return out
 
@@ -232,17 +216,17 @@ def _find_kernel_load(source: "Source") -> "list[Change]":
         if not imports or not any(alias.name == "fused_kernels" for node in imports for alias in node.names):
             raise UnfitError("does not import fused_kernels", source.span(function)[0])
         start, end = source.span(imports[-1])
-        indent = source.text[source.line_start(start) : start]
+        indent = source.indent(start)
         out.append(Change(end, end, "\n\n" + "\n".join(indent + line for line in _PRECOMPILED.splitlines())))
     return out
 
 
 EDITS = {
-    "alcf-split-tensor": (_find_split, _nothing_left(_find_split, "the reshape to six dimensions"), 1),
-    "megatron-data-helpers": (_find_helpers, _nothing_left(_find_helpers, "the compiler's call"), 1),
-    "megatron-deepspeed-start": (_find_deepspeed_start, _nothing_left(_find_deepspeed_start, "a start without it"), 1),
-    "megatron-vision-import": (_find_vision, _nothing_left(_find_vision, "the import of vision's monitor"), 1),
-    "megatronapp-abi": (_find_abi, _nothing_left(_find_abi, "a fixed ABI"), 1),
-    "metaseq-kernel-load": (_find_kernel_load, _nothing_left(_find_kernel_load, "a load that is not asked for"), 1),
-    "megatronapp-transformer-engine": (_find_engine, _nothing_left(_find_engine, "the unguarded import"), 1),
+    "alcf-split-tensor": (_find_split, nothing_left(_find_split, "the reshape to six dimensions"), 1),
+    "megatron-data-helpers": (_find_helpers, nothing_left(_find_helpers, "the compiler's call"), 1),
+    "megatron-deepspeed-start": (_find_deepspeed_start, nothing_left(_find_deepspeed_start, "a start without it"), 1),
+    "megatron-vision-import": (_find_vision, nothing_left(_find_vision, "the import of vision's monitor"), 1),
+    "megatronapp-abi": (_find_abi, nothing_left(_find_abi, "a fixed ABI"), 1),
+    "metaseq-kernel-load": (_find_kernel_load, nothing_left(_find_kernel_load, "a load that is not asked for"), 1),
+    "megatronapp-transformer-engine": (_find_engine, nothing_left(_find_engine, "the unguarded import"), 1),
 }

@@ -9,6 +9,10 @@ from envbuild.node.probe import parse_system
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, which
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 DEADLINE = 5.0
 TOOLS = ("git", "tar", "gzip", "xz", "zstd", "unzip", "patch", "make", "cmake", "ninja", "uv", "curl", "wget", "rsync")
 _COMPILER = re.compile(r"(gcc|g\+\+)(-[0-9]{1,2})?\Z")
@@ -23,14 +27,14 @@ def compiler_facts(folders: "list[str]") -> "list[dict[str, str]]":
             path = os.path.join(folder, name)
             if match and os.access(path, os.X_OK):
                 chosen.setdefault((match.group(1), os.path.realpath(path)), path)
-    paths = list(chosen.values())
-    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=DEADLINE) for path in paths])
-    found = []
-    for path, answer in zip(paths, answers):  # noqa: B905 - strict= is of Python 3.10
-        version = parse_system.parse_compiler(answer.out) if answer and answer.ok else None
-        if version:
-            found.append({"path": path, "version": version})
-    return found
+    return versions(list(chosen.values()), parse_system.parse_compiler, DEADLINE)
+
+
+def versions(paths: "list[str]", parse: "Callable[[str], str | None]", deadline: float) -> "list[dict[str, str]]":
+    """`path` and `version` of each program that says one; all are asked at once, for at most `deadline` seconds."""
+    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=deadline) for path in paths])
+    said = [(path, parse(answer.out)) for path, answer in zip(paths, answers) if answer and answer.ok]  # noqa: B905
+    return [{"path": path, "version": version} for path, version in said if version]
 
 
 def tool_facts(folders: "list[str]", modules: "str | None") -> Json:

@@ -6,6 +6,7 @@ from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.probe import parse_nvidia
+from envbuild.node.probe.compilers import versions
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read, which
 
@@ -109,10 +110,4 @@ def nvcc_facts(folders: "list[str]", root: str = "/") -> "list[dict[str, str]]":
         path = os.path.realpath(os.path.join(place, "nvcc"))
         if path not in paths and os.path.isfile(path) and os.access(path, os.X_OK):
             paths.append(path)
-    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=NVCC_DEADLINE) for path in paths])
-    found = []
-    for path, answer in zip(paths, answers):  # noqa: B905 - strict= is of Python 3.10
-        version = parse_nvidia.parse_nvcc(answer.out) if answer else None
-        if version:
-            found.append({"path": path, "version": version})
-    return found
+    return versions(paths, parse_nvidia.parse_nvcc, NVCC_DEADLINE)

@@ -71,14 +71,9 @@ def parse_mountinfo(text: str) -> "list[Json]":
         fields, rest = left.split(" "), right.split(" ")
         if not separator or len(fields) < 6 or len(rest) < 3:
             continue
-        mounts.append(
-            {
-                "point": unescape(fields[4]),
-                "filesystem": rest[0],
-                "source": unescape(rest[1]),
-                "options": set(fields[5].split(",")) | set(rest[2].split(",")),
-            }
-        )
+        options = set(fields[5].split(",")) | set(rest[2].split(","))
+        mount = {"point": unescape(fields[4]), "filesystem": rest[0], "source": unescape(rest[1]), "options": options}
+        mounts.append(mount)
     return mounts
 
 
@@ -89,13 +84,8 @@ def unescape(text: str) -> str:
 
 def mount_of(path: str, mounts: "list[Json]") -> "Json | None":
     """The mount that `path` (absolute, without links) is on: the longest mount point, the last one mounted there."""
-    best = None
-    for mount in mounts:
-        point = mount["point"].rstrip("/")
-        if path == point or path.startswith(point + "/"):
-            if best is None or len(point) >= len(best["point"].rstrip("/")):
-                best = mount
-    return best
+    on = [mount for mount in mounts if (path + "/").startswith(mount["point"].rstrip("/") + "/")]
+    return max(reversed(on), key=lambda mount: len(mount["point"].rstrip("/")), default=None)
 
 
 def parse_quota(text: str) -> "dict[str, dict[str, int | None]]":

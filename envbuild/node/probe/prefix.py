@@ -1,11 +1,10 @@
 """What is under the prefix already, and which wanted files, indexes and repositories this node can get at."""
 
-import json
 import os
 import re
 from functools import partial
 
-from envbuild.node import proc
+from envbuild.node import paths, proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
@@ -13,21 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STAMP = os.path.join(".envbuild", "stamp.json")
 REACH_DEADLINE = 3.0
 # `user@host:path`, as git has it.
 _SCP = re.compile(r"\A([^/:]+):")
 _PORTS = {"http": 80, "https": 443, "ssh": 22}
 # What uv.toml says of the default index; one that is switched off has no address.
 _UV_INDEX = re.compile(r"^\s*(?:(?:index-url|url)\s*=\s*\"([^\"]*)\"|no-index\s*=\s*true)", re.MULTILINE)
-
-
-def _json_object(path: str) -> "Json | None":
-    try:
-        data = json.loads(read(path))
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def environment_facts(prefix: str) -> "list[Json]":
@@ -40,7 +30,7 @@ def environment_facts(prefix: str) -> "list[Json]":
         path = os.path.join(prefix, "envs", name)
         if not os.path.isdir(path):
             continue
-        stamp = _json_object(os.path.join(path, STAMP))
+        stamp = paths.read_json(paths.meta(path, "stamp.json"))
         fact: Json = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}
         for key in ("stack", "profile", "variant_digest", "root"):
             value = (stamp or {}).get(key)
@@ -58,7 +48,7 @@ def toolchain_names(prefix: str) -> "list[str]":
 def lease(prefix: str) -> "Json | None":
     """Who is changing the prefix now: the content of `<prefix>/lease.json`, empty when it is there and unreadable."""
     path = os.path.join(prefix, "lease.json")
-    return (_json_object(path) or {}) if os.path.lexists(path) else None
+    return (paths.read_json(path) or {}) if os.path.lexists(path) else None
 
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":

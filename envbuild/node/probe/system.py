@@ -1,5 +1,6 @@
 """Operating system, libc, CPUs, memory, network interfaces, scheduler, modules and containers."""
 
+import contextlib
 import os
 import re
 
@@ -129,18 +130,14 @@ def addresses(name: str, root: str = "/") -> "list[str]":
 
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+        with contextlib.suppress(OSError):  # the interface has no IPv4 address
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, name.encode()[:15].ljust(256, b"\0"))
             found.append(socket.inet_ntoa(answer[20:24]))
-        except OSError:
-            pass  # the interface has no IPv4 address
     for line in read(os.path.join(root, "proc/net/if_inet6")).splitlines():
         cells = line.split()
         if len(cells) == 6 and cells[5] == name and cells[3] == "00":  # 00: global scope
-            try:
+            with contextlib.suppress(OSError, ValueError):  # no IPv6 in this Python, or not an address
                 found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0])))
-            except (OSError, ValueError):
-                pass  # no IPv6 in this Python, or not an address
     return found
 
 

@@ -104,7 +104,7 @@ class Part:
             "name": self.name,
             "status": status,
             "says": failures[0] + more if failures else self.skipped or self.says,
-            "seconds": round(self._seconds if self._seconds is not None else 0.0, 3),
+            "seconds": round(self.seconds(), 3),
             "metrics": self.metrics,
             "details": details,
         }

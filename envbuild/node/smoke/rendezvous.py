@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from typing import NamedTuple
 
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError
@@ -20,15 +21,13 @@ _PAUSE = 0.3
 _GRACE = 10.0  # s that others wait longer than the first node, whose answer they wait for
 
 
-class Meeting:
+class Meeting(NamedTuple):
     """How it went: `address` and `port` for torchrun, `own` the address of this node there, `missing` ranks."""
 
-    def __init__(self, address: str, port: int, own: str, missing: "list[int]") -> None:
-        """Plain values."""
-        self.address = address
-        self.port = port
-        self.own = own
-        self.missing = missing
+    address: str
+    port: int
+    own: str
+    missing: "list[int]"
 
     @property
     def interface(self) -> "str | None":

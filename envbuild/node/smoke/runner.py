@@ -4,6 +4,7 @@ The programs are the modules of `programs/`. Their text is copied to a scratch f
 package may lie inside a zip file that the environment's interpreter does not know.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from envbuild.node import proc, program_files, redact
 from envbuild.node.build import build_dir
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
+from envbuild.node.read_text import json_lines, read
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
@@ -195,14 +197,10 @@ class _Process:
 
     def kill(self) -> None:
         """Kill the whole process group; a group that is already gone is fine."""
-        try:
+        with contextlib.suppress(OSError):
             os.killpg(self.popen.pid, signal.SIGKILL)
-        except OSError:
-            pass
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done from here
             self.popen.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            pass  # stuck in the kernel: nothing more can be done from here
 
     def finish(self) -> "Outcome":
         """Collect events and the last lines of output."""
@@ -216,20 +214,7 @@ class _Process:
 
 def read_events(path: str) -> "list[Json]":
     """The events in a file; what is not a JSON object on a line of its own (a torn write) is left out."""
-    events = []
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(_EVENTS_LIMIT).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events
+    return json_lines(read(path, _EVENTS_LIMIT))
 
 
 def run_programs(

@@ -22,7 +22,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
 from envbuild.node import proc
-from envbuild.plan.distribution import PACKS, tree
+from envbuild.node.paths import PACKS
+from envbuild.plan.distribution import tree
 from envbuild.plan.shared_builds import names_of
 from envbuild.plan.source_builds import lacks_tools
 from envbuild.provision.contact.first_contact import WORKERS, contact, node_request

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.node import paths
 from envbuild.node.packs import relay, relay_tls
 from envbuild.node.protocol import NodeError
 from envbuild.provision.fleet.pack_routes import _certificate
@@ -42,7 +43,7 @@ class Place:
     def __init__(self, top: Path, name: str) -> None:
         self.name = name
         self.prefix = top / name
-        self.file = self.prefix / relay.FOLDER / NAME
+        self.file = self.prefix / paths.PACKS / NAME
         self.ports = free_ports()
 
     def args(self, parent: Place | None = None, children: tuple[Place, ...] = (), **more: Any) -> dict[str, Any]:
