@@ -5,6 +5,7 @@ package may lie inside a zip file that the environment's interpreter does not kn
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,11 @@ from envbuild.node.build import build_dir
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import json_lines, read
+from envbuild.node.smoke.template import Copy, Template
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
@@ -99,7 +105,9 @@ class Scratch:
         self._tmp = tmp
         self._programs = programs or {}
         self.path = ""
-        self._count = 0
+        self._template: Template | None = None
+        self._live: list[_Process] = []
+        self._count = itertools.count(1)
 
     def __enter__(self) -> "Scratch":
         """Make the folder (mode 0700) and write the programs."""
@@ -117,7 +125,12 @@ class Scratch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Remove everything."""
+        """End what still runs, and remove everything."""
+        for process in self._live:
+            if not process.ended():
+                process.kill()
+        if self._template:
+            self._template.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _write(self, name: str, text: str) -> None:
@@ -126,8 +139,21 @@ class Scratch:
 
     def fresh(self, name: str) -> str:
         """A path in the folder that was not given before."""
-        self._count += 1
-        return os.path.join(self.path, "%s-%d" % (name, self._count))
+        return os.path.join(self.path, "%s-%d" % (name, next(self._count)))
+
+    def preload(self, environment: str, variables: Json) -> None:
+        """Import torch once, beside what runs first, for all programs that can be copies of one process."""
+        child = child_environment(environment, variables, self.path)
+        with proc.starting():
+            self._template = Template(program(self, environment, "template"), child, self.path)
+
+    def copy(self, name: str, request: str, output: int, seconds: float) -> "Copy | None":
+        """Program `name` as a copy; None where it needs a process of its own."""
+        return self._template.start(name, request, output, seconds) if self._template else None
+
+    def add(self, process: "_Process") -> None:
+        """End it with the folder at the latest."""
+        self._live.append(process)
 
 
 def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
@@ -153,54 +179,50 @@ def child_environment(environment: str, variables: Json, scratch: str) -> "dict[
 
 
 class _Process:
-    """One running program, its stderr drained so that it can neither block nor fill a disk."""
+    """One running program, its output drained so that it can neither block nor fill a disk."""
 
-    def __init__(self, argv: "list[str]", request: Json, variables: "dict[str, str]", cwd: str, keep: int) -> None:
+    def __init__(
+        self,
+        start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]",
+        scratch: "Scratch",
+        request: Json,
+        keep: int,
+    ) -> None:
+        """`start` gets the file with the request and the descriptor of the output."""
         self.outcome = Outcome()
         self._keep = keep
         self._events = str(request["events"])
         self._tail = b""
         self._started = time.monotonic()
-        self.popen = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        path = scratch.fresh("request")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(request, file)
+        self._output, theirs = os.pipe()
+        try:
+            self.child = start(path, theirs)
+        finally:
+            os.close(theirs)
         self._drain = threading.Thread(target=self._read, daemon=True)
         self._drain.start()
-        try:
-            assert self.popen.stdin is not None
-            self.popen.stdin.write(json.dumps(request).encode("utf-8"))
-            self.popen.stdin.close()
-        except OSError:
-            pass  # it died at once; its exit status says how
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
-        fd = self.popen.stdout.fileno()
-        while True:
-            block = os.read(fd, 65536)
-            if not block:
-                return
-            self._tail = (self._tail + block)[-self._keep :]
+        with open(self._output, "rb", buffering=0) as output:
+            for block in iter(lambda: output.read(65536), b""):
+                self._tail = (self._tail + block)[-self._keep :]
 
     def ended(self) -> bool:
         """True once the process is gone; records when."""
-        if self.outcome.returncode is None and self.popen.poll() is not None:
-            self.outcome.returncode = self.popen.returncode
+        if self.outcome.returncode is None and self.child.poll() is not None:
+            self.outcome.returncode = self.child.returncode
             self.outcome.seconds = time.monotonic() - self._started
         return self.outcome.returncode is not None
 
     def kill(self) -> None:
         """Kill the whole process group; a group that is already gone is fine."""
         with contextlib.suppress(OSError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            os.killpg(self.child.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done from here
-            self.popen.wait(timeout=5)
+            self.child.wait(timeout=5)
 
     def finish(self) -> "Outcome":
         """Collect events and the last lines of output."""
@@ -218,14 +240,27 @@ def read_events(path: str) -> "list[Json]":
 
 
 def run_programs(
-    scratch: "Scratch", environment: str, variables: Json, name: str, requests: "list[Json]", deadline: float
+    scratch: "Scratch",
+    environment: str,
+    variables: Json,
+    name: str,
+    requests: "list[Json]",
+    deadline: float,
+    alone: bool = False,
 ) -> "list[Outcome]":
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 
-    When one process ends badly the others get a few seconds to notice and are then stopped.
+    When one process ends badly the others get a few seconds to notice and are then stopped. `alone`: in a process that
+    has imported nothing before.
     """
     child = child_environment(environment, variables, scratch.path)
-    return run_processes(scratch, program(scratch, environment, name), child, requests, deadline)
+    argv, until = program(scratch, environment, name), time.monotonic() + deadline
+
+    def start(request: str, output: int) -> "subprocess.Popen[bytes] | Copy":
+        copy = None if alone else scratch.copy(name, request, output, max(until - time.monotonic(), 0.0))
+        return copy or _popen(argv, child, scratch.path, request, output)
+
+    return _run(scratch, start, requests, deadline, _TAIL)
 
 
 def program(scratch: "Scratch", environment: str, name: str, first: str = "") -> "list[str]":
@@ -242,6 +277,29 @@ def run_processes(
     keep: int = _TAIL,
 ) -> "list[Outcome]":
     """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
+
+    def start(request: str, output: int) -> "subprocess.Popen[bytes] | Copy":
+        return _popen(argv, child, scratch.path, request, output)
+
+    return _run(scratch, start, requests, deadline, keep)
+
+
+def _popen(
+    argv: "list[str]", child: "dict[str, str]", cwd: str, request: str, output: int
+) -> "subprocess.Popen[bytes]":
+    with open(request, "rb") as stdin:
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=output, stderr=output, env=child, cwd=cwd, start_new_session=True
+        )
+
+
+def _run(
+    scratch: "Scratch",
+    start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]",
+    requests: "list[Json]",
+    deadline: float,
+    keep: int,
+) -> "list[Outcome]":
     started = time.monotonic()
     processes: list[_Process] = []
     try:
@@ -249,7 +307,8 @@ def run_processes(
             full = dict({"events": scratch.fresh("events")}, **request)
             full["deadline"] = max(deadline, 0.1)
             with proc.starting():
-                processes.append(_Process(argv, full, child, scratch.path, keep))
+                processes.append(_Process(start, scratch, full, keep))
+                scratch.add(processes[-1])
         _wait(processes, started + deadline + _GRACE)
     finally:
         for process in processes:

@@ -7,7 +7,9 @@ error: the answer has `ok` false and `exit` 1, or 6 when only floors were missed
 environment.
 """
 
+import functools
 import os
+from concurrent import futures
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from envbuild.node import lease, paths
@@ -25,6 +27,8 @@ _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
 _CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
 _ITEMS = ("sound", "machine", "training", "extensions", "step")
+_PRELOADED = ("machine", "training", "extensions")
+_UNTIMED = ("sound", "extensions", "step")
 
 
 def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
@@ -89,14 +93,21 @@ def smoke_items(
                 "there is no smoke item %r" % (item.get("name"),),
                 hint="known: %s" % ", ".join(_ITEMS),
             )
-    with Scratch(tmp, programs) as scratch:
+    # The folder goes first: that ends the programs which a thread may wait for.
+    with futures.ThreadPoolExecutor(len(_UNTIMED)) as pool, Scratch(tmp, programs) as scratch:
+        if any(item["name"] in _PRELOADED for item in items):
+            scratch.preload(spec.environment, spec.variables)
+        work = functools.partial(_item, spec, scratch)
+        # With GPUs, what measures no speed goes first and at once: it mostly imports and waits.
+        beside = {id(item): pool.submit(work, item) for item in items if spec.cuda and item["name"] in _UNTIMED}
+        futures.wait(beside.values())
         for item in items:
-            log("smoke: %s" % item["name"])
-            checks.extend(_item(spec, scratch, item, checks))
+            checks.extend(beside[id(item)].result() if id(item) in beside else work(item))
     return checks + gaps(spec, items, checks)
 
 
-def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any], before: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, Any]]:
+    log("smoke: %s" % item["name"])
     clock = Clock(float(item.get("deadline", 600.0)))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
     if item["name"] == "sound":
@@ -108,18 +119,12 @@ def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any], before: List[Dict[
     elif item["name"] == "step":
         if not spec.cuda and not spec.trial:
             return []  # said by `gaps`
-        parts = [step.run(spec, scratch, clock, dict(item["step"]), _gpus(before))]
+        parts = [step.run(spec, scratch, clock, dict(item["step"]))]
     else:
         gemm, gpus = _gemm(spec, scratch, clock)
         parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
     apply_floors(parts, floors)
     return [part.check() for part in parts]
-
-
-def _gpus(checks: List[Dict[str, Any]]) -> Optional[int]:
-    """How many GPUs an earlier check saw; None where none has looked."""
-    seen = [check["details"].get("gpus") for check in checks if check["name"] == "smoke/machine/gemm"]
-    return seen[-1] if seen and isinstance(seen[-1], int) else None
 
 
 def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
@@ -162,7 +167,7 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
             "flavour": variant.get("flavour"),
         }
         left = clock.left()
-        outcome = run_programs(scratch, spec.environment, spec.variables, "imports", [request], left)[0]
+        outcome = run_programs(scratch, spec.environment, spec.variables, "imports", [request], left, alone=True)[0]
         part.take(outcome, clock, "python")
         part.details.update(outcome.facts())
         modules.extend(_without_kind(event) for event in outcome.of("imported"))

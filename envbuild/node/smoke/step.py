@@ -44,10 +44,10 @@ _OPEN_MPI = {
 }
 
 
-def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, gpus: "int | None") -> "Part":
-    """The check; `gpus` is how many torch sees, None where nothing has asked it yet."""
+def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
+    """The check."""
     part = Part(NAME if spec.cuda else TRIAL)
-    ranks = _ranks(spec, scratch, clock, step, gpus)
+    ranks = _ranks(spec, scratch, clock, step)
     if ranks < 1:
         part.failures.append("torch sees no GPU")
         return part.stop()
@@ -92,12 +92,12 @@ def fill(content: "Any", values: Json) -> "Any":
     return _NAME.sub(lambda match: str(values[match.group(1)]), content)
 
 
-def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, gpus: "int | None") -> int:
+def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> int:
     """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
-    if spec.cuda and gpus is None:
+    ranks = _TRIAL_RANKS
+    if spec.cuda:
         asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
-        gpus = int(asked.facts().get("gpus") or 0)
-    ranks = int(gpus or 0) if spec.cuda else _TRIAL_RANKS
+        ranks = int(asked.facts().get("gpus") or 0)
     return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
 
 

@@ -78,7 +78,7 @@ def test_a_model_that_does_not_learn_fails() -> None:
 
 
 def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
-    programs = broken("gemm", "    return product, values", "    product[500, 700] += 1\n    return product, values")
+    programs = broken("gemm", "    rows, vector = expected", "    product[500, 700] += 1\n    rows, vector = expected")
     programs.update(
         broken(
             "allreduce",

@@ -1,8 +1,8 @@
 """Smoke program `machine`, first half: matrix products against an expected result, on the CPU and on every GPU.
 
-Runs inside the environment; needs torch 1.8 or newer and no numpy. The expected result is computed in float64 by
-element-wise products and sums, so that it shares no matrix-product code with what it checks: a few rows entirely, and
-the whole product against a random vector of signs (Freivalds' check).
+Runs inside the environment; needs torch 1.8 or newer and no numpy. The expected result is computed in float64 on the
+same device, by element-wise products and sums, so that it shares no matrix-product code with what it checks: a few rows
+entirely, and the whole product against a random vector of signs (Freivalds' check). All GPUs are timed at once.
 """
 
 import time
@@ -19,13 +19,14 @@ _CPU_SIZE = 1024
 _CUDA_SIZE = 8192
 _ROWS = 8
 _BLOCK = 512
+_REPEATS = 20
 
 
-def _inputs(size: int, dtype: Any) -> Tuple[Any, Any]:
-    generator = torch.Generator()
+def _inputs(size: int, dtype: Any, device: Any) -> Tuple[Any, Any]:
+    generator = torch.Generator(device=device)
     generator.manual_seed(20210614)
-    a = torch.randn(size, size, generator=generator)
-    b = torch.randn(size, size, generator=generator)
+    a = torch.randn(size, size, generator=generator, device=device)
+    b = torch.randn(size, size, generator=generator, device=device)
     return a.to(dtype), b.to(dtype)
 
 
@@ -40,21 +41,22 @@ def _times_vector(matrix: Any, vector: Any) -> Any:
 def _expected_row(row: Any, b: Any) -> Any:
     """row (k) · b (k×n) in float64, without a matrix-product routine."""
     row = row.to(torch.float64)
-    total = torch.zeros(b.shape[1], dtype=torch.float64)
+    total = torch.zeros(b.shape[1], dtype=torch.float64, device=b.device)
     for start in range(0, b.shape[0], _BLOCK):
         total += (row[start : start + _BLOCK].unsqueeze(1) * b[start : start + _BLOCK].to(torch.float64)).sum(0)
     return total
 
 
 class Expected:
-    """The expected result of one pair of inputs (CPU tensors)."""
+    """The expected result of one pair of inputs, on their device."""
 
     def __init__(self, a: Any, b: Any) -> None:
-        """Compute the rows and the vector once; used for every device."""
+        """Compute the rows and the vector."""
         size = a.shape[0]
         generator = torch.Generator()
         generator.manual_seed(7)
-        self.signs = torch.randint(0, 2, (size,), generator=generator).to(torch.float64) * 2 - 1
+        signs = torch.randint(0, 2, (size,), generator=generator).to(torch.float64) * 2 - 1
+        self.signs = signs.to(a.device)
         self.vector = _times_vector(a, _times_vector(b, self.signs))
         rows = sorted({i * (size - 1) // (_ROWS - 1) for i in range(_ROWS)})
         self.rows = [(index, _expected_row(a[index], b)) for index in rows]
@@ -85,30 +87,53 @@ def _check(channel: Channel, what: str, dtype_name: str, expected: Expected, pro
     return {"rows": rows, "vector": vector, "tolerance": limit} if rows == rows and vector == vector else {}
 
 
-def _time(a: Any, b: Any, repeats: int, cuda: bool) -> Tuple[Any, List[float]]:
-    """The last product and TFLOP/s of each timed one; the first, which pays for start-up, is not timed."""
-    product = torch.matmul(a, b)
-    values = []
-    for _ in range(repeats):
-        if cuda:
-            torch.cuda.synchronize(a.device)
-        started = time.perf_counter()
-        product = torch.matmul(a, b)
-        if cuda:
-            torch.cuda.synchronize(a.device)
-        values.append(2.0 * a.shape[0] ** 3 / (time.perf_counter() - started) / 1e12)
-    return product, values
-
-
 def _cpu(channel: Channel) -> None:
+    device = torch.device("cpu")
     for dtype, name in ((torch.float32, "float32"), (torch.float64, "float64")):
         what = "CPU %s %d×%d" % (name, _CPU_SIZE, _CPU_SIZE)
         channel.stage("GEMM on the " + what)
-        a, b = _inputs(_CPU_SIZE, dtype)
-        product, values = _time(a, b, 10, False)
+        a, b = _inputs(_CPU_SIZE, dtype, device)
+        product = torch.matmul(a, b)  # pays for start-up
+        values = []
+        for _ in range(10):
+            started = time.perf_counter()
+            product = torch.matmul(a, b)
+            values.append(_tflops(_CPU_SIZE, time.perf_counter() - started))
         difference = _check(channel, what, name, Expected(a, b), product)
         channel.facts({"cpu_%s_difference" % name: difference})
         channel.metric("gemm_cpu_%s_tflops" % name, "TFLOP/s", values)
+
+
+def _tflops(size: int, seconds: float) -> float:
+    return 2.0 * size**3 / seconds / 1e12
+
+
+class OnGpu:
+    """The matrix products of one dtype on one GPU; those of several run at the same time."""
+
+    def __init__(self, index: int, dtype: Any) -> None:
+        """Inputs and expected result; one product that pays for start-up."""
+        self.device = torch.device("cuda", index)
+        self.a, self.b = _inputs(_CUDA_SIZE, dtype, self.device)
+        self.expected = Expected(self.a, self.b)
+        self.product = torch.matmul(self.a, self.b)
+        torch.cuda.synchronize(self.device)
+        self._events = []  # type: List[Any]
+
+    def start(self) -> None:
+        """Put all of them into the GPU's queue."""
+        with torch.cuda.device(self.device):
+            for _ in range(_REPEATS):
+                pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                pair[0].record()
+                self.product = torch.matmul(self.a, self.b)
+                pair[1].record()
+                self._events.append(pair)
+
+    def finish(self) -> List[float]:
+        """Wait for them; TFLOP/s of each."""
+        torch.cuda.synchronize(self.device)
+        return [_tflops(_CUDA_SIZE, first.elapsed_time(last) / 1e3) for first, last in self._events]
 
 
 def _cuda(channel: Channel, count: int) -> None:
@@ -117,16 +142,18 @@ def _cuda(channel: Channel, count: int) -> None:
     half = torch.cuda.get_device_capability(0)[0] < 8
     low = (torch.float16, "float16", "fp16") if half else (torch.bfloat16, "bfloat16", "bf16")
     for dtype, name, short in (low, (torch.float32, "float32", "float32")):
-        a, b = _inputs(_CUDA_SIZE, dtype)
-        channel.stage("expected result for %s %d×%d" % (name, _CUDA_SIZE, _CUDA_SIZE))
-        expected = Expected(a, b)
-        pooled = []  # type: List[float]
+        what = ["GPU %d %s %d×%d" % (index, name, _CUDA_SIZE, _CUDA_SIZE) for index in range(count)]
+        gpus = []
         for index in range(count):
-            what = "GPU %d %s %d×%d" % (index, name, _CUDA_SIZE, _CUDA_SIZE)
-            channel.stage("GEMM on " + what)
-            device = torch.device("cuda", index)
-            product, values = _time(a.to(device), b.to(device), 20, True)
-            difference = _check(channel, what, name, expected, product.cpu())
+            channel.stage("expected result on " + what[index])
+            gpus.append(OnGpu(index, dtype))
+        for gpu in gpus:
+            gpu.start()
+        pooled = []  # type: List[float]
+        for index, gpu in enumerate(gpus):
+            channel.stage("GEMM on " + what[index])
+            values = gpu.finish()
+            difference = _check(channel, what[index], name, gpu.expected, gpu.product)
             channel.facts({"gpu%d_%s_difference" % (index, short): difference})
             channel.facts({"gpu%d_%s_tflops" % (index, short): sorted(values)[len(values) // 2]})
             pooled.extend(values)

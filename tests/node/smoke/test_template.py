@@ -1,0 +1,86 @@
+"""Programs are copies of one process that has imported torch, or get a process of their own where that does not go."""
+
+from __future__ import annotations
+
+import venv
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.smoke import smoke
+from tests.node.smoke.test_faults import BEGIN, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, TIMED
+
+ITEMS = [{"name": "machine", "deadline": 20}, {"name": "training", "deadline": 20}]
+PROGRAMS = {
+    "gemm": "import torch\n" + BEGIN + GOOD_GEMM + "c.done()\n",
+    "allreduce": "import torch\n" + BEGIN + GOOD_RANK + TIMED,
+    "training": "import torch\n" + BEGIN + GOOD_TRAINING,
+}
+COUNTED = "import os\nwith open({log!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+STANDS = "class cuda:\n    @staticmethod\n    def is_initialized():\n        return {initialized}\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "imports"
+
+
+def environment(tmp: Path, log: Path, torch: str) -> Path:
+    """An environment whose torch says in `log` which process imports it."""
+    path = tmp / "env"
+    venv.create(path, with_pip=False, symlinks=True)
+    site = next(path.glob("lib/python*/site-packages"))
+    (site / "torch.py").write_text(COUNTED.format(log=str(log)) + torch)
+    return path
+
+
+def run(tmp: Path, where: Path) -> list[dict[str, object]]:
+    return smoke.smoke_items(smoke.Spec(str(where), {}, False), ITEMS, str(tmp / "scratch"), PROGRAMS)
+
+
+def test_torch_is_imported_once_for_all_programs(tmp_path: Path, log: Path) -> None:
+    where = environment(tmp_path, log, STANDS.format(initialized=False))
+    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 3
+    assert len(log.read_text().split()) == 1
+
+
+def test_a_context_that_a_fork_would_break_gives_each_program_its_own_process(tmp_path: Path, log: Path) -> None:
+    where = environment(tmp_path, log, STANDS.format(initialized=True))
+    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 3
+    assert len(set(log.read_text().split())) == 1 + 4, "itself, GEMM, two ranks, training"
+
+
+def test_a_torch_that_crashes_is_told_by_each_program(tmp_path: Path, log: Path) -> None:
+    where = environment(tmp_path, log, "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    gemm, _, training = run(tmp_path, where)
+    assert str(gemm["says"]).startswith("the GEMM program crashed with SIGSEGV during start-up")
+    assert str(training["says"]).startswith("the training program crashed with SIGSEGV during start-up")
+
+
+def test_a_torch_that_fails_is_told_in_its_own_words(tmp_path: Path, log: Path) -> None:
+    where = environment(tmp_path, log, "raise ImportError('libcudart.so.13 is missing')\n")
+    assert "ImportError: libcudart.so.13 is missing" in str(run(tmp_path, where)[2]["says"])
+
+
+def test_with_gpus_what_measures_no_speed_runs_at_once(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    meet = "import os\nopen({own!r}, 'w').close()\nwhile not os.path.exists({other!r}):\n    time.sleep(0.01)\n"
+    places = [str(tmp_path / name) for name in ("one", "two")]
+    programs = {
+        "imports": BEGIN + meet.format(own=places[0], other=places[1]) + "c.done()\n",
+        "extensions": BEGIN + meet.format(own=places[1], other=places[0]) + "c.facts({'steps': []})\nc.done()\n",
+    }
+    items = [{"name": name, "deadline": 10} for name in ("sound", "extensions")]
+    checks = smoke.smoke_items(smoke.Spec(str(tmp_path / "env"), {}, True), items, str(tmp_path / "scratch"), programs)
+    by_name = {check["name"]: check for check in checks}
+    assert by_name["smoke/sound"]["status"] == "passed"
+    assert by_name["smoke/extensions/imports"]["says"] == "no compiled extension that is known here is installed"
+    assert [check["name"] for check in checks][:2] == ["smoke/sound", "smoke/extensions/imports"]
+
+
+def test_an_error_of_one_of_them_is_not_lost(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    items = [{"name": "sound", "deadline": "soon"}]
+    with pytest.raises(ValueError, match="soon"):
+        smoke.smoke_items(smoke.Spec(str(tmp_path / "env"), {}, True), items, str(tmp_path / "scratch"))
+    assert list((tmp_path / "scratch").iterdir()) == []
