@@ -227,12 +227,12 @@ def _cross_entropy(case: Case, loss: Any, shape: Tuple[int, int], dtype: str, sm
     logits, doubles = given(2 * random(rows, rows, classes), dtype)
     generator = torch.Generator()
     generator.manual_seed(classes)
-    labels = torch.randint(1, classes, (rows,), generator=generator)
+    labels = torch.randint(1, classes, (rows,), generator=generator).to(DEVICE)
     labels[:: max(2, rows // 3)] = 0  # the padding label
     logits.requires_grad_(True)
     doubles.requires_grad_(True)
     # Half types only with half_to_float, as Megatron-LM and metaseq call it; the other way has no backward in Apex.
-    got = loss.apply(logits, labels.to(DEVICE), smoothing, 0, dtype != "float32")
+    got = loss.apply(logits, labels, smoothing, 0, dtype != "float32")
     logarithms = functional.log_softmax(doubles, dim=-1)
     chosen = logarithms.gather(1, labels.unsqueeze(1)).squeeze(1)
     expected = -(1 - smoothing) * chosen - smoothing * logarithms.mean(dim=-1)

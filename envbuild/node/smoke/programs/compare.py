@@ -1,5 +1,7 @@
 """What the checks of compiled extensions share: the device, inputs, references in float64, and when they are close.
 
+References are what torch's own kernels compute on the same device, in float64: no code of the extension is among them.
+
 A difference is allowed up to `steps` units in the last place of the dtype that the kernel computes or stores in, taken
 at the size of the expected value plus `scale`, the size of what is added up on the way. The same number of units bounds
 the whole tensor's relative difference (Frobenius norm), where a kernel that forgets a term cannot hide. NaN is never
@@ -47,9 +49,9 @@ def random(seed: int, *shape: int) -> Any:
 
 
 def given(values: Any, dtype: str) -> Tuple[Any, Any]:
-    """(`values` in the dtype on the device, the same rounded values in float64 on the CPU)."""
-    rounded = values.to(getattr(torch, dtype))
-    return rounded.to(DEVICE), rounded.to(torch.float64)
+    """(`values` in the dtype, the same rounded values in float64), both on the device."""
+    rounded = values.to(getattr(torch, dtype)).to(DEVICE)
+    return rounded, rounded.to(torch.float64)
 
 
 def wait() -> None:
@@ -99,8 +101,8 @@ class Case:
         """
         self.compared += 1
         steps = STEPS.get(dtype, 8.0) if steps is None else steps
-        got = got.detach().to("cpu").to(torch.float64)
-        expected = expected.detach().to("cpu").to(torch.float64)
+        expected = expected.detach().to(torch.float64)
+        got = got.detach().to(expected.device).to(torch.float64)
         if got.shape != expected.shape:
             return self._fail("%s: the shape is %s, not %s" % (what, tuple(got.shape), tuple(expected.shape)))
         if not bool(torch.isfinite(expected).all()):

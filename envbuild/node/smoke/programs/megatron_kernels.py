@@ -23,7 +23,7 @@ def _softmax(case: Case, what: str, kernel: Any, arguments: Tuple[Any, ...], exp
     if not case.close(what, got, expected, dtype, scale=1e-3):
         return
     upstream, double = given(random(5, *expected.shape), dtype)
-    probabilities = got.detach().to("cpu").to(torch.float64)
+    probabilities = got.detach().to(torch.float64)
     # The kernel writes its result over the gradients that it is given.
     gradient = need(kernel, "backward")(upstream.clone(), got, _SCALE)
     inner = (double * probabilities).sum(-1, keepdim=True)
@@ -43,7 +43,7 @@ def triangular_softmax(case: Case) -> None:
             what = "triangular softmax %d×%d×%d, %s" % (batches, length, length, dtype)
             case.stage(what)
             values, doubles = given(3 * random(length, batches, length, length), dtype)
-            future = torch.triu(torch.ones(length, length), diagonal=1).to(torch.bool)
+            future = torch.triu(torch.ones(length, length, device=doubles.device), diagonal=1).to(torch.bool)
             expected = torch.softmax((doubles * _SCALE).masked_fill(future, float("-inf")), dim=-1)
             _softmax(case, what, kernel, (values,), expected, dtype)
 
@@ -60,9 +60,9 @@ def masked_softmax(case: Case, name: str = "scaled_masked_softmax_cuda", masked:
             what = "%s %d×%d×%d×%d, %s" % (name[:-5].replace("_", " "), batch, heads, queries, keys, dtype)
             case.stage(what)
             values, doubles = given(3 * random(keys, batch, heads, queries, keys), dtype)
-            hidden = random(keys + 1, batch, 1, queries, keys) > 0.4
+            hidden = (random(keys + 1, batch, 1, queries, keys) > 0.4).to(values.device)
             hidden[..., 0] = False  # a row that sees nothing has no agreed result
-            arguments = (values, hidden.to(values.device)) if masked else (values,)
+            arguments = (values, hidden) if masked else (values,)
             scores = doubles * _SCALE
             expected = torch.softmax(scores.masked_fill(hidden, -10000.0) if masked else scores, dim=-1)
             _softmax(case, what, kernel, arguments, expected, dtype)
@@ -128,7 +128,7 @@ def _attention(query: Any, key: Any, value: Any, causal: bool) -> Any:
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     scores = torch.matmul(query, key.transpose(-2, -1)) / query.shape[-1] ** 0.5
     if causal:
-        future = torch.triu(torch.ones(scores.shape[-2:]), diagonal=1).to(torch.bool)
+        future = torch.triu(torch.ones(scores.shape[-2:], device=scores.device), diagonal=1).to(torch.bool)
         scores = scores.masked_fill(future, float("-inf"))
     return torch.matmul(torch.softmax(scores, dim=-1), value).transpose(1, 2)
 
