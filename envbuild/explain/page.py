@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from envbuild.explain.document import Row
 from envbuild.explain.inline import code_html, codes_html, inline_html
 from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding
+from envbuild.report.render import style
 
 _HERE = Path(__file__).parent
 _WORDS = {
@@ -21,6 +23,15 @@ _WORDS = {
     "trap": ("Trap", "!"),
     "note": ("Note", "i"),
 }
+
+
+# Characters on a line of a note and of the text, and how many lines of room beside a note hurt nobody.
+_NOTE, _TEXT, _MUCH = 52, 88, 6
+_TAG = re.compile(r"<[^>]*>")
+
+
+def _lines(characters: int, wide: int) -> int:
+    return -(-characters // wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,14 @@ class Group:
         """The notes of all rows."""
         return tuple(card for row in self.rows for card in row.cards)
 
+    @property
+    def below(self) -> bool:
+        """Whether the notes are so much longer than the text that they stand below it, in columns."""
+        cards = [card.finding for card in self.cards]
+        notes = sum(_lines(len(f.truth), _NOTE) + _lines(len(f.does), _NOTE) + 5 for f in cards)
+        notes += sum(_lines(len(f.replacement), _NOTE) + 2 for f in cards if f.replacement)
+        return notes > _MUCH + 1.4 * sum(_lines(len(_TAG.sub("", row.html)), _TEXT) + 0.6 for row in self.rows)
+
 
 def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
     """The page for the document's `text`. What the text holds is escaped; nothing is loaded from anywhere.
@@ -95,7 +114,7 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
         nothing_found=annotated.count("green"),
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
         results=_result_counts(explanation),
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        style=style(),
     )
 
 

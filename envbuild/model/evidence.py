@@ -11,10 +11,11 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import Level, RelPath, Sha256, StrictModel
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
+from envbuild.model.finding import Severity
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
-EVIDENCE_VERSION = "1.1"
+EVIDENCE_VERSION = "1.2"
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
@@ -77,6 +78,19 @@ class NodeLog(StrictModel):
     sha256: Sha256
 
 
+class StepTime(StrictModel):
+    """A step of the run on a node, as the journal has it: `began` seconds after the run did.
+
+    `seconds`: how long it took, None where it did not end; `parts`: seconds by phase, where the node told them.
+    """
+
+    name: str
+    status: str
+    began: Annotated[float, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0)] | None = None
+    parts: dict[str, float] = {}
+
+
 class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
@@ -105,6 +119,7 @@ class NodeEvidence(StrictModel):
     bytes: int | None = None
     image: ImageEvidence | None = None
     log: NodeLog | None = None
+    steps: tuple[StepTime, ...] = ()
 
 
 class Deviation(StrictModel):
@@ -161,13 +176,22 @@ class Attachment(StrictModel):
     of: Sha256 | None = None
 
 
+class StackFinding(StrictModel):
+    """What is wrong with the document that the stack was made from, and what envbuild does instead."""
+
+    id: str
+    severity: Severity
+    truth: str
+    does: str
+
+
 class Evidence(StrictModel):
     """One run: the document that `--json` prints and reports are rendered from.
 
     `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
     """
 
-    schema_version: Literal["1.0", "1.1"] = "1.1"
+    schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
     envbuild: str
     verb: str
     run: str
@@ -188,6 +212,7 @@ class Evidence(StrictModel):
     equality: Equality | None = None
     variants: tuple[BuiltVariant, ...] = ()
     attachments: tuple[Attachment, ...] = ()
+    findings: tuple[StackFinding, ...] = ()
 
 
 def checks_exit(checks: Iterable[Check]) -> ExitCode:

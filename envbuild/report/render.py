@@ -17,6 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.redact import redact_data
 from envbuild.report import equality, page, verdict, view
+from envbuild.report.sections import every
 from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible_data
 
 if TYPE_CHECKING:
@@ -71,12 +72,23 @@ def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes |
 
     blocks = {"evidence": page.embeddable(text or render_json(evidence).encode()), "signature": envelope}
     carried = {name: Markup(data.decode().strip("\n")) for name, data in blocks.items() if data}  # noqa: S704
-    return _templates().get_template("report.html.j2").render(view=view.make_view(harmless(evidence)), carried=carried)
+    template = _templates().get_template("report.html.j2")
+    return template.render(**_shown(evidence), style=Markup(style()), carried=carried)  # noqa: S704
 
 
 def render_markdown(evidence: Evidence) -> str:
     """The same report as GitHub-flavoured Markdown."""
-    return _templates().get_template("report.md.j2").render(view=view.make_view(harmless(evidence)))
+    return _templates().get_template("report.md.j2").render(**_shown(evidence))
+
+
+def style() -> str:
+    """The style sheet of all pages."""
+    return (resources.files("envbuild.report") / "templates" / "style.css").read_text(encoding="utf-8")
+
+
+def _shown(evidence: Evidence) -> dict[str, object]:
+    safe = harmless(evidence)
+    return {"view": view.make_view(safe), "more": every.sections(safe)}
 
 
 def harmless(evidence: Evidence) -> Evidence:
@@ -89,7 +101,7 @@ def _templates() -> jinja2.Environment:
     import jinja2
 
     package = resources.files("envbuild.report") / "templates"
-    names = ("report.html.j2", "report.md.j2")
+    names = ("report.html.j2", "report.md.j2", "pictures.html.j2")
     texts = {name: (package / name).read_text(encoding="utf-8") for name in names}
     templates = jinja2.Environment(
         loader=jinja2.DictLoader(texts),

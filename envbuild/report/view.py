@@ -285,9 +285,13 @@ def output(check: Check) -> str:
     return str(check.details.get("output") or "").strip("\n")
 
 
+# What a page has in words, or as a picture.
+_ELSEWHERE = frozenset({"output", "failures", "only_floors", "losses", "step_seconds"})
+
+
 def details(check: Check) -> str:
     """The remaining details of a check as indented JSON, empty when there are none."""
-    kept = {key: item for key, item in check.details.items() if key not in ("output", "failures", "only_floors")}
+    kept = {key: item for key, item in check.details.items() if key not in _ELSEWHERE}
     return json.dumps(kept, indent=2, ensure_ascii=False) if kept else ""
 
 

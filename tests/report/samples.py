@@ -228,3 +228,72 @@ def built_source(**build: Any) -> dict[str, Any]:
         "patches": [patch],
         "build": facts | build,
     }
+
+
+def steps(slow: float = 1.0) -> list[dict[str, Any]]:
+    """The steps of a node as a journal gives them."""
+    rows = (("toolchain", 0.9, 0.6, {}), ("install", 1.6, 31.2 * slow, {"fetch": 12.4, "link": 9.1, "record": 2.0}))
+    found = [{"name": n, "status": "changed", "began": at, "seconds": took, "parts": p} for n, at, took, p in rows]
+    end = 1.6 + 31.2 * slow
+    found.append({"name": "smoke", "status": "ok", "began": end, "seconds": 13.6, "parts": {}})
+    found.append({"name": "activate", "status": "changed", "began": end + 13.7, "seconds": 4.1, "parts": {}})
+    return found
+
+
+def gpu_checks(seed: int = 0) -> list[dict[str, Any]]:
+    """What eight GPUs measure: matrix products of each, a training with its curve, a bench beside its claim."""
+    rates = [693.0 - (seed * 7 + gpu * 3) % 11 - (90 if seed == 3 and gpu == 5 else 0) for gpu in range(8)]
+    median = sorted(rates)[4]
+    gemm = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 160, "median": median}
+    gemm |= {"least": min(rates), "greatest": max(rates), "floor": 600.0}
+    losses = [round(4.41 * 0.93**step + 0.03, 4) for step in range(60)]
+    times = [0.31] + [round(0.02 + (step * (seed + 3)) % 7 / 1000, 4) for step in range(59)]
+    training = checks(100_000.0)[2]
+    training["details"] = {**training["details"], "losses": losses, "step_seconds": times}
+    comparison = {
+        "measured": 128.4,
+        "unit": "TFLOP/s per GPU",
+        "gpus": 8,
+        "gpu": "NVIDIA A100-SXM4-80GB",
+        "share": 41.2,
+    }
+    comparison |= {"claim": 147.0, "where": "OPT paper, section 2.5", "source": "opt-175b", "claim_gpus": 992}
+    comparison |= {"claim_gpu": "NVIDIA A100-SXM4-80GB", "claim_share": 47.1, "percent": 87.3}
+    comparison |= {"verdict": "not-comparable", "why": "8 GPUs here, 992 in the claim"}
+    bench = {"name": "bench", "status": "passed", "says": "128.4 TFLOP/s per GPU", "seconds": 310.0}
+    return [
+        checks()[0],
+        {
+            "name": "smoke/machine/gemm", "status": "passed", "seconds": 21.0, "metrics": [gemm],
+            "says": "matrix products equal their float64 reference on CPU and GPUs",
+            "details": {f"gpu{gpu}_bf16_tflops": rate for gpu, rate in enumerate(rates)},
+        },
+        checks()[1],
+        training,
+        *([bench | {"comparison": comparison}] if not seed else []),
+        checks()[3],
+    ]  # fmt: skip
+
+
+def fleet(count: int = 8) -> Evidence:
+    """A run on GPU nodes of which the evidence holds everything that a page can draw."""
+    names = [f"gpu{number:02}" for number in range(1, count + 1)]
+    disk = {"path": "/shared/envbuild", "writable": True, "filesystem": "ext4", "total_bytes": 2**40}
+    nodes = []
+    for index, name in enumerate(names):
+        told = {**facts(name, 8), "prefix": disk | {"free_bytes": 2**40 - 2**36 * (index + 1)}}
+        nodes.append(
+            node(
+                name, 8, facts=told, checks=gpu_checks(index), steps=steps(1 + index % 5 / 8), sources=[built_source()],
+                packages={**node()["packages"], "numpy": "2.4.0" if index == 2 else "2.4.1"},
+            )
+        )  # fmt: skip
+    rows = [
+        {"name": name, "version": version, "file": f"{name}.whl", "sha256": f"{len(name):02x}" * 32, "index": "pypi"}
+        for name, version in node()["packages"].items()
+    ]
+    found = {"id": "hydra-unpinned", "severity": "wrong", "truth": "hydra has a release that breaks it", "does": "pins"}
+    return evidence(
+        *nodes, target="lab", findings=[found], equality={"root": ROOT, "nodes": names},
+        variants=[{"id": "venv-py311-cpu", "digest": DIGEST, "packages": rows}],
+    )  # fmt: skip

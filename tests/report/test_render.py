@@ -18,7 +18,7 @@ from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.verdict import make_verdict
 from envbuild.report.view import make_view
-from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, node, resolution
+from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution
 
 ERROR = {
     "code": "wheel-hash-mismatch",
@@ -158,13 +158,14 @@ def test_what_a_brief_probe_did_not_look_for_is_not_said_to_be_missing() -> None
 
 
 def test_the_page_needs_nothing_from_outside_and_runs_nothing() -> None:
-    for run in (evidence(), failing_fleet(), hostile()):
+    for run in (evidence(), failing_fleet(), hostile(), fleet()):
         page = Page(render_html(run))
         scripts = [attributes for tag, attributes in page.tags if tag == "script"]
         assert scripts == [{"type": "application/json", "id": "evidence"}]
         assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "form", "base"}
         for _, attributes in page.tags:
-            assert not {"src", "href", "action", "srcset"} & attributes.keys()
+            assert not {"src", "action", "srcset"} & attributes.keys()
+            assert (attributes.get("href") or "#").startswith("#"), "links stay on the page"
             assert not any(name.startswith("on") for name in attributes)
     assert "url(" not in render_html(evidence())
     assert "@import" not in render_html(evidence())

@@ -44,7 +44,7 @@ def test_a_wheel_from_the_store_and_an_unpatched_tree_are_told_apart() -> None:
     first, second = source_views(evidence.nodes)
     assert (first.made, second.made) == ("from the wheel store: 6 extensions, sm_90", "")
     assert (second.patches, second.rows) == ((), ())
-    assert render_html(evidence).count('<section class="source">') == 1
+    assert render_html(evidence).count('<section class="panel">') == 1
 
 
 def test_what_a_past_run_built_is_not_told_as_work_of_this_one() -> None:

@@ -136,9 +136,17 @@ class _Watcher:
             self._outcome.errors[event.node] = _step_error(event)
         self._journal.append(
             EventKind.STEP_FINISHED, node=event.node, step=event.role, status=event.status, seconds=event.seconds,
-            error=(answer or {}).get("error"),
+            error=(answer or {}).get("error"), **_parts(answer),
         )  # fmt: skip
         self._progress.step(event.node, event.role, event.status, _headline(event, answer))
+
+
+def _parts(answer: dict[str, Any] | None) -> dict[str, Any]:
+    """How long each phase of a step took, where the node says so."""
+    told = ((answer or {}).get("result") or {}).get("seconds")
+    told = told if isinstance(told, dict) else {}
+    parts = {str(name): value for name, value in told.items() if isinstance(value, (int, float))}
+    return {"parts": parts} if parts else {}
 
 
 def _answer(event: TaskEvent) -> dict[str, Any] | None:

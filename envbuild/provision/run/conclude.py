@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from envbuild import __version__
-from envbuild.model.evidence import Evidence, NodeEvidence, run_exit
+from envbuild.model.evidence import Evidence, NodeEvidence, StackFinding, run_exit
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.journal import EventKind, utc_now
+from envbuild.provision.run.journal import EventKind, read_journal, utc_now
 
 
 def write_evidence(
@@ -17,10 +19,13 @@ def write_evidence(
     from envbuild.provision.run.file_lists import FileLists
     from envbuild.provision.run.fleet_equality import equality_of
     from envbuild.report.render import write_report
+    from envbuild.report.timeline import steps
 
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
     nodes = [collect.coded(node, work.settings.command, several=several) for node in nodes]
+    taken = steps(asdict(event) for event in read_journal(work.run.journal_path).events)
+    nodes = [node.model_copy(update={"steps": taken.get(node.node, ())}) for node in nodes]
     # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
     lists = FileLists(prepared.target, work.run.id) if pages else None
     equality = equality_of(nodes, lists)
@@ -46,6 +51,10 @@ def write_evidence(
         equality=equality,
         variants=built(variants, nodes),
         attachments=attach(work, variants.values(), lists.by_root(nodes) if lists else {}),
+        findings=tuple(
+            StackFinding(id=each.id, severity=each.severity, truth=each.truth, does=each.does)
+            for each in prepared.stack.findings
+        ),
     )
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))

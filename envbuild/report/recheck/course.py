@@ -11,6 +11,7 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Evidence, NodeEvidence, checks_exit, run_exit
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.timeline import steps
 from envbuild.report.verdict import GOOD, plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
@@ -134,6 +135,7 @@ def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     journal = {
         str(event.get("node")): event.get("data") for event in attached.events if event.get("kind") == "node-finished"
     }
+    problems += _against_steps(evidence, attached)
     for name in sorted({*planned, *journal} - set(names)):
         problems.append(problem("report-node-missing", "nodes", f"{name} was part of the run and is not in the report"))
     for node in evidence.nodes:
@@ -163,6 +165,19 @@ def _against_journal(node: NodeEvidence, journal: dict[str, object]) -> Iterator
             f"{node.node}: {node.status}, exit {node.exit}; the journal says {told.get('status')}, {told.get('exit')}"
         )
         yield problem("report-journal-differs", "nodes", says)
+
+
+def _against_steps(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    """The times of the steps, where the evidence has any."""
+    if not attached.events or not any(node.steps for node in evidence.nodes):
+        return
+    try:
+        taken = steps(attached.events)
+    except (ValueError, KeyError, TypeError):
+        taken = {}
+    for node in evidence.nodes:
+        if node.steps != taken.get(node.node, ()):
+            yield problem("report-journal-differs", "nodes", f"{node.node}: other times of steps than the journal has")
 
 
 def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:

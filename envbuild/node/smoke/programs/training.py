@@ -121,6 +121,11 @@ def _judge(channel: Channel, losses: List[float]) -> None:
         )
 
 
+def _short(values: List[float]) -> List[float]:
+    """Five digits: enough for a curve."""
+    return [float("%.5g" % value) for value in values]
+
+
 def main() -> None:
     """Train, tell the losses and tokens/s; the first step pays for start-up and is told apart."""
     request = begin()
@@ -130,7 +135,7 @@ def main() -> None:
     channel.stage("building the model on %s" % device)
     trainer = Trainer(shape, device)
     losses = []  # type: List[float]
-    rates = []  # type: List[float]
+    times = []  # type: List[float]
     for number in range(1, shape["steps"] + 1):
         channel.stage("step %d of %d" % (number, shape["steps"]))
         started = time.perf_counter()
@@ -140,14 +145,13 @@ def main() -> None:
             channel.failure("the loss is %s at step %d" % (loss, number))
             break
         losses.append(loss)
-        if number == 1:
-            channel.facts({"first_step_seconds": seconds})
-        else:
-            rates.append(shape["batch"] * shape["length"] / seconds)
+        times.append(seconds)
     channel.facts({"shape": shape, "steps_done": len(losses), "device": str(device), "torch": str(torch.__version__)})
+    channel.facts({"losses": _short(losses), "step_seconds": _short(times), "first_step_seconds": sum(times[:1])})
     if len(losses) == shape["steps"]:
         _judge(channel, losses)
-        channel.metric("training_tokens_per_second", "token/s", rates)
+        tokens = shape["batch"] * shape["length"]
+        channel.metric("training_tokens_per_second", "token/s", [tokens / seconds for seconds in times[1:]])
     channel.done()
 
 

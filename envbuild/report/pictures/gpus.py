@@ -1,0 +1,65 @@
+"""The matrix products of every GPU of every node as a heat map, so that one slow GPU is seen among many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from envbuild.model.evidence import Evidence
+from envbuild.report.pictures.draw import Bar, Label, Picture, Row, Shape, Table, short
+from envbuild.report.verdict import plural
+from envbuild.report.view import number
+
+MOST = 32
+_TOLD = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
+_LINE = 44
+
+
+def pictures(evidence: Evidence) -> Iterator[Picture]:
+    """One for each precision in which several GPUs were measured."""
+    by_kind: dict[str, dict[str, dict[int, float]]] = {}
+    for node in evidence.nodes:
+        for check in node.checks:
+            for key, value in check.details.items():
+                match = _TOLD.fullmatch(key)
+                if match and isinstance(value, (int, float)) and 0 < value < 1e9:
+                    by_kind.setdefault(match[2], {}).setdefault(node.node, {})[int(match[1])] = float(value)
+    for kind, nodes in sorted(by_kind.items()):
+        if sum(map(len, nodes.values())) > 1:
+            yield _heat(kind, nodes)
+
+
+def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
+    values = sorted(value for row in nodes.values() for value in row.values())
+    middle, count = values[len(values) // 2], 1 + max(max(row) for row in nodes.values())
+    slowest = sorted(nodes, key=lambda who: min(nodes[who].values()))
+    shapes: list[Shape] = []
+    for line, who in enumerate(slowest[:MOST]):
+        shapes.append(Label(0, line * _LINE + 12, short(who)))
+        for gpu, value in sorted(nodes[who].items()):
+            shapes += _cell(who, gpu, value, middle, count, line * _LINE + 17)
+    low = slowest[0]
+    at = min(nodes[low], key=lambda gpu: nodes[low][gpu])
+    says = (
+        f"{plural(len(values), 'GPU')}, {number(values[0])} to {number(values[-1])} TFLOP/s, median {number(middle)}. "
+        f"The slowest is GPU {at} of {low}, {100 * nodes[low][at] / middle:.1f} % of the median."
+    )
+    if len(nodes) > MOST:
+        says += f" Shown are the {MOST} nodes with the slowest GPUs of {len(nodes)}."
+    rows: list[Row] = [
+        (who, *(number(nodes[who][gpu]) if gpu in nodes[who] else "–" for gpu in range(count))) for who in slowest[:400]
+    ]
+    table = Table(("Node", *(f"GPU {gpu}" for gpu in range(count))), tuple(rows), 1, max(0, len(nodes) - 400))
+    title = f"Matrix products of every GPU, {kind}, TFLOP/s"
+    keys = (("h9", "slower by 10 % or more"), ("h5", "by 5 %"), ("h0", "as fast as the median, or faster"))
+    return Picture(f"gpus-{kind}", title, says, _LINE * min(MOST, len(nodes)), tuple(shapes), table, keys)
+
+
+def _cell(who: str, gpu: int, value: float, middle: float, count: int, y: float) -> list[Shape]:
+    wide = 100 / count
+    level = min(9, max(0, int((1 - value / middle) * 90)))
+    box = Bar(round(gpu * wide, 2), y, round(wide * 0.97, 2), 22, f"h{level}", f"{who}, GPU {gpu}: {value:.1f} TFLOP/s")
+    text = Label(
+        round((gpu + 0.485) * wide, 2), y + 15, f"{value:.0f}" if value >= 100 else f"{value:.3g}", "", "middle"
+    )
+    return [box, text] if count <= 8 else [box]

@@ -1,0 +1,90 @@
+"""What is claimed, what was measured, and what it had to reach at least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
+from envbuild.report.verdict import plural
+from envbuild.report.view import below_floor, number
+
+Tone = str
+_TONES = {"reproduced": "green", "below": "red", "not-comparable": "amber", "no-claim": ""}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One figure: what a document claims, what was measured, the least it had to be; texts, `–` for nothing."""
+
+    name: str
+    unit: str
+    claimed: str
+    measured: str
+    floor: str
+    percent: str
+    gpu_hours: str
+    where: str
+    nodes: str
+    says: str
+    tone: Tone
+    compared: bool
+    """whether there is a claim or a floor to compare it with"""
+
+
+def claims(evidence: Evidence) -> tuple[Claim, ...]:
+    """Claims first, then what has a floor, then the other figures; equal figures of several nodes are one line."""
+    found = [_claim(node.node, check, check.comparison) for node, check in _checks(evidence) if check.comparison]
+    return (*found, *sorted(_figures(evidence), key=lambda each: not each.compared))
+
+
+def _checks(evidence: Evidence) -> Iterator[tuple[NodeEvidence, Check]]:
+    for node in evidence.nodes:
+        for check in node.checks:
+            yield node, check
+
+
+def _claim(node: str, check: Check, it: Comparison) -> Claim:
+    on = f"here {_on(it.gpus, it.gpu, it.share)}"
+    claimed_on = f"; claimed on {_on(it.claim_gpus, it.claim_gpu, it.claim_share)}" if it.claim_gpus else ""
+    where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
+    hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
+    return Claim(
+        name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim),
+        measured=number(it.measured), floor="–", percent="–" if it.percent is None else f"{number(it.percent)} %",
+        gpu_hours=hours, where=where or "the document claims nothing", nodes=node, says=f"{it.why}; {on}{claimed_on}",
+        tone=_TONES[it.verdict], compared=True,
+    )  # fmt: skip
+
+
+def _on(count: int, gpu: str | None, share: float | None) -> str:
+    return f"{count} × {gpu or 'no GPU'}" + (f" ({number(share)} % of peak)" if share is not None else "")
+
+
+def _figures(evidence: Evidence) -> Iterator[Claim]:
+    by_name: dict[str, list[tuple[str, Metric, Check]]] = {}
+    for node in evidence.nodes:
+        for check in node.checks:
+            for metric in check.metrics:
+                by_name.setdefault(metric.name, []).append((node.node, metric, check))
+    for name, found in by_name.items():
+        yield _figure(name, found)
+
+
+def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
+    """The worst node stands for all: a floor holds where it holds on each."""
+    who, worst, check = min(found, key=lambda each: each[1].median)
+    medians = sorted(metric.median for _, metric, _ in found)
+    floor = max((metric.floor for _, metric, _ in found if metric.floor is not None), default=None)
+    bad = sum(below_floor(metric) for _, metric, _ in found)
+    spread = f"median of n = {worst.n}, {number(worst.least)} to {number(worst.greatest)}"
+    if len(found) > 1:
+        spread = f"the lowest of {plural(len(found), 'node')}, on {who}; the highest is {number(medians[-1])}"
+    says = f"{bad} of {plural(len(found), 'node')} below the floor; {spread}" if bad else spread
+    tone = "red" if bad else "green" if floor is not None else ""
+    percent = "–" if not floor else f"{100 * worst.median / floor:.0f} %"
+    return Claim(
+        name=name, unit=worst.unit, claimed="–", measured=number(worst.median),
+        floor="–" if floor is None else number(floor), percent=percent, gpu_hours="–", where=check.name,
+        nodes=who, says=says, tone=tone, compared=floor is not None,
+    )  # fmt: skip

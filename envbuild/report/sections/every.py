@@ -1,0 +1,61 @@
+"""All of it for one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild.model.evidence import Evidence
+from envbuild.report.pictures.draw import Picture
+from envbuild.report.pictures.every import pictures
+from envbuild.report.sections.badges import Badge, badges
+from envbuild.report.sections.claims import Claim, claims
+from envbuild.report.sections.gaps import Gap, gaps
+from envbuild.report.sections.pins import Pin, pins
+from envbuild.report.verdict import plural
+
+
+@dataclass(frozen=True)
+class Sections:
+    """`level` says how sure the contents are, and when they were looked at."""
+
+    level: str
+    claims: tuple[Claim, ...]
+    badges: tuple[Badge, ...]
+    pins: tuple[Pin, ...]
+    gaps: tuple[Gap, ...]
+    pictures: tuple[Picture, ...]
+
+
+def sections(evidence: Evidence) -> Sections:
+    """Everything that is made from the evidence for a page. Pure."""
+    told, locked = claims(evidence), pins(evidence)
+    return Sections(
+        level=" ".join(filter(None, (_level(evidence), _compared(told)))),
+        claims=told,
+        badges=badges(evidence, told, locked),
+        pins=locked,
+        gaps=gaps(evidence, told, locked),
+        pictures=pictures(evidence),
+    )
+
+
+def _compared(told: tuple[Claim, ...]) -> str:
+    """How the claims of a document came out; empty where none was measured."""
+    tones = [claim.tone for claim in told if claim.claimed != "–"]
+    words = (("green", "reproduced"), ("red", "below its claim"), ("amber", "not comparable"))
+    said = [f"{tones.count(tone)} {word}" for tone, word in words if tone in tones]
+    return f"{plural(len(tones), 'claim')}: {', '.join(said)}." if said else ""
+
+
+def _level(evidence: Evidence) -> str:
+    """`Contents measured on 2 nodes, 2026-03-02 10:00 UTC.`"""
+    rooted = [node for node in evidence.nodes if node.root]
+    measured = sum(node.root_level == "measured" for node in rooted)
+    if not rooted:
+        return "Contents not checked."
+    when = f"{evidence.finished[:10]} {evidence.finished[11:16]} UTC"
+    if measured == len(rooted):
+        return f"Contents measured on {plural(measured, 'node')}, {when}."
+    if measured:
+        return f"Contents measured on {measured} of {plural(len(rooted), 'node')}, {when}; stamped on the others."
+    return f"Contents stamped on {plural(len(rooted), 'node')}, not measured in this run."

@@ -1,0 +1,44 @@
+"""What was not checked: as large as the rest, because silence reads as a yes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envbuild.model.evidence import Evidence
+from envbuild.report.sections.claims import Claim
+from envbuild.report.sections.pins import Pin
+from envbuild.report.verdict import plural
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One thing that nobody looked at, why, and on which nodes."""
+
+    what: str
+    why: str
+    nodes: tuple[str, ...]
+
+
+def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Gap, ...]:
+    """Checks that did not run, contents that were not read, and what this kind of run does not look at."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in evidence.nodes:
+        for check in node.checks:
+            if check.status in ("skipped", "not-run") or check.level == "not-checked":
+                found.setdefault((check.name, check.says), []).append(node.node)
+        if node.root and node.root_level != "measured":
+            why = "its Merkle root is what the stamp says; nobody read the files in this run"
+            found.setdefault(("contents", why), []).append(node.node)
+        if not node.checks:
+            found.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)
+    out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in found.items()]
+    every = tuple(node.node for node in evidence.nodes)
+    if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
+        out.append(Gap("claims", "no figure of the document was measured; `envbuild bench` does it", every))
+    if open_ := [claim.name for claim in claims if not claim.compared]:
+        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {', '.join(open_[:8])}", every))
+    if loose := [pin.name for pin in pins if pin.same is None and not pin.wanted]:
+        few = ", ".join(loose[:8])
+        why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
+        out.append(Gap("pins", why, every))
+    return tuple(out)

@@ -1,0 +1,74 @@
+"""The pages in a real browser: nothing overflows, and no request leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.catalog.loader import load_stack
+from envbuild.explain.page import render_page
+from envbuild.explain.view import explain
+from envbuild.report.render import render_html
+from tests.explain.test_page import TEXT
+from tests.report.samples import fleet
+from tests.report.test_render import failing_fleet, hostile
+
+CHROMIUM = shutil.which("chromium")
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]  # fmt: skip
+# What reaches beyond the window, and is in no region of its own that scrolls.
+ASK = """<script>
+const wide = document.documentElement.clientWidth, out = [];
+for (const each of document.body.querySelectorAll("*"))
+  if (!each.closest(".scroll, .diff, thead, title") && each.getBoundingClientRect().right > wide + 1)
+    out.push(each.tagName + "." + each.getAttribute("class") + ": " + each.textContent.slice(0, 40));
+document.title = JSON.stringify({wide, over: out.slice(0, 5), page: document.documentElement.scrollWidth});
+</script></body>"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+
+
+def ask(tmp_path: Path, html: str, *options: str) -> str:
+    page = tmp_path / "page.html"
+    page.write_text(html)
+    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_nothing_overflows(tmp_path: Path, width: int) -> None:
+    document = render_page(explain(load_stack("opt-175b").stack, "exact"), TEXT)
+    for html in (render_html(fleet()), render_html(failing_fleet()), render_html(hostile()), document):
+        # A frame, as a window of Chromium is never narrower than 500 pixels.
+        inner = re.sub(r"<meta http-equiv[^>]*>", "", html).replace(
+            "</body>", ASK.replace("document.title", "parent.document.title")
+        )
+        (tmp_path / "inner.html").write_text(inner)
+        frame = (
+            f'<title>none</title><body><iframe src="inner.html" style="width:{width}px;height:900px;border:0"></iframe>'
+        )
+        said = ask(tmp_path, frame, "--allow-file-access-from-files", "--dump-dom", "--virtual-time-budget=5000")
+        found = json.loads(re.findall(r"<title>(.*?)</title>", said)[0].replace("&amp;", "&"))
+        assert found["wide"] == width
+        assert found["over"] == []
+        assert found["page"] <= width
+
+
+def asked_for(tmp_path: Path, html: str) -> set[str]:
+    """Addresses that were asked for, without the browser's own."""
+    log = tmp_path / "net.json"
+    ask(tmp_path, html, f"--log-net-log={log}", f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    found = set(re.findall(r'"url":"((?!file:|data:|chrome)[a-z]+:[^"]*)', log.read_text()))
+    return {url for url in found if not re.match(r"https?://[a-z0-9.-]+\.(google|googleapis)\.com/", url)}
+
+
+def test_no_request_leaves_and_it_prints(tmp_path: Path) -> None:
+    canary = "http://canary.invalid/x.png"
+    assert asked_for(tmp_path, f"<img src={canary}>") == {canary}, "this test would see one"
+    assert asked_for(tmp_path, render_html(fleet())) == set()
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
