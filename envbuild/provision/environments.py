@@ -18,11 +18,9 @@ from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
-from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey import plan_run
 from envbuild.provision.survey.in_use import Current, current_of
-from envbuild.redact import redact_data
 
 
 class Environments:
@@ -87,10 +85,7 @@ def first_use(work: Work, plan: Plan) -> Plan:
     from envbuild.provision.delivery.first_use import settle
 
     settle(work, plan)
-    made = plan_run.plan_of(work)
-    work.run.write_json(work.run.path / "plan.json", redact_data(made.to_json_dict()))
-    work.journal.append(EventKind.PLANNED, nothing_to_do=made.nothing_to_do)
-    return made
+    return work.planned(plan_run.plan_of(work))
 
 
 def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
@@ -147,7 +142,7 @@ def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
         found = _verified_by_probe(work, node_plan)
         if found is not None:
             outcome.responses.setdefault(name, {})["verify"] = found
-    good = [name for name in by_name if name not in outcome.errors and _all_well(outcome.responses.get(name, {}))]
+    good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
 
     def request_for(node: str) -> dict[str, Any]:
         variant = work.survey.variants[node].to_json_dict()
@@ -172,11 +167,6 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
     return None
 
 
-def _all_well(responses: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Every step went well and none has verified yet."""
-    return "verify" not in responses and collect.all_well(responses)
-
-
 def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
     survey = work.survey
     out = [
@@ -185,14 +175,7 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
         ).model_copy(update={"first_use": trusted_files(_variant(work, node))})
         for node in plan.nodes
     ]
-    planned = {node.node for node in plan.nodes}
-    for node, error in survey.errors.items():
-        if node not in planned:
-            found = collect.failed_node(
-                node, error, facts=survey.facts.get(node), resolution=survey.resolutions.get(node)
-            )
-            out.append(found)
-    return out
+    return out + work.unplanned(plan)
 
 
 def _variant(work: Work, node: NodePlan) -> Variant | None:

@@ -22,7 +22,6 @@ from envbuild.plan.planner import ChosenVariants
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind, utc_now
 from envbuild.resolve.variant_checks import unrecorded_files
 
@@ -80,7 +79,7 @@ def _fetch_on_nodes(work: Work, asked: Mapping[str, dict[str, Any]]) -> list[See
     seen: list[Seen] = []
     for node in requests:
         answers = outcome.responses.get(node, {})
-        error = outcome.errors.get(node) or first_error(answers.values())
+        error = outcome.error_of(node)
         if error is None and "fetch" not in answers:
             error = EnvbuildError("step-failed", f"{node} said nothing about what it fetched")
         if error is not None:

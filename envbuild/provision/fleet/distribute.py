@@ -31,7 +31,6 @@ from envbuild.provision.contact.receive import receive
 from envbuild.provision.fleet.pack_routes import Journey, note, relays
 from envbuild.provision.fleet.shared_builds import add_member, execute_once, not_built
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey.plan_run import plan_of
@@ -165,11 +164,10 @@ class _Run:
 
     def _error_of(self, node: str) -> EnvbuildError:
         """Why a node that was to give an environment has none."""
-        answers = self.outcome.responses.get(node, {})
-        error = self.outcome.errors.get(node) or first_error(answers.values())
+        error = self.outcome.error_of(node)
         if error is not None:
             return error
-        smoke = (answers.get("smoke") or {}).get("result") or {}
+        smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
         failed = [str(each.get("name")) for each in smoke.get("checks", ()) if each.get("status") == "failed"]
         code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
         return EnvbuildError(

@@ -123,9 +123,7 @@ def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
     members = [
         member
         for node in plan.nodes
-        if node.node not in outcome.errors
-        and all_well(outcome.responses.get(node.node, {}))
-        and (member := _member(work, node.node, node.environment)) is not None
+        if outcome.well(node.node) and (member := _member(work, node.node, node.environment)) is not None
     ]
     meet_members(work, members, outcome, changed={node.node for node in plan.nodes if node.steps})
 

@@ -14,7 +14,7 @@ from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import NOT_BEGUN, all_well
+from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.plan_run import plan_of
@@ -53,7 +53,7 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
         found.errors.update(lacking)
         outcome.responses.update(found.responses)
         outcome.errors.update(found.errors)
-        good = {name for name in names if name not in found.errors and all_well(found.responses.get(name, {}))}
+        good = {name for name in names if found.well(name)}
         failed |= set(names) - good
         if number + 1 < len(waves):
             work.done |= good

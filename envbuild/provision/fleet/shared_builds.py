@@ -29,7 +29,6 @@ from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.receive import receive
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 
@@ -154,7 +153,7 @@ class _Run:
         if not group.waiting or group.next_builder is not None:
             return
         failed = group.tried[-1]
-        error = self._error_of(failed)
+        error = self.outcome.error_of(failed)
         self._refuse_unable(group, str(not_built(failed, failed, error)))
         for node in group.waiting:
             self.outcome.errors[node] = not_built(node, failed, error)
@@ -167,9 +166,6 @@ class _Run:
             if resolution.wheels_from is not None:
                 self.outcome.errors[node] = lacks_tools(resolution, why)
         group.waiting = [node for node in group.waiting if node not in self.outcome.errors]
-
-    def _error_of(self, node: str) -> EnvbuildError | None:
-        return self.outcome.errors.get(node) or first_error(self.outcome.responses.get(node, {}).values())
 
     def _hand_over(self, groups: list[_Group]) -> list[str]:
         """Bring what was built to those who wait for it; they are the nodes returned, ready to run."""

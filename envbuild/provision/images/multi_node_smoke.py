@@ -25,7 +25,7 @@ def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant:
     members = []
     for each in plan.nodes:
         node, facts = each.node, work.survey.facts[each.node]
-        if node not in outcome.errors and all_well(outcome.responses.get(node, {})):
+        if outcome.well(node):
             where = multi_node_smoke.addresses(
                 node, multi_node_smoke.own_addresses(facts), work.prepared.target.connection
             )

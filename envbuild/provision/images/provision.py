@@ -187,15 +187,7 @@ def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> lis
             update["packages"] = {each.name: each.version for each in images.wanted.variant.packages}
             update["checks"] = (Check(name="image/id", status="passed", says=says), *evidence.checks)
         found.append(evidence.model_copy(update=update))
-    planned = {node.node for node in plan.nodes}
-    found += [
-        collect.failed_node(
-            node, error, facts=work.survey.facts.get(node), resolution=work.survey.resolutions.get(node)
-        )
-        for node, error in work.survey.errors.items()
-        if node not in planned
-    ]
-    return found
+    return found + work.unplanned(plan)
 
 
 def _parts(

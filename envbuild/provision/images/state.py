@@ -20,7 +20,6 @@ from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles
 from envbuild.provision.survey.ask import decide
 from envbuild.provision.survey.errors import refusal
-from envbuild.redact import redact_data
 
 
 @dataclass
@@ -62,13 +61,9 @@ def decide_images(work: Work, images: Images) -> None:
 def planned(work: Work, images: Images) -> Plan:
     """The plan from what is known now, written into the run directory."""
     settings = settings_of(work.prepared)
-    plan = container_plan.make_plan(
-        work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions,
-        delivery="pull" if settings.image or settings.registry else _BROUGHT[settings.build],
-    )  # fmt: skip
-    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
-    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
-    return plan
+    delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
+    given = (work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions)
+    return work.planned(container_plan.make_plan(*given, delivery=delivery))
 
 
 def told_of(answer: ContactResult) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
@@ -30,11 +29,9 @@ def on_login(
     there = login_work(work, site)
     outcome = run_hosts({site.login: requests}, {site.login: files}, there, playbook=playbook)
     work.tasks += there.tasks
-    answers = outcome.responses.get(site.login, {})
-    error = outcome.errors.get(site.login) or first_error(answers.values())
-    if error is not None:
+    if (error := outcome.error_of(site.login)) is not None:
         raise error
-    return answers
+    return outcome.responses.get(site.login, {})
 
 
 def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import NodeEvidence
 from envbuild.model.lock import Variant
+from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.run.evidence import failed_node
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import Journal, utc_now
+from envbuild.provision.run.journal import EventKind, Journal, utc_now
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.redact import redact_data
 
 DEADLINE = 6 * 3600.0
 
@@ -83,6 +87,21 @@ class Work:
     done: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
     lacking: dict[str, EnvbuildError] = field(default_factory=dict)
+
+    def planned(self, plan: Plan) -> Plan:
+        """The plan, written down."""
+        self.run.write_json(self.run.path / "plan.json", redact_data(plan.to_json_dict()))
+        self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
+        return plan
+
+    def unplanned(self, plan: Plan) -> list[NodeEvidence]:
+        """The nodes with an error that are not in the plan."""
+        survey, names = self.survey, {node.node for node in plan.nodes}
+        return [
+            failed_node(node, error, facts=survey.facts.get(node), resolution=survey.resolutions.get(node))
+            for node, error in survey.errors.items()
+            if node not in names
+        ]
 
     @contextmanager
     def phase(self, name: str, text: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.run.evidence import all_well, first_error
 
 
 class Progress(Protocol):
@@ -26,6 +27,14 @@ class Outcome:
 
     responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     errors: dict[str, EnvbuildError] = field(default_factory=dict)
+
+    def error_of(self, node: str) -> EnvbuildError | None:
+        """Why a node could not answer, or the first error that it answered."""
+        return self.errors.get(node) or first_error(self.responses.get(node, {}).values())
+
+    def well(self, node: str) -> bool:
+        """Everything was answered well, and nothing found wrong."""
+        return node not in self.errors and all_well(self.responses.get(node, {}))
 
     def take(self, node: str, verb: str, answer: ContactResult) -> None:
         """What a node answered to a verb, or why there is no answer."""

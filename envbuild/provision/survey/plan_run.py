@@ -20,7 +20,6 @@ from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 from envbuild.provision.survey.ask import decide, note_refusals, survey_nodes
 from envbuild.provision.survey.errors import python_broken
-from envbuild.redact import redact_data
 
 
 def look(work: Work, *, bring_python: bool) -> None:
@@ -52,9 +51,7 @@ def plan_surveyed(work: Work) -> Plan:
     _find_tools(work)
     plan = plan_of(work)
     work.survey.errors.update(work.lacking)
-    work.run.write_json(work.run.path / "plan.json", redact_data(plan.to_json_dict()))
-    work.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
-    return plan
+    return work.planned(plan)
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
