@@ -8,10 +8,10 @@ the system file `/etc/envbuild/config.toml`. Relative paths in a file are relati
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from envbuild.catalog.manifest_file import read_manifest
 from envbuild.catalog.nearest import did_you_mean
@@ -22,6 +22,7 @@ SYSTEM_FILE = Path("/etc/envbuild/config.toml")
 SYSTEM_FILE_VARIABLE = "ENVBUILD_SYSTEM_CONFIG"
 VARIABLE_PREFIX = "ENVBUILD_"
 Value = str | bool | float | None
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,23 @@ class Setting:
     origin: str
 
 
+class _Value(Generic[T]):
+    """A setting as an attribute of `Config`, in the type that the program uses."""
+
+    def __init__(self, key: str, read: Callable[[Value], T]) -> None:
+        self.key, self.read = key, read
+
+    def __get__(self, config: Config, _: type[Config]) -> T:
+        return self.read(config.settings[self.key].value)
+
+
+def _text(value: Value) -> str | None:
+    return None if value is None else str(value)
+
+
 @dataclass(frozen=True)
 class Config:
-    """All settings by key; `files` are those that were read, the strongest first.
+    """All settings by key, and as attributes; `KEYS` says what they mean. `files`: that were read, the strongest first.
 
     `unknown_variables` are `ENVBUILD_*` variables that are no setting (the environment is shared, so no error).
     """
@@ -69,65 +84,18 @@ class Config:
     files: tuple[Path, ...]
     unknown_variables: tuple[str, ...]
 
-    def text(self, key: str) -> str | None:
-        """A text, path, reference or choice; None when unset."""
-        value = self.settings[key].value
-        return None if value is None else str(value)
-
-    def path(self, key: str) -> Path | None:
-        """A path; None when unset."""
-        text = self.text(key)
-        return None if text is None else Path(text)
-
-    @property
-    def target(self) -> str:
-        """Name or path of the target."""
-        return str(self.settings["target"].value)
-
-    @property
-    def stack(self) -> str | None:
-        """Name or path of the stack, None for the one the target names."""
-        return self.text("stack")
-
-    @property
-    def profile(self) -> str | None:
-        """Profile of the stack, None for its default one."""
-        return self.text("profile")
-
-    @property
-    def prefix(self) -> str | None:
-        """Prefix that replaces the target's."""
-        return self.text("prefix")
-
-    @property
-    def cache(self) -> str | None:
-        """Cache folder that replaces the target's."""
-        return self.text("cache")
-
-    @property
-    def toolchain(self) -> Path | None:
-        """File that replaces the shipped toolchain."""
-        return self.path("toolchain")
-
-    @property
-    def runs_root(self) -> Path:
-        """Folder of the run directories."""
-        return Path(str(self.settings["runs"].value))
-
-    @property
-    def wait(self) -> float:
-        """Seconds to wait for another envbuild."""
-        return float(self.settings["wait"].value or 0.0)
-
-    @property
-    def color(self) -> str:
-        """`auto`, `always` or `never`."""
-        return str(self.settings["color"].value)
-
-    @property
-    def quiet(self) -> bool:
-        """Whether notes are left out."""
-        return bool(self.settings["quiet"].value)
+    target = _Value("target", str)
+    stack = _Value("stack", _text)
+    profile = _Value("profile", _text)
+    prefix = _Value("prefix", _text)
+    cache = _Value("cache", _text)
+    toolchain = _Value("toolchain", lambda value: None if value is None else Path(str(value)))
+    runs_root = _Value("runs", lambda value: Path(str(value)))
+    wait = _Value("wait", lambda value: float(value or 0.0))
+    batch = _Value("batch", _text)
+    max_fail = _Value("max_fail", _text)
+    color = _Value("color", str)
+    quiet = _Value("quiet", bool)
 
 
 def load_config(

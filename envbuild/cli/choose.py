@@ -141,7 +141,7 @@ def settings_of(config: Config) -> Settings:
     from envbuild.provision.run.context import Settings
 
     interrupts.watch()
-    size, most = config.text("batch"), config.text("max_fail")
+    size, most = config.batch, config.max_fail
     return Settings(
         runs_root=config.runs_root,
         toolchain_file=config.toolchain,
