@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.conda_formats import conda_lock, explicit
@@ -19,7 +19,6 @@ from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
-Format = Literal["pylock", "requirements", "conda-explicit", "conda-lock"]
 FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock")
 
 

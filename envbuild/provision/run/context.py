@@ -90,7 +90,7 @@ class Work:
 
     def planned(self, plan: Plan) -> Plan:
         """The plan, written down."""
-        self.run.write_json(self.run.path / "plan.json", redact_data(plan.to_json_dict()))
+        self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
         return plan
 

@@ -45,24 +45,9 @@ class RunDir:
         return self.path / "journal.jsonl"
 
     @property
-    def evidence(self) -> Path:
-        """The evidence, as JSON."""
-        return self.path / "evidence.json"
-
-    @property
     def attachments(self) -> Path:
         """Files that belong to the evidence, which has their digests."""
         return self.path / "attachments"
-
-    @property
-    def ansible(self) -> Path:
-        """What belongs to Ansible: inventory, requests, configuration, events."""
-        return self.path / "ansible"
-
-    @property
-    def logs(self) -> Path:
-        """One log a node."""
-        return self.path / "logs"
 
     @property
     def staging(self) -> Path:

@@ -19,8 +19,8 @@ def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "runs")
     assert run.path.parent == tmp_path / "runs"
     assert run.path.stat().st_mode & 0o777 == 0o700
-    assert run.ansible.stat().st_mode & 0o777 == 0o700
-    assert run.logs.is_dir()
+    assert (run.path / "ansible").stat().st_mode & 0o777 == 0o700
+    assert (run.path / "logs").is_dir()
     run.write_json(run.plan, {"a": "ä"})
     assert json.loads(run.plan.read_text()) == {"a": "ä"}
     assert run.plan.stat().st_mode & 0o777 == 0o600
