@@ -1,6 +1,7 @@
 """`doctor`: what somebody new to a cluster has to know of this host, in one answer. Nothing is changed or submitted."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import facts, proc, protocol
@@ -10,7 +11,6 @@ from envbuild.node.read_text import read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 # A scheduler that is busy answers late; all questions together have to fit in half a minute.

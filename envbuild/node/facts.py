@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import paths, pip_config, proc, protocol
@@ -13,7 +14,6 @@ from envbuild.node.read_text import search_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 

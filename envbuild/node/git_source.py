@@ -6,14 +6,11 @@ submodule recursion are switched off, because what a repository says must never 
 
 import os
 import re
+from collections.abc import Sequence
 
 from envbuild.node import paths, proc
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.redact import redact_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEADLINE = 3600.0
 _SAFE = (
@@ -34,13 +31,8 @@ _SAFE = (
 )
 # Set by a git that runs us (in a hook, say); they would point our commands at another repository.
 REPOSITORY_VARIABLES = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_NAMESPACE",
+    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR"
+    " GIT_NAMESPACE".split()
 )
 _TRANSPORT = re.compile(
     r"Could not resolve host|unable to access|Connection (refused|timed out|reset)|Network is unreachable"
@@ -83,16 +75,15 @@ def _must(done: "proc.Finished", doing: str, folder: str) -> str:
 def check_pins(sources: "list[Json]") -> None:
     """Refuse pins that are none; raises NodeError `request-invalid`."""
     for source in sources:
-        for part in [source] + list(source.get("submodules") or []):
+        parts = source.get("submodules") or []
+        for part in [source] + parts:
             if not str(part["git"]).startswith(("https://", "ssh://")):
                 raise NodeError("request-invalid", "source %s: not an https:// or ssh:// URL" % source["name"])
             if not _HEX.match(part["commit"]) or not _HEX.match(part["tree"]):
                 raise NodeError("request-invalid", "source %s: commit and tree must be 40 hex digits" % source["name"])
         paths.checked_name(source["name"], "source name")
-        for part in source.get("submodules") or []:
-            _checked_relative(part["path"])
-        if source.get("path"):
-            _checked_relative(source["path"])
+        for path in [part["path"] for part in parts] + ([source["path"]] if source.get("path") else []):
+            _checked_relative(path)
 
 
 def _checked_relative(path: str) -> str:
@@ -176,10 +167,6 @@ def _check_tree(pin: Json, folder: str, name: str) -> None:
         raise _mismatch(name, "tree %s, the lock says %s" % (tree or "(none)", pin["tree"]), "commit " + pin["commit"])
 
 
-def _has_commit(folder: str, commit: str) -> bool:
-    return _git(folder, "cat-file", "-e", commit + "^{commit}").ok
-
-
 def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     if bundle is not None:
         # What `mirror` made has no history, which git takes from a folder only when it is told so.
@@ -192,7 +179,7 @@ def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
             # Some servers hand out only what a branch or tag names: fetch all and look for the commit.
             wanted = ("+refs/heads/*:refs/envbuild/heads/*", "+refs/tags/*:refs/envbuild/tags/*")
             done = _git(folder, "fetch", "--quiet", "--no-tags", "--", pin["git"], *wanted)
-    if _has_commit(folder, pin["commit"]):
+    if _git(folder, "cat-file", "-e", pin["commit"] + "^{commit}").ok:
         return
     origin = bundle or pin["git"]
     if done.ok:

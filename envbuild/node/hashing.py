@@ -2,10 +2,10 @@
 
 import base64
 import hashlib
+from collections.abc import Iterable, Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from typing import IO
 
 BLOCK = 1024 * 1024

@@ -14,13 +14,10 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 
 from envbuild.node import identity, paths
 from envbuild.node.protocol import Exit, Json, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 BEAT = 5.0
 STALE_AFTER = 120.0

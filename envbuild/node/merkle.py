@@ -17,13 +17,13 @@ import queue
 import re
 import stat
 import threading
+from collections.abc import Callable, Iterable, Iterator
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 TEXT_LIMIT = 4 * 1024 * 1024
@@ -295,11 +295,6 @@ def _run_threads(work: "Callable[[], None]", count: int) -> None:
         worker.join()
 
 
-def record_paths(entries: "Iterable[str]") -> "list[str]":
-    """The RECORD files of installed packages among `entries`, sorted; those that a package vendors are plain files."""
-    return sorted(path for path in entries if _RECORD.match(path))
-
-
 def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
     """Rows of a RECORD: (path relative to `root`, hash as written, size as written); raises OSError.
 
@@ -322,7 +317,8 @@ def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
 
 def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
     """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
-    for record in record_paths(entries):
+    # Of installed packages; those that a package vendors are plain files.
+    for record in sorted(filter(_RECORD.match, entries)):
         lines = []
         for path, digest, size in read_record(root, record):
             if is_left_out(path):

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 
 from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 META = ".envbuild"

@@ -7,12 +7,9 @@ it; else the section `global`. Addresses may carry credentials.
 import configparser
 import os
 import re
+from collections.abc import Iterable, Mapping
 
 from envbuild.node.read_text import read as read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # The name of the index that is asked where a lock names no other.
 NORMAL_INDEX = "pypi"

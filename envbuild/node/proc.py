@@ -5,12 +5,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 
 # subprocess and tempfile are imported where they are used: a brief answer needs neither.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterator, Sequence
     from typing import IO, Any, TypeVar
 
     T = TypeVar("T")

@@ -3,10 +3,7 @@
 import importlib
 import os
 import pkgutil
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 
 def write(package: str, folder: str, names: "Iterable[str] | None" = None) -> None:

@@ -8,10 +8,10 @@ import functools
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
 MASK = "***"

@@ -11,17 +11,8 @@ _READ = frozenset(
     " TORCH_CUDA_ARCH_LIST TORCH_NVCC_FLAGS TORCH_CXX_FLAGS FORCE_CUDA BUILD_CUDA_EXTENSIONS MPICC MPICFG".split()
 )
 # Families of variables that choose what a setup.py compiles: a wheel with other parts must not have the same key.
-_READ_FAMILIES = (
-    "APEX_",
-    "CMAKE_",
-    "DS_BUILD_",
-    "DS_SKIP_",
-    "FLASH_ATTENTION_",
-    "FLASH_ATTN_",
-    "MPI4PY_",
-    "NVCC_",
-    "PKG_CONFIG",
-    "SETUPTOOLS_",
+_READ_FAMILIES = tuple(
+    "APEX_ CMAKE_ DS_BUILD_ DS_SKIP_ FLASH_ATTENTION_ FLASH_ATTN_ MPI4PY_ NVCC_ PKG_CONFIG SETUPTOOLS_".split()
 )
 # Of these families, how many jobs there are: that changes no bit.
 _READ_NOT = frozenset(("APEX_PARALLEL_BUILD", "CMAKE_BUILD_PARALLEL_LEVEL", "NVCC_THREADS"))

@@ -39,6 +39,14 @@ echo 'Cuda compilation tools, release {version}, V{version}.48'
 """
 
 
+def write(folder: Path, path: str, text: str) -> Path:
+    """A file of that text, with the folders above it; returns its path."""
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
 def run_setup(
     folder: Path,
     *flags: str,

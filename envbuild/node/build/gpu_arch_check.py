@@ -9,14 +9,11 @@ import re
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterable
 
 from envbuild.node import proc
 from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.read_text import which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _LISTED = re.compile(r"^(ELF|PTX) file +[0-9]+: .*\.sm_([0-9]+[af]?)\.(?:cubin|ptx)[ \t]*$", re.MULTILINE)
 _NO_CODE = "does not contain device code"

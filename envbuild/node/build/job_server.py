@@ -75,7 +75,7 @@ class Budget:
         self.memory = free_memory() if memory is None else memory
         self.retried: set[str] = set()
         self.peak = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting: list[tuple[int, int, _Line, Json]] = []
         self._lines: dict[socket.socket, _Line] = {}
         self._count = 0
@@ -96,12 +96,9 @@ class Budget:
     def halve(self, source: str) -> None:
         """After an OOM kill of a compiler of `source` (its name): half as many as ran."""
         with self._lock:
-            self._halve(source)
-
-    def _halve(self, source: str) -> None:
-        running = sum(line.cores for line in self._lines.values())
-        self.jobs = max(1, min(self.jobs, running or self.jobs) // 2)
-        self.retried.add(source)
+            running = sum(line.cores for line in self._lines.values())
+            self.jobs = max(1, min(self.jobs, running or self.jobs) // 2)
+            self.retried.add(source)
 
     def __enter__(self) -> "Budget":
         """Open the socket."""
@@ -183,7 +180,7 @@ class Budget:
             with self._lock:
                 line.kills += 1
                 if line.kills == 1:
-                    self._halve(line.source)
+                    self.halve(line.source)
                 line.cores, line.memory = 0, 0.0
                 now = self.jobs
             log("a compiler was killed for memory: %s at once from here on" % plural(now, "job"))

@@ -10,13 +10,10 @@ Architectures come from TORCH_CUDA_ARCH_LIST alone.
 import json
 import os
 import shutil
+from collections.abc import Iterator
 
 from envbuild.node import paths
 from envbuild.node.protocol import Exit, Json, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = "envbuild_kernels"
 _COMPILED = (".c", ".cc", ".cpp", ".cxx", ".cu")
@@ -114,7 +111,8 @@ def _module(folder: str, source: Json, module: Json) -> Json:
     for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
         made[key] = [str(each) for each in module.get(key) or []]
     for path in made["sources"] + made["include_dirs"]:
-        if _leads_out(path) or any(mark in path for mark in '"\\'):
+        leads_out = not path or path.startswith("/") or ".." in path.split("/")
+        if leads_out or any(mark in path for mark in '"\\'):
             raise NodeError("request-invalid", "source %s: not a path inside it: %r" % (source["name"], path[:100]))
     missing = [each for each in made["sources"] if not os.path.isfile(os.path.join(folder, each))]
     missing += [each for each in made["include_dirs"] if not os.path.isdir(os.path.join(folder, each))]
@@ -128,10 +126,6 @@ def _module(folder: str, source: Json, module: Json) -> Json:
             changed=True,
         )
     return made
-
-
-def _leads_out(path: str) -> bool:
-    return not path or path.startswith("/") or ".." in path.split("/")
 
 
 def _wanted(folder: str, everything: "set[str]") -> "Iterator[str]":

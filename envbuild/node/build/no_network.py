@@ -1,12 +1,9 @@
 """Builds without a network: everything that they need is in the environment and in the pinned tree."""
 
 import shutil
+from collections.abc import Sequence
 
 from envbuild.node import proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # As root; as a user who may make user namespaces (own id, then, with older programs, as its root).
 _WAYS = (("-n",), ("-c", "-n"), ("-r", "-n"))

@@ -7,13 +7,10 @@ import os
 import re
 import time
 import zipfile
+from collections.abc import Iterable
 
 from envbuild.node import hashing, merkle, paths, proc
 from envbuild.node.protocol import Json
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _TIME = time.gmtime(paths.EPOCH)[:6]
 _DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")

@@ -7,6 +7,7 @@ else goes through PEP 517. Torch and all build tools are packages of the environ
 import os
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ from envbuild.node.protocol import Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from typing import Any
 
 DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores

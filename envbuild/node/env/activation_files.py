@@ -6,15 +6,12 @@ A variable is plain text, or `{"path": ..., "if": "exists"}`: set only where the
 import os
 import re
 import shlex
+from collections.abc import Sequence
 
 from envbuild.node import paths
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.variables import may_set
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # A pip of another Python, which is found where the environment has none, installs nothing behind anybody's back.
 _GUARDS = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}

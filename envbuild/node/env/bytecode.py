@@ -8,12 +8,12 @@ file name in them may differ.
 import json
 import os
 import re
+from collections.abc import Iterable
 
 from envbuild.node import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 _CACHED = re.compile(r"\A(.+?)\.([a-z]+-\d+)(?:\.opt-([12]))?\.pyc\Z")

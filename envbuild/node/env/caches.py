@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import time
+from typing import NamedTuple
 
 from envbuild.node import lease, paths, protocol
 from envbuild.node.protocol import Json, argument
@@ -18,15 +19,13 @@ _LEAST_DAYS = 1.0  # what another run may still be writing is left alone, howeve
 _DAY = 86400.0
 
 
-class Place:
+class Place(NamedTuple):
     """The entries of the folder `path` whose names match; a `note` says why none of them is removed here."""
 
-    def __init__(self, kind: str, path: str, names: str = ".*", note: str = "") -> None:
-        """`names` is a regular expression for whole names."""
-        self.kind = kind
-        self.path = path
-        self.names = re.compile("(?:%s)\\Z" % names)
-        self.note = note
+    kind: str
+    path: str
+    names: str = ".*"  # a regular expression for whole names
+    note: str = ""
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -74,7 +73,7 @@ def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
 
 def _look(place: "Place", before: float) -> Json:
     there = names(place.path) if place.path else []
-    found = [os.path.join(place.path, name) for name in there if place.names.match(name)]
+    found = [os.path.join(place.path, name) for name in there if re.fullmatch(place.names, name)]
     taken = {path: _taken(path) for path in found}
     old = [path for path in found if not place.note and taken[path][1] < before]
     return {

@@ -77,16 +77,14 @@ def _add(
 
 
 def _check_stamp(checks: "list[Json]", environment: str, found: "Json | None", variant: "Json | None") -> None:
-    begun = time.monotonic()
-    problems = []
+    begun, problems = time.monotonic(), []
     if found is None:
-        problems.append("there is no stamp, or it is damaged: the environment is half built")
+        problems = ["there is no stamp, or it is damaged: the environment is half built"]
     elif variant and variant.get("digest") != found["variant_digest"]:
-        problems.append(
-            "the stamp says variant %.12s, the lock says %.12s" % (found["variant_digest"], variant.get("digest"))
-        )
+        said = (found["variant_digest"], variant.get("digest"))
+        problems = ["the stamp says variant %.12s, the lock says %.12s" % said]
     elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
-        problems.append("its interpreter is gone")
+        problems = ["its interpreter is gone"]
     good = "stamp is there, variant %.12s" % (found or {}).get("variant_digest", "")
     _add(checks, "stamp", problems, good, begun, "stamped")
     version = stamp.python_version(environment)

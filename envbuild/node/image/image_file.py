@@ -1,14 +1,11 @@
 """The file of an image (.sif, .sqsh): made under another name, its hash beside it, used only while it has that."""
 
 import os
+from collections.abc import Callable
 
 from envbuild.node import hashing, paths
 from envbuild.node.protocol import Json, log
 from envbuild.node.read_text import read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def made(path: str, make: "Callable[[str], None]", recorded: "str | None" = None, force: bool = False) -> Json:

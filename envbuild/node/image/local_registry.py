@@ -12,12 +12,12 @@ import shutil
 import socketserver
 import tarfile
 import threading
+from collections.abc import Iterator
 
 from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import IO, Any
 
 NAME = "envbuild/image"

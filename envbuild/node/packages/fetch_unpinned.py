@@ -8,14 +8,11 @@ names and from no other: without a hash, another place is not as good. It is kep
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 
 from envbuild.node import hashing, lease, paths, pip_config
 from envbuild.node.packages import index_client, installed, wheel_file
 from envbuild.node.protocol import Exit, Json, NodeError, log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PART = ".part-"
 

@@ -11,6 +11,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -21,7 +22,6 @@ from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 TIMEOUT = 60.0  # without a byte, in seconds

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Container, Iterable, Iterator
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Json
@@ -9,8 +10,6 @@ from envbuild.node.read_text import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
-
     from envbuild.node import merkle
 
 

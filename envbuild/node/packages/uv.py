@@ -7,14 +7,11 @@ process list; every message is redacted.
 import contextlib
 import os
 import re
+from collections.abc import Callable, Sequence
 
 from envbuild.node import paths, pip_config, proc, variables
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
 # would make an environment that is not the lock's.

@@ -33,7 +33,8 @@ def run(request: Json) -> "tuple[bool, Json]":
         # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
         mine = dict(request, run="ensure-%s" % uuid.uuid4().hex[:16])
         mine["args"] = dict(args, wait=args.get("wait", WAIT))
-        held = lease_of(mine)
+        paths.make_dirs(prefix, "envs", "tools")
+        held = lease.of_request(mine)
         if in_place(prefix, environment, stack, args):
             held.release()
             return False, _result(prefix, environment, stack, args, "another process put it in place meanwhile")
@@ -54,12 +55,6 @@ def in_place(prefix: str, environment: str, stack: str, args: Json) -> bool:
     if found is None or found["root"] != args["root"] or found.get("variables") != (args.get("variables") or {}):
         return False
     return stamp.is_current(prefix, stack, environment) and not stamp.fast_problems(environment, args["variant"])
-
-
-def lease_of(request: Json) -> "lease.Lease":
-    """The lease on the prefix, which is made where it is not there. Raises NodeError `prefix-busy` (75)."""
-    paths.make_dirs(request["prefix"], "envs", "tools")
-    return lease.of_request(request)
 
 
 def _bring(request: Json, environment: str, near: "str | None") -> "tuple[str, str]":

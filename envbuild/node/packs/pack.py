@@ -12,16 +12,13 @@ import os
 import stat
 import tarfile
 import tempfile
+from collections.abc import Iterator
 
 from envbuild.node import hashing, paths, proc
 from envbuild.node.env import stamp
 from envbuild.node.packs import pack_format, published
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, argument, log, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # What `activate` writes anew, and what belongs to a build that is not finished.
 _OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "activate.sh", "variables.json")

@@ -2,11 +2,7 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted
 
 _OLD, _NEW = "torch.distributed.launch", "torch.distributed.run"
 _COUNT = "num_devices_per_host"

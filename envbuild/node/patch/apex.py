@@ -2,11 +2,7 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, UnfitError, above, constant, dotted, nothing_left, parents
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, above, constant, dotted, nothing_left, parents
 
 _CHECK = "check_cuda_torch_binary_vs_bare_metal"
 _PARSER = "get_cuda_bare_metal_version"

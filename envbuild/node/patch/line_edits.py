@@ -6,14 +6,9 @@ line begins. What a rule must be inside of (a function, a table) is part of the 
 
 import ast
 import re
+from collections.abc import Iterator
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, nothing_left
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted, nothing_left
 
 _CYTHON = "cython<3"
 

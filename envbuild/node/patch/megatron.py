@@ -2,14 +2,9 @@
 
 import ast
 import re
+from collections.abc import Iterator
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted
 
 _ARCH = re.compile(r"arch=compute_[0-9]+[a-z]?,code=(?:sm|compute)_[0-9]+[a-z]?\Z")
 _GENCODE = "_envbuild_gencode"

@@ -4,11 +4,7 @@ import ast
 import re
 
 from envbuild.node.patch.line_edits import lines
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, mask_c, nothing_left
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted, mask_c, nothing_left
 
 _GPUS = re.compile(r"^constexpr int NUM_GPUS = ([0-9]+);", re.M)
 _IPS = re.compile(r"^std::string ips\[\] = \{[^{};]*\};", re.M)

@@ -1,11 +1,11 @@
 """The edits that patches name: each finds its places in one file and says afterwards whether the outcome is right."""
 
+from collections.abc import Callable
+
 from envbuild.node.patch import alpa, apex, line_edits, megatron, megatronapp, removed_names, training
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from envbuild.node.patch.source_text import Change, Source
 
     Edit = tuple[Callable[[Source], list[Change]], Callable[[Source], None], int]

@@ -3,11 +3,7 @@
 import ast
 import re
 
-from envbuild.node.patch.source_text import Change, UnfitError, above, dotted, parents
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, above, dotted, parents
 
 # What numpy before 1.24 made of these names (its release notes of 1.20): plain Python types.
 _ALIASES = {

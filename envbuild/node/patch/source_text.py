@@ -8,11 +8,11 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 _BOM = b"\xef\xbb\xbf"

@@ -2,11 +2,7 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, UnfitError, constant, dotted, nothing_left
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.patch.source_text import Source
+from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted, nothing_left
 
 
 def _find_split(source: "Source") -> "list[Change]":

@@ -2,16 +2,13 @@
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.probe import parse_system
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEADLINE = 5.0
 TOOLS = ("git", "tar", "gzip", "xz", "zstd", "unzip", "patch", "make", "cmake", "ninja", "uv", "curl", "wget", "rsync")

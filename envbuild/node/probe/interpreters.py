@@ -3,15 +3,12 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEADLINE = 10.0
 _NAME = re.compile(r"python3(?:\.([0-9]{1,2}))?\Z")

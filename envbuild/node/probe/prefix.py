@@ -2,15 +2,12 @@
 
 import os
 import re
+from collections.abc import Sequence
 from functools import partial
 
 from envbuild.node import paths, proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 REACH_DEADLINE = 3.0
 # `user@host:path`, as git has it.

@@ -8,11 +8,8 @@ launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed o
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # The loss of a step, by format; a row of Alpa has none.
 LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 
 from envbuild.node import hashing, identity, lease, paths, protocol, redact
 from envbuild.node.protocol import Exit, Json, NodeError, log
@@ -14,8 +15,6 @@ from envbuild.node.wheels.entry import Entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from envbuild.node.wheels.store import Store
 
 WAIT = 3 * 3600.0

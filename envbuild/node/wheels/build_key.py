@@ -10,16 +10,13 @@ import os
 import platform
 import re
 import shlex
+from collections.abc import Sequence
 
 from envbuild.node import proc, variables
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
 RECIPE = 2

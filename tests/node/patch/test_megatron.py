@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.protocol import NodeError
-from tests.node.patch_support import apply
+from tests.node.patch_support import apply, write
 
 STEP = '''\
 from megatron import mpu
@@ -31,13 +31,6 @@ def other(model):
     if model.share_word_embeddings:
         return 1
 '''
-
-
-def write(folder: Path, path: str, text: str) -> Path:
-    file = folder / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
 
 
 def test_the_gradient_all_reduce_is_switched_off_and_nothing_else(tmp_path: Path) -> None:

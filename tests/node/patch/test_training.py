@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.protocol import NodeError
-from tests.node.patch_support import apply
-
-
-def write(folder: Path, path: str, text: str) -> Path:
-    file = folder / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
+from tests.node.patch_support import apply, write
 
 
 def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
