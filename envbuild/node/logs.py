@@ -1,11 +1,13 @@
 """The verb `log`: the end of what the node program wrote down while a run changed this prefix."""
 
+import contextlib
 import json
 import os
 import re
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.read_text import names
 
 FOLDER = "logs"
 MOST_LINES = 2000
@@ -50,10 +52,10 @@ def digest(prefix: str, run: object) -> "Json | None":
 
 
 def _newest(folder: str) -> "str | None":
-    try:
-        found = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(folder) if entry.name.endswith(".log")]
-    except OSError:
-        return None
+    found = []
+    for name in [name for name in names(folder) if name.endswith(".log")]:
+        with contextlib.suppress(OSError):  # it goes meanwhile: only the newest ones are kept
+            found.append((os.stat(os.path.join(folder, name)).st_mtime, name))
     return max(found)[1] if found else None
 
 

@@ -32,6 +32,14 @@ def test_the_newest_log_is_told_line_by_line(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(str(result["file"])).st_mode) == 0o600
 
 
+def test_a_log_that_goes_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    log = protocol.Log()
+    log.path = str(tmp_path / "logs" / "run-1.log")
+    log("there")
+    (tmp_path / "logs" / "run-2.log").symlink_to(tmp_path / "nowhere")
+    assert _ask(tmp_path)["lines"] == ["there"]
+
+
 def test_a_torn_line_and_strange_bytes_are_shown_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     whole = json.dumps({"t": 1, "message": "whole"}).encode()

@@ -75,10 +75,9 @@ def find(page: str, file: str, cert: str = "") -> "Found | None":
     Raises NodeError `network-unreachable` (exit 75), `index-refused` (4).
     """
     with _open(page, cert) as stream:
-        kind = stream.headers.get("Content-Type", "")
-        data = stream.read(_PAGE_LIMIT + 1)
-        where = stream.geturl()
-    if len(data) > _PAGE_LIMIT:
+        kind, where = stream.headers.get("Content-Type", ""), stream.geturl()
+        data = _most(stream, page, _PAGE_LIMIT)
+    if data is None:
         raise _refused("its page is larger than %d MiB" % (_PAGE_LIMIT >> 20))
     try:
         return _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
@@ -107,19 +106,33 @@ def _in_html(data: bytes, where: str, file: str) -> "Found | None":
 def blocks(url: str, cert: str = "") -> "Iterator[bytes]":
     """The bytes behind an address, all that were announced. Raises NodeError as `find` does."""
     with _open(url, cert) as stream:
-        told = stream.headers.get("Content-Length")
-        left = int(told) if told and told.isdigit() else None
-        while True:
-            try:
-                block = stream.read(1 << 20)
-            except (OSError, http.client.HTTPException) as error:
-                raise _unreachable(url, error) from error
-            if not block:
-                break
-            left = left - len(block) if left is not None else None
-            yield block
+        yield from _received(stream, url)
+
+
+def _received(stream: "Any", url: str) -> "Iterator[bytes]":
+    told = stream.headers.get("Content-Length")
+    left = int(told) if told and told.isdigit() else None
+    while True:
+        try:
+            block: bytes = stream.read(1 << 20)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(url, error) from error
+        if not block:
+            break
+        left = left - len(block) if left is not None else None
+        yield block
     if left:
         raise _unreachable(url, "%d bytes are missing at the end" % left)
+
+
+def _most(stream: "Any", url: str, limit: int) -> "bytes | None":
+    """All that comes; None where that is more than `limit` bytes."""
+    data = bytearray()
+    for block in _received(stream, url):
+        data += block
+        if len(data) > limit:
+            return None
+    return bytes(data)
 
 
 def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "bytes | None":
@@ -128,11 +141,7 @@ def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "by
     `timeout`: seconds without a byte.
     """
     with _open(url, cert, {"Range": "bytes=-%d" % length}, timeout) as stream:
-        try:
-            data: bytes = stream.read(length + 1)
-        except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(url, error) from error
-    return data if len(data) <= length else None
+        return _most(stream, url, length)
 
 
 def _open(url: str, cert: str, more: "dict[str, str] | None" = None, timeout: float = TIMEOUT) -> "Any":

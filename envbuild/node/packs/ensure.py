@@ -3,6 +3,7 @@
 Several at once on one node are safe: who finds everything in place takes no lease, the others wait for who unpacks.
 """
 
+import contextlib
 import os
 import time
 import uuid
@@ -44,8 +45,8 @@ def run(request: Json) -> "tuple[bool, Json]":
         log("%s (%s)" % (error, error.why))
         raise
     finally:
-        if near and os.path.lexists(near):
-            paths.remove_tree(near)
+        if near:
+            _forget(near)
     return True, _result(prefix, environment, stack, args, says, level)
 
 
@@ -85,8 +86,15 @@ def _sweep(near: "str | None") -> None:
     kind = name.partition("-")[0] + "-"
     for each in os.listdir(folder) if name.startswith(kind) and os.path.isdir(folder) else ():
         path = os.path.join(folder, each)
-        if each.startswith(kind) and os.path.isfile(path) and time.time() - os.stat(path).st_mtime > _OLD:
-            paths.remove_tree(path)
+        with contextlib.suppress(OSError):
+            if each.startswith(kind) and os.path.isfile(path) and time.time() - os.stat(path).st_mtime > _OLD:
+                _forget(path)
+
+
+def _forget(path: str) -> None:
+    """Remove a copy; another job of this node may be the first to do so."""
+    with contextlib.suppress(FileNotFoundError):
+        paths.remove_tree(path)
 
 
 def _whole(near: str, sha256: str) -> bool:

@@ -46,7 +46,8 @@ def serve() -> Iterator[Callable[[Pages], tuple[str, list[dict[str, str]]]]]:
                 status, headers, body = pages.get(self.path, (404, {}, b""))
                 self.send_response(status)
                 for key, value in {"Content-Length": str(len(body)), **headers}.items():
-                    self.send_header(key, value)
+                    if key != "Content-Length" or "Transfer-Encoding" not in headers:
+                        self.send_header(key, value)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -174,6 +175,16 @@ def test_a_download_that_ends_early_is_not_taken(node: Node, serve: Any) -> None
     path = wheel(node)
     cut = (200, {"Content-Length": str(path.stat().st_size)}, path.read_bytes()[:100])
     url, _ = serve({"/alpha/": html(f"/{path.name}"), f"/{path.name}": cut})
+    fails("network-unreachable", 75, node, path.name, artifacts=index(url))
+    assert left(node) == []
+
+
+@pytest.mark.parametrize("broken", [{"Content-Length": "1000"}, {"Transfer-Encoding": "chunked"}])
+def test_a_page_that_ends_early_is_not_read(node: Node, serve: Any, broken: dict[str, str]) -> None:
+    path = wheel(node)
+    page = html(f"/{path.name}")[2]
+    body = b"%x\r\n" % (len(page) + 1) + page if "Transfer-Encoding" in broken else page
+    url, _ = serve({"/alpha/": (200, {"Content-Type": "text/html", **broken}, body), f"/{path.name}": whole(path)})
     fails("network-unreachable", 75, node, path.name, artifacts=index(url))
     assert left(node) == []
 
