@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
+
+if TYPE_CHECKING:
+    from envbuild.model.evidence import Evidence
 
 
 @click.group("report")
@@ -17,7 +21,10 @@ def report() -> None:
 
 @report.command("show")
 @click.argument("run", default="last")
-@click.option("--format", "form", type=click.Choice(["summary", "md", "html"]), default="summary", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx", "csv"]), default="summary",
+    show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON); csv: every figure.",
+)  # fmt: skip
 @click.option(
     "-o",
     "--output",
@@ -48,7 +55,15 @@ def show(ui: Ui, run: str, form: str, output: Path | None) -> None:
             "html": lambda: render.render_html(evidence, opened.text, opened.envelope),
             "md": lambda: render.render_markdown(evidence),
         }
-        ui.result(evidence.to_json_dict(), pages[form])
+        ui.result(
+            evidence.to_json_dict(), pages.get(form) or (lambda: _other(form, evidence)), verbatim=form not in pages
+        )
+
+
+def _other(form: str, evidence: Evidence) -> str:
+    from envbuild.report.formats.every import FORMATS
+
+    return FORMATS[form][1](evidence)
 
 
 @report.command("verify")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from envbuild.report.formats.every import FORMATS
 from envbuild.report.recheck.attached import LIMIT
 from envbuild.report.recheck.opened import SIGNATURE, open_report, read_attachment
 from envbuild.report.render import render_html, render_markdown, write_whole
@@ -20,6 +21,7 @@ def copy_report(path: Path, output: Path) -> tuple[list[Path], list[str]]:
         files[SIGNATURE] = report.envelope
     files["report.html"] = render_html(report.evidence, report.text, report.envelope).encode()
     files["report.md"] = render_markdown(report.evidence).encode()
+    files |= {name: render(report.evidence).encode() for name, render in FORMATS.values()}
     left = []
     for item in report.evidence.attachments:
         try:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.report.evidence_file import LIMIT
 
-_BLOCK = re.compile(r'<script type="application/json" id="(evidence|signature)">\n(.*?)\n</script>', re.DOTALL)
+JSON, PACKED = "application/json", "application/x-bzip2;base64"
+# Evidence beyond this is packed, so that a page of many nodes stays small. bzip2, as all of its builds give the same
+# bytes: whoever makes the page again has the very same one.
+_LARGE = 512 * 1024
+_BLOCK = re.compile(rf'<script type="({JSON}|{PACKED})" id="(evidence|signature)">\n(.*?)\n</script>', re.DOTALL)
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
 
 
@@ -27,13 +33,36 @@ def embeddable(text: bytes) -> bytes:
     return text
 
 
+def block(text: bytes) -> tuple[str, str]:
+    """Type and text of the element that carries `text`, JSON."""
+    data = embeddable(text)
+    if len(data) <= _LARGE:
+        return JSON, data.decode().strip("\n")
+    import bz2
+
+    return PACKED, base64.b64encode(bz2.compress(data)).decode()
+
+
+def _unpack(text: str) -> bytes:
+    import bz2
+
+    unpacker = bz2.BZ2Decompressor()
+    data = unpacker.decompress(base64.b64decode(text, validate=True), LIMIT + 1)
+    if len(data) > LIMIT or not unpacker.eof:
+        raise ValueError(f"it is truncated, or larger than {LIMIT:,} bytes")
+    return data
+
+
 def carried(html: str, path: Path) -> Carried:
     """What a page carries. Raises EnvbuildError `report-page-invalid` (exit 5) where that is not exactly one thing."""
     found = _BLOCK.findall(html)
-    names = [name for name, _ in found]
+    names = [name for _, name, _ in found]
     if names not in (["evidence"], ["evidence", "signature"]) or html.count("<script") != len(found):
         raise invalid(path, "it does not carry evidence.json exactly once" + ("" if names else " (is it truncated?)"))
-    blocks = {name: text.encode() + b"\n" for name, text in found}
+    try:
+        blocks = {name: _unpack(text) if form == PACKED else text.encode() + b"\n" for form, name, text in found}
+    except (ValueError, OSError, EOFError) as error:
+        raise invalid(path, f"its evidence cannot be unpacked: {error}") from error
     return Carried(blocks["evidence"], blocks.get("signature"))
 
 

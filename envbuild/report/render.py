@@ -70,8 +70,9 @@ def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes |
     """One self-contained HTML page. It carries `text`, the bytes that the evidence was read from, and its signature."""
     from markupsafe import Markup
 
-    blocks = {"evidence": page.embeddable(text or render_json(evidence).encode()), "signature": envelope}
-    carried = {name: Markup(data.decode().strip("\n")) for name, data in blocks.items() if data}  # noqa: S704
+    blocks = {"evidence": text or render_json(evidence).encode(), "signature": envelope}
+    parts = {name: page.block(data) for name, data in blocks.items() if data}
+    carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
     template = _templates().get_template("report.html.j2")
     return template.render(**_shown(evidence), style=Markup(style()), carried=carried)  # noqa: S704
 

@@ -376,3 +376,18 @@ def test_sixty_four_nodes_and_15000_files_are_checked_in_a_second_of_one_core(tm
     begun = time.process_time()
     assert problems(folder) == set()
     assert time.process_time() - begun < 2  # 0.5 s; a laden machine counts more
+
+
+def test_a_page_with_packed_evidence_is_checked_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuild.report.page._LARGE", 1000)
+    sealed = Sealed(tmp_path)
+    page = sealed.folder / "report.html"
+    assert 'type="application/x-bzip2;base64" id="evidence"' in page.read_text()
+    assert [each for each in verify_report(page)[1] if each.kind == "problem"] == []
+    text = page.read_text()
+    at = text.index("base64") + 30
+    for cut in (at, at + 400):
+        page.write_text(text[:cut] + ("A" if text[cut] != "A" else "B") + text[cut + 1 :])
+        with pytest.raises(EnvbuildError) as error:
+            verify_report(page)
+        assert error.value.code == "report-page-invalid"

@@ -1,0 +1,1 @@
+"""The report for other programs: JUnit XML, CycloneDX, CSV. In: Evidence. Out: the same text for the same run."""

@@ -1,0 +1,85 @@
+"""The software bill of materials: packages with their hashes and sources with their commits, CycloneDX 1.6 as JSON."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from envbuild.model.evidence import Evidence, PackageFile
+from envbuild.report.render import harmless
+from envbuild.report.sections.pins import pins
+
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
+
+_SPACE = uuid.UUID("6f1c9a0b-72d4-4e5e-8b2e-44d0aa170c0c")
+
+
+def render_cyclonedx(evidence: Evidence) -> str:
+    """JSON with a last newline; serial number and time are the run's, so the same run gives the same bytes."""
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+
+    safe = harmless(evidence)
+    made = f"envbuild {safe.envbuild}"
+    top = Component(name=safe.stack, version=safe.profile, type=ComponentType.APPLICATION, bom_ref="stack")
+    tool = Component(name="envbuild", version=safe.envbuild, type=ComponentType.APPLICATION, bom_ref="envbuild")
+    when = _moment(safe.finished)
+    bom = Bom(serial_number=uuid.uuid5(_SPACE, f"{made} {safe.run} {safe.lock_digest}"), version=1)
+    bom.metadata = BomMetaData(component=top, timestamp=when)
+    bom.metadata.tools.components.add(tool)
+    parts = {str(each.bom_ref.value): each for each in _components(safe)}
+    bom.components.update(parts.values())
+    bom.register_dependency(top, parts.values())
+    return json.dumps(json.loads(JsonV1Dot6(bom).output_as_string()), indent=1, sort_keys=True) + "\n"
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _components(evidence: Evidence) -> Iterator[Component]:
+    locked = {(row.name, row.sha256): row for variant in evidence.variants for row in variant.packages}
+    for pin in pins(evidence):
+        if pin.observed:
+            yield _package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
+    for node in evidence.nodes:
+        for source in node.sources:
+            yield _source(*(str(source.get(key) or "") for key in ("name", "git", "commit", "tree")))
+
+
+def _package(name: str, version: str, row: PackageFile | None, *, same: bool | None) -> Component:
+    from cyclonedx.model import HashAlgorithm, HashType, Property
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    conda = row is not None and row.kind == "conda"
+    more = {"subdir": row.subdir or "", "build": row.build or ""} if row is not None and conda else None
+    url = PackageURL("conda" if conda else "pypi", name=name or "unnamed", version=version or None, qualifiers=more)
+    # A hash is of the locked file: it is no word about what was found where the version is another.
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
+    said = {True: "as locked", False: "not as locked", None: "in no lock"}[same]
+    return Component(
+        name=name, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes,
+        properties=[Property(name="envbuild:pin", value=said)],
+    )  # fmt: skip
+
+
+def _source(name: str, git: str, commit: str, tree: str) -> Component:
+    from cyclonedx.model import Property
+    from cyclonedx.model.component import Component, ComponentType
+
+    rows = {"envbuild:git": git, "envbuild:commit": commit, "envbuild:tree": tree}
+    properties = [Property(name=key, value=value) for key, value in rows.items() if value]
+    reference = f"source {name} {commit}"
+    return Component(
+        name=name or "unnamed", version=commit, type=ComponentType.LIBRARY, bom_ref=reference, properties=properties
+    )

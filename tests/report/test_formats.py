@@ -1,0 +1,83 @@
+"""JUnit, CycloneDX and CSV: valid by somebody else's rules, and harmless whatever the evidence says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lxml import etree
+
+from envbuild.cli.report_cmd import report
+from envbuild.model.evidence import Evidence
+from envbuild.report.formats.cyclonedx import render_cyclonedx
+from envbuild.report.formats.junit import render_junit
+from envbuild.report.formats.metrics_csv import render_csv
+from tests.report.samples import checks, evidence, fleet, node
+from tests.report.test_render import failing_fleet, hostile
+
+XSD = Path(__file__).parents[2] / "docs" / "schemas" / "junit.xsd"
+RUNS = [evidence(), fleet(), failing_fleet(), hostile()]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_junit_is_valid_and_counts_what_failed(run: Evidence) -> None:
+    root = etree.fromstring(render_junit(run).encode())
+    etree.XMLSchema(etree.parse(str(XSD))).assertValid(root)
+    failed = sum(check.status == "failed" for each in run.nodes for check in each.checks)
+    assert int(root.get("failures")) == failed == len(root.findall(".//failure"))
+    assert int(root.get("tests")) == len(root.findall(".//testcase"))
+
+
+def test_a_node_that_was_lost_is_an_error_of_its_own() -> None:
+    root = etree.fromstring(render_junit(failing_fleet()).encode())
+    [error] = root.findall(".//error")
+    assert (error.get("type"), error.get("message")) == ("wheel-hash-mismatch", "numpy has another hash")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_bill_of_materials_is_valid_and_the_same_each_time(run: Evidence) -> None:
+    text = render_cyclonedx(run)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert text == render_cyclonedx(run)
+
+
+def test_a_bill_of_materials_has_hashes_of_what_is_as_locked_alone() -> None:
+    found = {(each["name"], each.get("version")): each for each in json.loads(render_cyclonedx(fleet()))["components"]}
+    assert found["sympy", "1.14.0"]["hashes"] == [{"alg": "SHA-256", "content": "05" * 32}]
+    assert "hashes" not in found["numpy", "2.4.0"]
+    assert found["sympy", "1.14.0"]["purl"] == "pkg:pypi/sympy@1.14.0"
+    assert found["apex", "526871a2" * 5]["properties"][0]["name"] == "envbuild:commit"
+
+
+def test_csv_has_every_figure_in_full() -> None:
+    rows = list(csv.DictReader(io.StringIO(render_csv(evidence(node(checks=checks(200_000.0)))))))
+    assert [row["metric"] for row in rows] == ["all_reduce_busbw_gbps", "training_tokens_per_second"]
+    assert (rows[1]["median"], rows[1]["floor"], rows[1]["below_floor"]) == ("115472.1", "200000.0", "true")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=40), st.sampled_from(["=", "+", "-", "@", "\t=", " =", "\r\n=", "＝", "\u200b="]))
+def test_no_text_of_a_node_is_a_formula_in_a_spreadsheet(text: str, lead: str) -> None:
+    told = lead + text + '"; cmd|'
+    metric = {"name": told, "unit": told, "n": 1, "median": 1.0, "least": 1.0, "greatest": 1.0}
+    check = {"name": told, "status": "passed", "says": "", "metrics": [metric]}
+    run = evidence(node(told, checks=[check]), stack=told)
+    header, row = list(csv.reader(io.StringIO(render_csv(run))))
+    assert len(row) == len(header)
+    assert not any(cell.lstrip().startswith(("=", "+", "-", "@", "＝")) for cell in row)
+    etree.fromstring(render_junit(run).encode())
+
+
+@pytest.mark.parametrize("form", ["junit", "cyclonedx", "csv"])
+def test_each_form_is_shown(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "evidence.json").write_text(json.dumps(evidence().to_json_dict()))
+    report.main(["show", str(tmp_path), "--format", form], standalone_mode=False)
+    beginning = {"junit": "<testsuites", "cyclonedx": "{", "csv": "run,stack"}
+    assert capsys.readouterr().out.startswith(beginning[form])
