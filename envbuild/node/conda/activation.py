@@ -6,14 +6,11 @@ modulefiles, and a plain `sh`, which may not read what is written for bash.
 
 import os
 import shlex
+from collections.abc import Mapping
 
 from envbuild.node import proc
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import looks_secret, redact_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DEADLINE = 60.0
 _SYSTEM_PATH = "/usr/bin:/bin"

@@ -6,16 +6,12 @@ import threading
 
 from envbuild.node import hashing, paths, pip_config
 from envbuild.node.packages import index_client
-from envbuild.node.protocol import Exit, NodeError, log, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 _AT_ONCE = 8
 
 
-def check_recorded(variant: "dict[str, Any]") -> "None":
+def check_recorded(variant: Json) -> None:
     """Raise NodeError `conda-unrecorded` (exit 5) where a variant's conda packages were never locked."""
     conda = variant.get("conda") or {}
     if not conda.get("packages"):
@@ -28,7 +24,7 @@ def check_recorded(variant: "dict[str, Any]") -> "None":
         )
 
 
-def bring(packages: "list[dict[str, Any]]", where: "dict[str, Any]", folder: "str") -> "dict[str, str]":
+def bring(packages: "list[Json]", where: Json, folder: str) -> "dict[str, str]":
     """Every archive as a local file with the sha256 of the lock; returns name of the package -> path.
 
     `where`: `folder` that holds `<channel>/<subdir>/<file>`, or `channels` {name: base addresses}. What has to be
@@ -36,10 +32,11 @@ def bring(packages: "list[dict[str, Any]]", where: "dict[str, Any]", folder: "st
     (4), `network-unreachable` (75); OSError.
     """
     cert = pip_config.read(os.environ).cert
-    found, failures = {}, []  # type: dict[str, str], list[BaseException]
+    found: dict[str, str] = {}
+    failures: list[BaseException] = []
     left = list(packages)
 
-    def work() -> "None":
+    def work() -> None:
         while not failures:
             try:
                 package = left.pop()
@@ -61,12 +58,12 @@ def bring(packages: "list[dict[str, Any]]", where: "dict[str, Any]", folder: "st
     return found
 
 
-def _one(package: "dict[str, Any]", where: "dict[str, Any]", folder: "str", cert: "str") -> "str":
+def _one(package: Json, where: Json, folder: str, cert: str) -> str:
     name = paths.checked_name(package["file"], "file")
     below = "%s/%s" % (package["subdir"], name)
     if where.get("folder"):
         local = [os.path.join(where["folder"], package["channel"], below)]
-        remote = []  # type: list[str]
+        remote: list[str] = []
     else:
         bases = (where.get("channels") or {}).get(package["channel"]) or []
         local = [os.path.join(place, below) for place in filter(None, map(pip_config.local_path, bases))]
@@ -96,7 +93,7 @@ def _one(package: "dict[str, Any]", where: "dict[str, Any]", folder: "str", cert
     raise failure
 
 
-def _fetch(package: "dict[str, Any]", url: "str", path: "str", cert: "str") -> "str":
+def _fetch(package: Json, url: str, path: str, cert: str) -> str:
     total = hashlib.sha256()
     half = "%s.part-%d" % (path, threading.get_ident())
     try:
@@ -112,7 +109,7 @@ def _fetch(package: "dict[str, Any]", url: "str", path: "str", cert: "str") -> "
     return path
 
 
-def _check(package: "dict[str, Any]", digest: "str") -> "None":
+def _check(package: Json, digest: str) -> None:
     if digest != package["sha256"]:
         raise NodeError(
             "hash-mismatch",

@@ -7,11 +7,7 @@ import os
 import posixpath
 import re
 
-from envbuild.node.protocol import Exit, NodeError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node.protocol import Exit, Json, NodeError
 
 _OURS = ("conda-meta", ".envbuild", "__clobbers__")
 _ENTRY = re.compile(r"\A\s*([A-Za-z0-9][A-Za-z0-9._+-]*)\s*=\s*[A-Za-z0-9_.]+\s*:\s*[A-Za-z0-9_.]+\s*\Z")
@@ -24,14 +20,14 @@ class Layout:
     `shared` are paths that several packages hold with equal contents.
     """
 
-    def __init__(self) -> "None":
+    def __init__(self) -> None:
         """Empty."""
-        self.owners = {}  # type: dict[str, str]
-        self.shared = []  # type: list[str]
-        self.scripts = {}  # type: dict[str, str]
-        self._sha256 = {}  # type: dict[str, str]
+        self.owners: dict[str, str] = {}
+        self.shared: list[str] = []
+        self.scripts: dict[str, str] = {}
+        self._sha256: dict[str, str] = {}
 
-    def add(self, label: "str", path: "str", sha256: "str") -> "None":
+    def add(self, label: str, path: str, sha256: str) -> None:
         """One file or link; raises NodeError `conda-clobber` (exit 7) where another package has it otherwise."""
         other = self.owners.get(path)
         if other is not None and other != label:
@@ -41,7 +37,7 @@ class Layout:
             return
         self.owners[path], self._sha256[path] = label, sha256
 
-    def check_folders(self) -> "None":
+    def check_folders(self) -> None:
         """Raise `conda-clobber` where what is a file of one package is a folder of another."""
         for path, label in self.owners.items():
             above = posixpath.dirname(path)
@@ -50,16 +46,16 @@ class Layout:
                     raise _clobber(above, self.owners[above], label)
                 above = posixpath.dirname(above)
 
-    def check_case(self) -> "None":
+    def check_case(self) -> None:
         """Raise `conda-clobber` where two names differ in case alone; for file systems that do not tell them apart."""
-        seen = {}  # type: dict[str, str]
+        seen: dict[str, str] = {}
         for path in sorted(self.owners):
             other = seen.setdefault(path.lower(), path)
             if other != path:
                 raise _clobber(path, self.owners[other], self.owners[path], "here %s is the same file" % other)
 
 
-def _clobber(path: "str", one: "str", other: "str", why: "str" = "their contents differ") -> "NodeError":
+def _clobber(path: str, one: str, other: str, why: str = "their contents differ") -> "NodeError":
     return NodeError(
         "conda-clobber",
         "%s belongs to %s and to %s" % (path, one, other),
@@ -69,12 +65,12 @@ def _clobber(path: "str", one: "str", other: "str", why: "str" = "their contents
     )
 
 
-def label(package: "dict[str, Any]") -> "str":
+def label(package: Json) -> str:
     """A package as it is named to people: name, version and build."""
     return "%s %s %s" % (package["name"], package["version"], package["build"])
 
 
-def unsafe(package: "dict[str, Any]", member: "str", why: "str") -> "NodeError":
+def unsafe(package: Json, member: str, why: str) -> "NodeError":
     """The error `conda-package-unsafe` (exit 5) about a member of an archive."""
     return NodeError(
         "conda-package-unsafe",
@@ -84,7 +80,7 @@ def unsafe(package: "dict[str, Any]", member: "str", why: "str") -> "NodeError":
     )
 
 
-def plan(packages: "list[dict[str, Any]]", told: "dict[str, Any]", python: "str", environment: "str") -> "Layout":
+def plan(packages: "list[Json]", told: Json, python: str, environment: str) -> "Layout":
     """Check every archive of `packages`; `told`: name of the package -> what was read in it. `python`: `3.11`.
 
     Raises NodeError: `artifact-damaged`, `record-mismatch`, `conda-package-unsafe` (exit 5), `conda-clobber`,
@@ -108,7 +104,7 @@ def plan(packages: "list[dict[str, Any]]", told: "dict[str, Any]", python: "str"
     return found
 
 
-def _check_whole(package: "dict[str, Any]", said: "dict[str, Any]") -> "None":
+def _check_whole(package: Json, said: Json) -> None:
     error = said.get("error")
     if error and "archive path" in error:
         raise unsafe(package, error.partition(": ")[2], "which is not a relative path inside")
@@ -122,7 +118,7 @@ def _check_whole(package: "dict[str, Any]", said: "dict[str, Any]") -> "None":
         )
 
 
-def _check_identity(package: "dict[str, Any]", index: "dict[str, Any]") -> "None":
+def _check_identity(package: Json, index: Json) -> None:
     for key in ("name", "version", "build", "subdir"):
         if str(index.get(key) or package[key]) != package[key]:
             raise NodeError(
@@ -134,13 +130,13 @@ def _check_identity(package: "dict[str, Any]", index: "dict[str, Any]") -> "None
             )
 
 
-def _relative(package: "dict[str, Any]", path: "str") -> "str":
+def _relative(package: Json, path: str) -> str:
     if not path or path.startswith("/") or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise unsafe(package, path, "which is not a relative path inside")
     return path
 
 
-def _installed(path: "str", site: "str") -> "str":
+def _installed(path: str, site: str) -> str:
     """Where a path of an archive goes; `site` is where noarch packages have their modules."""
     if site and path.startswith("site-packages/"):
         return site + path[len("site-packages") :]
@@ -149,8 +145,8 @@ def _installed(path: "str", site: "str") -> "str":
     return path
 
 
-def _check_members(package: "dict[str, Any]", members: "list[list[str]]", site: "str") -> "None":
-    names = set()  # type: set[str]
+def _check_members(package: Json, members: "list[list[str]]", site: str) -> None:
+    names: set[str] = set()
     for name, kind, target in members:
         _relative(package, name)
         if kind == "other":
@@ -167,9 +163,7 @@ def _check_members(package: "dict[str, Any]", members: "list[list[str]]", site: 
         names.add(name)
 
 
-def _add_paths(
-    found: "Layout", package: "dict[str, Any]", said: "dict[str, Any]", site: "str", environment: "str"
-) -> "None":
+def _add_paths(found: "Layout", package: Json, said: Json, site: str, environment: str) -> None:
     there = {name for name, kind, _ in said["members"] if kind != "folder"}
     rows = (said.get("paths") or {}).get("paths")
     if rows is None:  # packages of before 2017
@@ -192,7 +186,7 @@ def _add_paths(
             found.scripts[package["name"]] = place
 
 
-def _too_long(package: "dict[str, Any]", environment: "str", most: "int") -> "NodeError":
+def _too_long(package: Json, environment: str, most: int) -> "NodeError":
     return NodeError(
         "conda-prefix-too-long",
         "the path of the environment is too long for %s" % label(package),

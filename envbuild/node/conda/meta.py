@@ -6,17 +6,16 @@
 import os
 import re
 import stat
+from collections.abc import Iterator
 
 from envbuild.node import paths
 from envbuild.node.conda import placeholders
 from envbuild.node.conda.layout import label
 from envbuild.node.packages import installed
+from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
     from envbuild.node import merkle
 
 FOLDER = "conda-meta"
@@ -26,7 +25,7 @@ _PLACE_AND_TIME = ("url", "extracted_package_dir", "package_tarball_full_path", 
 _DIST = re.compile(r"\Alib/python[^/]+/site-packages/([^/]+?)(?:-[^/]*)?\.(?:dist|egg)-info(?:/|\Z)")
 
 
-def names(environment: "str") -> "list[str]":
+def names(environment: str) -> "list[str]":
     """`name-version-build` of every conda package, sorted; empty where the environment has none. Reads no file."""
     try:
         found = os.listdir(os.path.join(environment, FOLDER))
@@ -35,28 +34,28 @@ def names(environment: "str") -> "list[str]":
     return sorted(name[: -len(".json")] for name in found if name.endswith(".json"))
 
 
-def read(environment: "str") -> "list[dict[str, Any]]":
+def read(environment: str) -> "list[Json]":
     """The records of an environment, by file name; one that cannot be read is left out."""
     every = [paths.read_json(os.path.join(environment, FOLDER, name + ".json")) for name in names(environment)]
     return [record for record in every if isinstance(record, dict) and isinstance(record.get("name"), str)]
 
 
-def lacking(environment: "str", variant: "dict[str, Any]") -> "list[str]":
+def lacking(environment: str, variant: Json) -> "list[str]":
     """Which conda packages of `variant` the environment does not have, as `name-version-build`."""
     locked = (variant.get("conda") or {}).get("packages") or []
     return sorted({"%(name)s-%(version)s-%(build)s" % each for each in locked} - set(names(environment)))
 
 
-def _rows(record: "dict[str, Any]") -> "list[dict[str, Any]]":
+def _rows(record: Json) -> "list[Json]":
     return list((record.get("paths_data") or {}).get("paths") or [])
 
 
-def owners(environment: "str") -> "dict[str, str]":
+def owners(environment: str) -> "dict[str, str]":
     """Path -> name, version and build of its package."""
     return {row["_path"]: label(record) for record in read(environment) for row in _rows(record)}
 
 
-def replaced(environment: "str") -> "dict[str, placeholders.Placeholder]":
+def replaced(environment: str) -> "dict[str, placeholders.Placeholder]":
     """Path -> its placeholder, of every file that names the prefix, entry points among them."""
     return {
         row["_path"]: placeholders.Placeholder(
@@ -70,7 +69,7 @@ def replaced(environment: "str") -> "dict[str, placeholders.Placeholder]":
     }
 
 
-def distributions(environment: "str") -> "dict[str, str]":
+def distributions(environment: str) -> "dict[str, str]":
     """Python distribution (normal name) -> the conda package that holds its metadata."""
     found = {}
     for path, owner in owners(environment).items():
@@ -80,12 +79,13 @@ def distributions(environment: "str") -> "dict[str, str]":
     return found
 
 
-def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int, list[dict[str, Any]]]":
+def check(environment: str, entries: "dict[str, merkle.Entry]") -> "tuple[int, list[Json]]":
     """Compare the files of conda packages with what is in their archives; returns as `installed.check` does.
 
     `entries` are of a scan that knew `replaced`, so nothing is read twice.
     """
-    checked, wrong = 0, []  # type: int, list[dict[str, Any]]
+    checked: int = 0
+    wrong: list[Json] = []
     for record in read(environment):
         for row in _rows(record):
             kind = _differs(row, entries.get(row["_path"]), environment)
@@ -96,7 +96,7 @@ def check(environment: "str", entries: "dict[str, merkle.Entry]") -> "tuple[int,
     return checked, wrong
 
 
-def _differs(row: "dict[str, Any]", entry: "merkle.Entry | None", environment: "str") -> "str | None":
+def _differs(row: Json, entry: "merkle.Entry | None", environment: str) -> "str | None":
     if entry is None:
         there = row["_path"].endswith(".pyc") or os.path.lexists(os.path.join(environment, row["_path"]))
         return None if there else "missing"
@@ -106,7 +106,7 @@ def _differs(row: "dict[str, Any]", entry: "merkle.Entry | None", environment: "
     return None if found == row["sha256"] else "changed"
 
 
-def tidy(environment: "str", channels: "dict[str, str]") -> "None":
+def tidy(environment: str, channels: "dict[str, str]") -> None:
     """Write every record anew; `channels`: package -> name of its channel. Byte code and copies of shared files go."""
     for stem in names(environment):
         path = os.path.join(environment, FOLDER, stem + ".json")
@@ -125,7 +125,7 @@ def tidy(environment: "str", channels: "dict[str, str]") -> "None":
     _settle(environment)
 
 
-def _tidied(rows: "list[dict[str, Any]]") -> "Iterator[dict[str, Any]]":
+def _tidied(rows: "list[Json]") -> "Iterator[Json]":
     for row in rows:
         row["_path"] = row.pop("original_path", row["_path"])
         # How long the prefix is, and what stands in files that name it, differs from place to place.
@@ -137,7 +137,7 @@ def _tidied(rows: "list[dict[str, Any]]") -> "Iterator[dict[str, Any]]":
             yield row
 
 
-def _settle(environment: "str") -> "None":
+def _settle(environment: str) -> None:
     """As in a virtual environment: no byte code, which was made elsewhere, and modes as the umask has them."""
     mask = os.umask(0o022)
     os.umask(mask)

@@ -7,11 +7,11 @@ filled up with NULs.
 
 import hashlib
 import re
+from collections.abc import Iterator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator
 
 _TRAMPOLINE = re.compile(rb"\A#!/bin/sh\n'''exec' \"(.+?)\"( .*?)? \"\$0\" \"\$@\" #'''\n")
 _ENV = re.compile(rb"\A#!/usr/bin/env ")
@@ -22,13 +22,13 @@ class Placeholder:
 
     __slots__ = ("prefix", "sha256", "text")
 
-    def __init__(self, prefix: "bytes", sha256: "str", text: "bool") -> "None":
+    def __init__(self, prefix: bytes, sha256: str, text: bool) -> None:
         """`text`: it is replaced as in a text, else as in a binary file. `sha256` is empty for what rattler wrote."""
         self.prefix = prefix
         self.sha256 = sha256
         self.text = text
 
-    def digest(self, data: "bytes | mmap.mmap", root: "bytes") -> "str":
+    def digest(self, data: "bytes | mmap.mmap", root: bytes) -> str:
         """sha256 (hex) of `data`, the contents of an installed file under `root`, with the placeholder in its place.
 
         It is `sha256` where nothing else was changed.
@@ -42,21 +42,21 @@ class Placeholder:
         return found
 
 
-def _sha256(pieces: "Iterator[bytes] | list[bytes]") -> "str":
+def _sha256(pieces: "Iterator[bytes] | list[bytes]") -> str:
     total = hashlib.sha256()
     for piece in pieces:
         total.update(piece)
     return total.hexdigest()
 
 
-def _text(data: "bytes", root: "bytes", prefix: "bytes") -> "bytes":
+def _text(data: bytes, root: bytes, prefix: bytes) -> bytes:
     found = _TRAMPOLINE.match(data)
     if found is not None:
         data = b"#!" + found.group(1) + (found.group(2) or b"") + b"\n" + data[found.end() :]
     return data.replace(root, prefix)
 
 
-def _binary(data: "bytes | mmap.mmap", root: "bytes", prefix: "bytes") -> "Iterator[bytes]":
+def _binary(data: "bytes | mmap.mmap", root: bytes, prefix: bytes) -> "Iterator[bytes]":
     done = 0
     while True:
         start = data.find(root, done)

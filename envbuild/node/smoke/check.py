@@ -6,7 +6,7 @@ import time
 from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
 
-__all__ = ["Clock", "Part", "Spec", "plain", "plural"]
+__all__ = ["Clock", "Part", "Spec", "bus_bandwidth", "plain", "plural"]
 
 
 class Spec:
@@ -108,6 +108,15 @@ class Part:
             "metrics": self.metrics,
             "details": details,
         }
+
+
+def bus_bandwidth(name: str, seconds: "list[float]", size: float, world: int) -> Json:
+    """The metric (GB/s) of all-reduces of `size` bytes over `world` ranks, from the slowest rank's seconds of each."""
+    factor = 2.0 * (world - 1) / world * size / 1e9
+    rates = sorted(factor / max(float(each), 1e-9) for each in seconds)
+    middle = len(rates) // 2
+    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
+    return {"name": name, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}
 
 
 def plain(value: float) -> str:

@@ -11,7 +11,7 @@ import time
 
 from envbuild.node.protocol import Exit, Json, NodeError, plural
 from envbuild.node.smoke import rendezvous, smoke
-from envbuild.node.smoke.check import Clock, Part, Spec
+from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
 from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
 
 NAME = "smoke/nodes/all-reduce"
@@ -191,8 +191,4 @@ def _bandwidth(facts: Json, world: int) -> "Json | None":
     seconds, size = facts.get("seconds"), facts.get("bytes")
     if not isinstance(seconds, list) or not seconds or not isinstance(size, int):
         return None
-    factor = 2.0 * (world - 1) / world * size / 1e9
-    rates = sorted(factor / max(float(each), 1e-9) for each in seconds)
-    middle = len(rates) // 2
-    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
-    return {"name": METRIC, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}
+    return bus_bandwidth(METRIC, seconds, size, world)

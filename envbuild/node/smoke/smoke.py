@@ -9,15 +9,15 @@ environment.
 
 import functools
 import os
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from envbuild.node import lease, paths
 from envbuild.node.env import backup
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.smoke import extensions, step
-from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
+from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain, plural
 from envbuild.node.smoke.gaps import gaps
 from envbuild.node.smoke.runner import Scratch, run_programs
 
@@ -31,12 +31,12 @@ _PRELOADED = ("machine", "training", "extensions")
 _UNTIMED = ("sound", "extensions", "step")
 
 
-def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
+def run(request: Json) -> "tuple[bool, Json]":
     """Entry point of the verb; args and result are in docs/node-program.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
 
-    def work() -> Dict[str, Any]:
+    def work() -> Json:
         if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
             raise NodeError(
                 "environment-missing",
@@ -58,7 +58,7 @@ def run(request: Dict[str, Any]) -> Tuple[bool, Dict[str, Any]]:
     return False, _under_lease(lease.resume(prefix, str(name)), environment, work)
 
 
-def _under_lease(held: "lease.Lease", environment: str, work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+def _under_lease(held: "lease.Lease", environment: str, work: "Callable[[], Json]") -> Json:
     """Keep the heartbeat of the run's lease going; where the test fails, no step follows and the run ends here."""
     good = False
     try:
@@ -71,7 +71,7 @@ def _under_lease(held: "lease.Lease", environment: str, work: Callable[[], Dict[
             backup.give_up(environment, held)
 
 
-def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:
+def summary(checks: "list[Json]") -> Json:
     """The result of the verb: `checks`, `ok`, and `exit` (0, 1, or 6 when all failures are missed floors)."""
     failed = [check for check in checks if check["status"] == "failed"]
     code = Exit.OK
@@ -82,16 +82,14 @@ def summary(checks: List[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def smoke_items(
-    spec: Spec, items: List[Dict[str, Any]], tmp: Optional[str], programs: Optional[Dict[str, str]] = None
-) -> List[Dict[str, Any]]:
+    spec: "Spec", items: "list[Json]", tmp: "str | None", programs: "dict[str, str] | None" = None
+) -> "list[Json]":
     """Run the items in order; Check JSON for each part. `programs` replaces program texts (for tests of faults)."""
-    checks = []  # type: List[Dict[str, Any]]
+    checks: list[Json] = []
     for item in items:
         if item.get("name") not in _ITEMS:
             raise NodeError(
-                "smoke-unknown",
-                "there is no smoke item %r" % (item.get("name"),),
-                hint="known: %s" % ", ".join(_ITEMS),
+                "smoke-unknown", "there is no smoke item %r" % (item.get("name"),), hint="known: %s" % ", ".join(_ITEMS)
             )
     # The folder goes first: that ends the programs which a thread may wait for.
     with futures.ThreadPoolExecutor(len(_UNTIMED)) as pool, Scratch(tmp, programs) as scratch:
@@ -106,7 +104,7 @@ def smoke_items(
     return checks + gaps(spec, items, checks)
 
 
-def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
     log("smoke: %s" % item["name"])
     clock = Clock(float(item.get("deadline", 600.0)))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
@@ -127,7 +125,7 @@ def _item(spec: Spec, scratch: Scratch, item: Dict[str, Any]) -> List[Dict[str, 
     return [part.check() for part in parts]
 
 
-def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
+def apply_floors(parts: "list[Part]", floors: "dict[str, float]") -> None:
     """Compare medians with floors by metric name; a floor without its metric is a failure of the last part."""
     for name, floor in sorted(floors.items()):
         holders = [(part, metric) for part in parts for metric in part.metrics if metric["name"] == name]
@@ -136,16 +134,11 @@ def apply_floors(parts: List[Part], floors: Dict[str, float]) -> None:
         for part, metric in holders:
             metric["floor"] = floor
             if not metric["median"] >= floor:
-                text = "%s is %s %s, below its floor %s" % (
-                    name,
-                    plain(metric["median"]),
-                    metric["unit"],
-                    plain(floor),
-                )
+                text = "%s is %s %s, below its floor %s" % (name, plain(metric["median"]), metric["unit"], plain(floor))
                 part.missed.append(text)
 
 
-def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
+def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     part = Part("smoke/sound")
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
@@ -153,7 +146,8 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
         imports.insert(0, "torch")
     provided = {str(name): str(version) for name, version in (variant.get("provided") or {}).items()}
-    todo, modules, first = list(imports), [], True  # type: Tuple[List[str], List[Dict[str, Any]], bool]
+    todo, first = list(imports), True
+    modules: list[Json] = []
     while first or todo:
         request = {
             "environment": spec.environment,
@@ -184,11 +178,11 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     return part.stop()
 
 
-def _without_kind(event: Dict[str, Any]) -> Dict[str, Any]:
+def _without_kind(event: Json) -> Json:
     return {key: value for key, value in event.items() if key != "kind"}
 
 
-def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> Tuple[Part, Optional[int]]:
+def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int | None]":
     part = Part("smoke/machine/gemm")
     request = {"cuda": spec.cuda}
     left = clock.left()
@@ -201,7 +195,7 @@ def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> Tuple[Part, Optional[in
     return part.stop(), gpus if isinstance(gpus, int) else None
 
 
-def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: Optional[int]) -> Part:
+def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | None") -> "Part":
     part = Part("smoke/machine/all-reduce")
     if gpus is None:
         part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
@@ -220,7 +214,7 @@ def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: Optional[int])
     return part.stop()
 
 
-def judge_ranks(part: Part, facts: List[Dict[str, Any]], world: int, backend: str) -> None:
+def judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) -> None:
     """Every rank must have been there; bus bandwidth from the slowest rank of each repeat, in GB/s."""
     ranks = sorted(fact.get("rank", -1) for fact in facts)
     present = [rank for rank in ranks if rank >= 0]
@@ -238,17 +232,11 @@ def judge_ranks(part: Part, facts: List[Dict[str, Any]], world: int, backend: st
         return
     size = sizes.pop()
     slowest = [max(sample[repeat] for sample in samples) for repeat in range(repeats)]
-    factor = 2.0 * (world - 1) / world * size / 1e9
-    rates = sorted(factor / max(seconds, 1e-9) for seconds in slowest)
-    middle = len(rates) // 2
-    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
-    metric = {"name": "all_reduce_busbw_gbps", "unit": "GB/s", "n": len(rates)}  # type: Dict[str, Any]
-    metric.update({"median": median, "least": rates[0], "greatest": rates[-1]})
-    part.add_metric(metric)
+    part.add_metric(bus_bandwidth("all_reduce_busbw_gbps", slowest, size, world))
     part.details["bytes"] = int(size)
 
 
-def _training(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
+def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     part = Part("smoke/training")
     request = {"cuda": spec.cuda}
     left = clock.left()
