@@ -114,9 +114,10 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 @engine_option
 @click.option("--quick", is_flag=True, help="Read no contents: stamp, names and versions of packages, link.")
 @click.option("--deep", is_flag=True, hidden=True, help="What is done without --quick anyway.")
+@click.option("--since", metavar="RUN", help="Say what is other than in that run, and nothing else: for cron.")
 @DEADLINE_OPTION
 @common_options
-def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: Any) -> int:
+def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: float | None, **flags: Any) -> int:
     """Compare every file of the environment in use with its stamp, and the stamp with the lock; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
@@ -129,8 +130,31 @@ def verify(ui: Ui, /, quick: bool, deep: bool, deadline: float | None, **flags: 
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
         prepared = replace(prepared, target=as_login(prepared.target))
+    earlier = _evidence_of(since) if since else None
     with RunProgress(ui) as progress:
-        return show_evidence(ui, *inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline))
+        evidence, run = inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline)
+        return _show_since(ui, earlier, evidence) if earlier else show_evidence(ui, evidence, run)
+
+
+def _evidence_of(run: str) -> Evidence:
+    from envbuild.config import load_config
+    from envbuild.provision.run.run_dir import open_run
+    from envbuild.report.recheck.opened import open_report
+
+    return open_report(open_run(load_config().runs_root, run).path).evidence
+
+
+def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
+    """What is other than in an earlier run; silence where nothing is, as cron mails what is printed."""
+    from envbuild.errors import gravest
+    from envbuild.report.diff import told
+    from envbuild.report.diff.compare import compare, exit_code
+
+    changes = [change for change in compare(earlier, evidence) if change.topic != "run"]
+    if changes or evidence.exit or ui.json:
+        data = {"since": earlier.run, "run": evidence.run, "changes": [change.as_dict() for change in changes]}
+        ui.lines(data, lambda width: told.lines(earlier, evidence, changes, width))
+    return gravest([evidence.exit, exit_code(changes)])
 
 
 @click.command("smoke")

@@ -87,6 +87,30 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
 
 
+@report.command("diff")
+@click.argument("before")
+@click.argument("after", default="last")
+@click.option("--format", "form", type=click.Choice(["summary", "html"]), default="summary", show_default=True)
+@common_options
+def diff(ui: Ui, before: str, after: str, form: str) -> int:
+    """What is other in the run AFTER than in BEFORE: two runs, sites, or before and after an update.
+
+    Exit 1 where something fails or drifted that did not, 6 where a figure fell below the least of BEFORE, else 0.
+    """
+    from envbuild.report.diff import told
+    from envbuild.report.diff.compare import compare, exit_code
+    from envbuild.report.recheck.opened import open_report
+
+    one, other = (open_report(_place(each)).evidence for each in (before, after))
+    changes = compare(one, other)
+    data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
+    if form == "html":
+        ui.result(data, lambda: told.page(one, other))
+    else:
+        ui.lines(data, lambda width: told.lines(one, other, changes, width))
+    return exit_code(changes)
+
+
 @report.command("sign")
 @click.argument("run", default="last")
 @click.option(

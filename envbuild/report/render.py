@@ -73,13 +73,24 @@ def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes |
     blocks = {"evidence": text or render_json(evidence).encode(), "signature": envelope}
     parts = {name: page.block(data) for name, data in blocks.items() if data}
     carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
-    template = _templates().get_template("report.html.j2")
-    return template.render(**_shown(evidence), style=Markup(style()), carried=carried)  # noqa: S704
+    return template("report.html.j2").render(**_shown(evidence), style=safe_style(), carried=carried)
 
 
 def render_markdown(evidence: Evidence) -> str:
     """The same report as GitHub-flavoured Markdown."""
-    return _templates().get_template("report.md.j2").render(**_shown(evidence))
+    return template("report.md.j2").render(**_shown(evidence))
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this package, which escapes what it is given."""
+    return _templates().get_template(name)
+
+
+def safe_style() -> str:
+    """The style sheet as markup."""
+    from markupsafe import Markup
+
+    return Markup(style())  # noqa: S704
 
 
 def style() -> str:
@@ -102,7 +113,7 @@ def _templates() -> jinja2.Environment:
     import jinja2
 
     package = resources.files("envbuild.report") / "templates"
-    names = ("report.html.j2", "report.md.j2", "pictures.html.j2")
+    names = ("report.html.j2", "report.md.j2", "pictures.html.j2", "diff.html.j2")
     texts = {name: (package / name).read_text(encoding="utf-8") for name in names}
     templates = jinja2.Environment(
         loader=jinja2.DictLoader(texts),

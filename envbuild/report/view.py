@@ -146,7 +146,8 @@ def gibibytes(number: int | None) -> str:
     return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"
 
 
-def _fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
+def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
+    """What a node is, as rows of (fact, value)."""
     # A brief probe did not look for tools: what it does not name may be there.
     none = "" if facts.brief else "none"
     names = [gpu.name for gpu in facts.gpus]
@@ -179,7 +180,7 @@ def _classes(nodes: tuple[NodeEvidence, ...]) -> tuple[NodeClass, ...]:
         if node.facts is not None:
             key = json.dumps(node.facts.class_key(), sort_keys=True)
             groups.setdefault(key, []).append((node.node, node.facts))
-    return tuple(NodeClass(tuple(name for name, _ in group), _fact_rows(group[0][1])) for group in groups.values())
+    return tuple(NodeClass(tuple(name for name, _ in group), fact_rows(group[0][1])) for group in groups.values())
 
 
 def _build_key(node: NodeEvidence) -> str:

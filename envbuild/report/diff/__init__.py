@@ -1,0 +1,1 @@
+"""Two reports side by side. In: two Evidence. Out: what changed and what got worse, as text, page and data."""

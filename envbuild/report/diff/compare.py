@@ -1,0 +1,128 @@
+"""What is other in the second of two runs. Only what both looked at is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from envbuild.errors import ExitCode, gravest
+from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
+from envbuild.report.equality import names
+from envbuild.report.verdict import GOOD
+from envbuild.report.view import fact_rows, number
+
+Kind = Literal["changed", "worse", "slipped"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something is other, on `nodes` where it is about some: it is `worse`, or a figure `slipped` below its spread."""
+
+    kind: Kind
+    topic: str
+    what: str
+    before: str
+    after: str
+    nodes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def compare(before: Evidence, after: Evidence) -> list[Change]:
+    """Worse things first. Equal changes of several nodes are one."""
+    found = [*_run(before, after)]
+    old = {node.node: node for node in before.nodes}
+    new = {node.node: node for node in after.nodes}
+    found += _names(old, new)
+    same_lock = before.lock_digest == after.lock_digest
+    by_change: dict[tuple[Kind, str, str, str, str], list[str]] = {}
+    for one, other in _pairs(before.nodes, after.nodes):
+        for change in _node(one, other, same_lock=same_lock):
+            key = (change.kind, change.topic, change.what, change.before, change.after)
+            by_change.setdefault(key, []).append(other.node)
+    found += [Change(*key, nodes=tuple(nodes)) for key, nodes in by_change.items()]
+    order = ("worse", "slipped", "changed")
+    return sorted(found, key=lambda change: order.index(change.kind))
+
+
+def exit_code(changes: Sequence[Change]) -> ExitCode:
+    """1 where something fails or drifted that did not, 6 where a figure slipped; what only changed is no failure."""
+    codes = {"worse": ExitCode.CHECK_FAILED, "slipped": ExitCode.BELOW_FLOOR, "changed": ExitCode.OK}
+    return gravest(codes[change.kind] for change in changes)
+
+
+def _run(before: Evidence, after: Evidence) -> Iterator[Change]:
+    for name in ("stack", "profile", "target", "lock_digest", "envbuild"):
+        one, other = getattr(before, name), getattr(after, name)
+        if one != other:
+            yield Change("changed", "run", name.replace("_", " "), one, other)
+
+
+def _names(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
+    gone, come = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+    if gone or come:
+        yield Change("changed", "nodes", "which", names(gone) or "–", names(come) or "–")
+
+
+def _pairs(old: Sequence[NodeEvidence], new: Sequence[NodeEvidence]) -> Iterator[tuple[NodeEvidence, NodeEvidence]]:
+    """Nodes of one name; of two sites without any, each against the first one of the other."""
+    known = {node.node: node for node in old}
+    common = [(known[node.node], node) for node in new if node.node in known]
+    yield from common or [(old[0], node) for node in new if old]
+
+
+def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterator[Change]:
+    if one.status != other.status and (one.status in GOOD) != (other.status in GOOD):
+        yield Change("changed" if other.status in GOOD else "worse", "node", "outcome", one.status, other.status)
+    if one.root and other.root and one.root != other.root:
+        kind: Kind = "worse" if same_lock and one.variant_digest == other.variant_digest else "changed"
+        yield Change(kind, "contents", "Merkle root", one.root[:12], other.root[:12])
+    if other.drift_count and not one.drift_count:
+        yield Change("worse", "contents", "drifted files", "0", str(other.drift_count))
+    if one.facts and other.facts:
+        yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
+    if one.packages and other.packages:
+        yield from _texts("package", one.packages, other.packages)
+        yield from _texts("source", _commits(one), _commits(other))
+    yield from _checks(one, other)
+
+
+def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Change]:
+    for name in dict.fromkeys((*one, *other)):
+        if one.get(name) != other.get(name):
+            yield Change("changed", topic, name, one.get(name) or "–", other.get(name) or "–")
+
+
+def _commits(node: NodeEvidence) -> dict[str, str]:
+    return {str(source.get("name")): str(source.get("commit")) for source in node.sources}
+
+
+def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
+    known = {check.name: check for check in one.checks}
+    for check in other.checks:
+        was = known.get(check.name)
+        if was is None:
+            continue
+        if was.status != check.status:
+            kind: Kind = "worse" if check.status == "failed" else "changed"
+            yield Change(kind, "check", check.name, was.status, f"{check.status}: {check.says}")
+        yield from _metrics(was, check)
+
+
+def _metrics(was: Check, now: Check) -> Iterator[Change]:
+    """A median outside the other run's least and greatest is a change; below, it slipped: all figures are rates."""
+    known = {metric.name: metric for metric in was.metrics}
+    for metric in now.metrics:
+        old = known.get(metric.name)
+        if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
+            continue
+        kind: Kind = "slipped" if metric.median < old.least else "changed"
+        percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
+        yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
+
+
+def _spread(metric: Metric) -> str:
+    return f"{number(metric.median)} ({number(metric.least)} to {number(metric.greatest)}, n = {metric.n})"

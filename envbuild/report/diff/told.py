@@ -1,0 +1,45 @@
+"""Changes as lines of a terminal and as a page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from envbuild.model.evidence import Evidence
+from envbuild.report import equality, render
+from envbuild.report.diff.compare import Change, compare
+from envbuild.report.text import visible
+from envbuild.report.verdict import plural
+
+_MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
+
+
+def sentence(changes: Sequence[Change]) -> str:
+    """`2 things got worse, 1 figure slipped, 3 changed`."""
+    counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
+    said = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
+    said += [f"{plural(counts['slipped'], 'figure')} slipped below the spread"] if counts["slipped"] else []
+    said += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
+    return ", ".join(said) or "nothing that both runs looked at is other"
+
+
+def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: int) -> list[tuple[str, str]]:
+    """Lines of (text, style)."""
+    bad = any(change.kind != "changed" for change in changes)
+    title = f"{'✗' if bad else '✓'} {after.run} against {before.run}: {sentence(changes)}"
+    out = [(visible(title), "bold red" if bad else "bold green")]
+    for change in changes:
+        mark, colour = _MARKS[change.kind]
+        where = f" on {equality.names(change.nodes)}" if change.nodes else ""
+        text = f"{change.topic} {change.what}{where}: {change.before} → {change.after}"
+        first, *rest = textwrap.wrap(visible(text), max(40, width - 4)) or [""]
+        out += [(f"  {mark} {first}", colour), *((f"    {part}", "") for part in rest)]
+    return out
+
+
+def page(before: Evidence, after: Evidence) -> str:
+    """One self-contained page, in the style of the report."""
+    one, other = render.harmless(before), render.harmless(after)
+    changes = compare(one, other)
+    more = {"changes": changes, "sentence": sentence(changes), "marks": _MARKS}
+    return render.template("diff.html.j2").render(before=one, after=other, style=render.safe_style(), **more)

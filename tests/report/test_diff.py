@@ -1,0 +1,81 @@
+"""Two reports side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli.report_cmd import report
+from envbuild.errors import ExitCode
+from envbuild.report.diff import told
+from envbuild.report.diff.compare import compare, exit_code
+from tests.report.samples import checks, evidence, facts, fleet, node
+from tests.report.test_render import Page, hostile
+
+
+def faster(factor: float) -> dict[str, Any]:
+    found = checks()
+    for metric in found[2]["metrics"]:
+        metric.update({key: metric[key] * factor for key in ("median", "least", "greatest")})
+    return node(checks=found)
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    assert compare(fleet(), fleet()) == []
+    assert exit_code([]) == ExitCode.OK
+
+
+@pytest.mark.parametrize(("factor", "kind", "code"), [(0.75, "slipped", 6), (0.9, None, 0), (1.2, "changed", 0)])
+def test_a_figure_slips_where_it_leaves_its_spread_downwards(factor: float, kind: str | None, code: int) -> None:
+    changes = compare(evidence(), evidence(faster(factor)))
+    assert [change.kind for change in changes] == ([kind] if kind else [])
+    assert exit_code(changes) == code
+
+
+def test_a_new_driver_and_package_are_told_once_for_all_nodes_and_are_no_failure() -> None:
+    old = evidence(*(node(f"gpu{index}", 8) for index in range(1, 5)))
+    changed = {**facts("x", 8), "driver": {"version": "570.1", "cuda_ceiling": "12.8"}}
+    new = evidence(*(node(f"gpu{i}", 8, facts=changed, packages={"torch": "2.14.0+cpu"}) for i in range(1, 5)))
+    changes = compare(old, new)
+    [driver] = [change for change in changes if change.what == "NVIDIA driver"]
+    assert (driver.before, driver.after) == ("550.54.15, up to CUDA 12.4", "570.1, up to CUDA 12.8")
+    assert driver.nodes == ("gpu1", "gpu2", "gpu3", "gpu4")
+    assert ("package", "numpy", "–") in {(change.topic, change.what, change.after) for change in changes}
+    assert exit_code(changes) == ExitCode.OK
+
+
+def test_other_contents_of_the_same_lock_and_a_check_that_fails_now_are_worse() -> None:
+    broken = [{**check, "status": "failed"} for check in checks()[:1]]
+    changes = compare(evidence(), evidence(node(root="ab" * 32, checks=broken, exit=1, status="failed"), exit=1))
+    assert {(change.kind, change.topic) for change in changes} == {
+        ("worse", "node"),
+        ("worse", "contents"),
+        ("worse", "check"),
+    }
+    assert exit_code(changes) == ExitCode.CHECK_FAILED
+
+
+def test_two_sites_are_compared_though_no_node_has_the_same_name() -> None:
+    changes = compare(evidence(node("a1", 8)), evidence(node("b1"), target="other"))
+    assert {"which", "target", "GPUs"} <= {change.what for change in changes}
+
+
+def test_text_and_page_are_harmless(tmp_path: Path) -> None:
+    run = hostile()
+    text = "\n".join(line for line, _ in told.lines(evidence(), run, compare(evidence(), run), 100))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    tags = [tag for tag, _ in Page(told.page(evidence(), run)).tags]
+    assert not {"script", "img"} & set(tags)
+
+
+def test_the_command_says_what_changed_and_exits_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, run in (("a", evidence()), ("b", evidence(faster(0.5)))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "evidence.json").write_text(json.dumps(run.to_json_dict()))
+    code = report.commands["diff"].main(args=[str(tmp_path / "a"), str(tmp_path / "b")], standalone_mode=False)
+    assert code == ExitCode.BELOW_FLOOR
+    assert "↓ figure training_tokens_per_second" in capsys.readouterr().out
