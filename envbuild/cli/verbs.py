@@ -35,6 +35,7 @@ VERBS: dict[str, Verb] = {
     "strategy": Verb(
         "envbuild.cli.strategy_cmd", "strategy", "Search the parallel degrees that train fastest, by trials"
     ),
+    "data": Verb("envbuild.cli.data_cmd", "data", "Make small synthetic data for a stack's own run"),
     "trace": Verb("envbuild.cli.trace_cmd", "trace", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),

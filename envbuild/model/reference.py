@@ -121,17 +121,23 @@ class MemoryModel(StrictModel):
 
 
 class DataFile(StrictModel):
-    """One file that a benchmark reads; `sha256` absent means that nobody has recorded it."""
+    """One file that a benchmark reads; `sha256` absent means that nobody has recorded it.
+
+    `synthetic`: what a small one that we make ourselves has to be.
+    """
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     url: WebUrl | None = None
     sha256: Sha256 | None = None
+    synthetic: Literal["corpus", "merges", "vocabulary"] | None = None
     note: Text | None = None
 
 
 class Reference(StrictModel):
-    """All tables of one stack; `prepare` are the argument lists that make the data, run in the source's folder.
+    """All tables of one stack; `prepare` are the argument lists that make the data, run in the folder of the data.
 
+    `{source}` in them is the folder that `launch` runs in. A first one that only unpacks a file of `data` is not run on
+    a synthetic one, which is not packed.
     `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
     """
 

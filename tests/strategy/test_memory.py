@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.strategy import memory
@@ -57,6 +57,7 @@ def test_what_nobody_published_for_16_gb_does_not_fit(name: str, case: Case) -> 
     assert peak(shape(name), case) > machine(V100).memory
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from(["350M", "1.3B", "6.7B"]), tmp=POWERS, pp=POWERS, micro=POWERS, count=POWERS)
 def test_more_microbatch_needs_more_and_more_tensor_parallel_less(
     name: str, tmp: int, pp: int, micro: int, count: int
@@ -69,6 +70,7 @@ def test_more_microbatch_needs_more_and_more_tensor_parallel_less(
     assert peak(model, case) <= peak(model, kept) + layer_activations(model, case), "recomputation saves memory"
 
 
+@settings(deadline=None)
 @given(micro=POWERS, count=st.integers(1, 16))
 def test_the_first_stage_holds_a_microbatch_for_every_stage_after_it(micro: int, count: int) -> None:
     model = shape("6.7B")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.strategy.memory import Case
@@ -70,6 +70,7 @@ def test_out_of_memory_rules_out_what_needs_as_much() -> None:
     assert best.tflops == max(fitting)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["measured", "out-of-memory", "failed"]), min_size=60, max_size=60), st.randoms())
 def test_whatever_the_answers_a_search_ends_and_tries_nothing_twice(answers: list[Answer], chance: object) -> None:
     left = iter(answers)
@@ -82,6 +83,7 @@ def test_whatever_the_answers_a_search_ends_and_tries_nothing_twice(answers: lis
     assert len(set(tried)) == len(tried)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["350M", "1.3B", "6.7B", "39B"]), st.sampled_from([1, 2, 4, 6, 8, 64]), st.sampled_from([4, 8]))
 def test_every_case_uses_all_gpus_and_whole_heads_layers_and_microbatches(name: str, gpus: int, per_node: int) -> None:
     model = shape(name)

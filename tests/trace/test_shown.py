@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.cli.trace_cmd import trace as command
@@ -101,6 +101,7 @@ def test_the_same_trace_gives_the_same_files(folder: Path) -> None:
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 6))
 def test_indices_and_cells_are_one_to_one_and_backward_reverses_the_chunks(
     stages: int, chunks: int, groups: int
@@ -114,6 +115,7 @@ def test_indices_and_cells_are_one_to_one_and_backward_reverses_the_chunks(
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 6))
 def test_no_two_passes_of_a_rank_share_a_column(stages: int, microbatches: int) -> None:
     spans = [

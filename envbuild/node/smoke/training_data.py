@@ -8,6 +8,7 @@ import struct
 _DOCUMENTS = 200
 _LENGTH = 400
 _MERGES = ("t h", "h e", "i n", "e r", "a n")
+_WORDS = ("the", "then", "other", "another", "inner", "thin", "hand", "ran", "hen", "tin")
 _UINT16 = 8  # the number of the type in Megatron's index files
 
 
@@ -18,18 +19,36 @@ def write(kind: str, folder: str) -> None:
 
 def _gpt2(folder: str) -> None:
     """GPT-2's files for Megatron: `gpt2-vocab.json`, `gpt2-merges.txt`, `data_text_document.bin` and `.idx`."""
-    vocabulary = _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
-    numbers = {symbol: number for number, symbol in enumerate(vocabulary)}
-    with open(os.path.join(folder, "gpt2-vocab.json"), "w", encoding="utf-8") as file:
-        json.dump(numbers, file)
-    with open(os.path.join(folder, "gpt2-merges.txt"), "w", encoding="utf-8") as file:
-        file.write("\n".join(("#version: 0.2",) + _MERGES) + "\n")
-    documents = [_document(number) + [numbers["<|endoftext|>"]] for number in range(_DOCUMENTS)]
+    write_file("vocabulary", os.path.join(folder, "gpt2-vocab.json"))
+    write_file("merges", os.path.join(folder, "gpt2-merges.txt"))
+    end = len(_vocabulary()) - 1
+    documents = [_document(number) + [end] for number in range(_DOCUMENTS)]
     with open(os.path.join(folder, "data_text_document.bin"), "wb") as binary:
         for tokens in documents:
             binary.write(struct.pack("<%dH" % len(tokens), *tokens))
     with open(os.path.join(folder, "data_text_document.idx"), "wb") as binary:
         binary.write(_index([len(tokens) for tokens in documents]))
+
+
+def write_file(kind: str, path: str) -> None:
+    """One text file: GPT-2's `vocabulary` or `merges`, or a `corpus`, a JSON line a document. Raises KeyError."""
+    text = _FILES[kind]()
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+
+
+def _vocabulary() -> "list[str]":
+    """Its last entry ends a document."""
+    return _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
+
+
+def _corpus() -> str:
+    """Documents that go through the words in steps of their own, as `_document` goes through numbers."""
+    lines = []
+    for number in range(_DOCUMENTS):
+        words = [_WORDS[(number * 7 + place * (1 + number % 3)) % len(_WORDS)] for place in range(_LENGTH)]
+        lines.append(json.dumps({"text": " ".join(words)}) + "\n")
+    return "".join(lines)
 
 
 def _symbols() -> "list[str]":
@@ -58,3 +77,8 @@ def _index(lengths: "list[int]") -> bytes:
 
 
 _KINDS = {"gpt2": _gpt2}
+_FILES = {
+    "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
+    "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
+    "corpus": _corpus,
+}

@@ -1,0 +1,51 @@
+"""The data that a stack's own run reads, small ones of our own: which files, and the document's commands over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from envbuild.errors import EnvbuildError
+from envbuild.launch.command import fill
+from envbuild.launch.recipes import launch_data
+from envbuild.model.launch import Command
+
+if TYPE_CHECKING:
+    from envbuild.launch.topology import Place
+    from envbuild.model.stack import Stack
+
+_PACKED = ".xz"
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """`files`: what each synthetic file is, by its name; then the commands, all in the folder of the data."""
+
+    files: Mapping[str, str]
+    commands: tuple[Command, ...]
+
+
+def preparation(stack: Stack, place: Place) -> Preparation:
+    """What makes small data in `place.output`, with the tools of the environment.
+
+    Raises EnvbuildError `data-unknown` (exit 2) for a stack whose data nobody can make here.
+    """
+    reference, data = launch_data(stack)
+    made = {file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic}
+    if not made or not reference.prepare:
+        raise EnvbuildError(
+            "data-unknown",
+            f"the stack {stack.name} does not say how its data are made",
+            why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
+            hint="megatron-deepspeed-slurm does; where data are synthetic anyway (`--task dummy_lm`), none are needed",
+        )
+    packed = {file.name for file in reference.data if file.name.endswith(_PACKED)}
+    values = {"source": place.source(data.source, data.folder)}
+    commands = [
+        Command(argv=fill(words, values), directory=place.output, environment={"PYTHONDONTWRITEBYTECODE": "1"})
+        for words in reference.prepare
+        # Synthetic files are not packed.
+        if not (words[0] == "xz" and packed.intersection(words))
+    ]
+    return Preparation(made, tuple(commands))

@@ -1,0 +1,108 @@
+"""Small data for a stack's own run: which files and commands, and nothing half made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.errors import EnvbuildError
+from envbuild.launch.data import preparation
+from envbuild.launch.topology import Place
+from envbuild.node.smoke import training_data
+from envbuild.provision.training_data import make
+from tests.launch.support import place, stack
+
+SLURM = "megatron-deepspeed-slurm"
+# Stands in for the stack's tool: it has to find its own imports beside it and its input where it is started.
+TOOL = """
+import argparse, hashlib, json, os, sys
+parser = argparse.ArgumentParser()
+for name in ("input", "output-prefix", "vocab-file", "merge-file", "dataset-impl", "tokenizer-type", "workers"):
+    parser.add_argument("--" + name, required=True)
+parser.add_argument("--append-eod", action="store_true", required=True)
+args = parser.parse_args()
+if os.environ.get("BREAK"):
+    open("half.bin", "w").close()
+    sys.exit("the tool broke: " + os.environ["BREAK"])
+vocabulary = json.load(open(args.vocab_file))
+texts = [json.loads(line)["text"] for line in open(args.input)]
+for end in (".bin", ".idx"):
+    with open(args.output_prefix + "_text_document" + end, "w") as file:
+        file.write(end + hashlib.sha256("".join(texts).encode()).hexdigest() + str(len(vocabulary)))
+"""
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Place:
+    """A place whose environment has the tool in the source's folder."""
+    environment = tmp_path / "env"
+    tools = environment / "src/megatron-deepspeed/tools"
+    tools.mkdir(parents=True)
+    (tools / "preprocess_data.py").write_text(TOOL)
+    (environment / ".envbuild").mkdir()
+    (environment / "bin").mkdir()
+    (environment / "bin/python").symlink_to(sys.executable)
+    (environment / ".envbuild/activate.sh").write_text(f"PATH={environment}/bin:$PATH; export PATH\n")
+    return place(environment=str(environment), output=str(tmp_path / "data"))
+
+
+def test_the_commands_are_the_document_s_without_unpacking(built: Place) -> None:
+    found = preparation(stack(SLURM), built)
+    assert found.files == {"oscar-1GB.jsonl": "corpus", "gpt2-vocab.json": "vocabulary", "gpt2-merges.txt": "merges"}
+    (command,) = found.commands
+    assert command.argv[:2] == ("python", f"{built.environment}/src/megatron-deepspeed/tools/preprocess_data.py")
+    assert (command.directory, command.argv[-3:]) == (built.output, ("--append-eod", "--workers", "8"))
+
+
+def test_the_data_have_the_names_that_launch_reads_and_are_the_same_every_time(built: Place) -> None:
+    made = make(stack(SLURM), built)
+    name = stack(SLURM).reference.launch.defaults["data_name"]  # type: ignore[union-attr]
+    assert {f"{name}.bin", f"{name}.idx", "gpt2-vocab.json", "gpt2-merges.txt"} <= made.keys()
+    folder = Path(built.output)
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} == made
+    assert make(stack(SLURM), built) == made
+
+
+def test_a_tool_that_fails_leaves_what_was_there(built: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = make(stack(SLURM), built)
+    monkeypatch.setenv("BREAK", "on purpose")
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(SLURM), built)
+    assert (caught.value.code, int(caught.value.exit_code)) == ("data-failed", 1)
+    assert "the tool broke: on purpose" in caught.value.why
+    assert sorted(path.name for path in Path(built.output).iterdir()) == sorted(before)
+
+
+def test_without_an_environment_or_for_another_stack_nothing_is_made(built: Place, tmp_path: Path) -> None:
+    for name, where, code in (
+        (SLURM, built.model_copy(update={"environment": str(tmp_path / "none")}), "environment-unknown"),
+        ("opt-175b", built, "data-unknown"),
+    ):
+        with pytest.raises(EnvbuildError) as caught:
+            make(stack(name), where)
+        assert (caught.value.code, Path(built.output).exists()) == (code, False)
+
+
+def test_the_tokenizer_covers_every_byte_and_the_corpus_its_merges(tmp_path: Path) -> None:
+    for kind in ("vocabulary", "merges", "corpus"):
+        training_data.write_file(kind, str(tmp_path / kind))
+    vocabulary = json.loads((tmp_path / "vocabulary").read_text())
+    merges = (tmp_path / "merges").read_text().splitlines()
+    assert merges[0] == "#version: 0.2"
+    assert sorted(vocabulary.values()) == list(range(256 + len(merges[1:]) + 1))
+    assert all(merge.replace(" ", "") in vocabulary for merge in merges[1:])
+    texts = [json.loads(line)["text"] for line in (tmp_path / "corpus").read_text().splitlines()]
+    assert len(set(texts)) > 20 and all(merge.replace(" ", "") in " ".join(texts) for merge in merges[1:])
+
+
+def test_the_data_of_the_smoke_item_have_the_same_tokenizer(tmp_path: Path) -> None:
+    training_data.write("gpt2", str(tmp_path))
+    training_data.write_file("vocabulary", str(tmp_path / "v"))
+    assert (tmp_path / "gpt2-vocab.json").read_bytes() == (tmp_path / "v").read_bytes()
+    # As it was before the tokenizer could be written alone.
+    digest = hashlib.sha256((tmp_path / "data_text_document.bin").read_bytes()).hexdigest()
+    assert (len(digest), (tmp_path / "data_text_document.bin").stat().st_size) == (64, 200 * 401 * 2)
