@@ -15,18 +15,10 @@ from envbuild.schedule.job import Failure, JobState, Phase
 
 # PBS Professional, qstat(1B), states of a job. F is finished, X an expired subjob, M moved to another server.
 _PHASES = {
-    "Q": Phase.PENDING,
-    "H": Phase.PENDING,
-    "W": Phase.PENDING,
-    "T": Phase.PENDING,
-    "M": Phase.PENDING,
-    "B": Phase.RUNNING,
-    "R": Phase.RUNNING,
-    "S": Phase.RUNNING,
-    "U": Phase.RUNNING,
+    **dict.fromkeys("QHWTM", Phase.PENDING),
+    **dict.fromkeys("BRSU", Phase.RUNNING),
     "E": Phase.COMPLETING,
-    "F": Phase.DONE,
-    "X": Phase.DONE,
+    **dict.fromkeys("FX", Phase.DONE),
 }
 # Exit_status of a job that did not end by itself (PBS Professional, Administrator's Guide, job exit status codes).
 _STATUS = {

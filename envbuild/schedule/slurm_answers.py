@@ -15,33 +15,18 @@ from envbuild.hostlist import expand_hosts
 from envbuild.schedule.job import Failure, Gres, JobState, Phase
 
 _PHASES = {
-    "PENDING": Phase.PENDING,
-    "REQUEUED": Phase.PENDING,
-    "REQUEUE_HOLD": Phase.PENDING,
-    "REQUEUE_FED": Phase.PENDING,
-    "SPECIAL_EXIT": Phase.PENDING,
-    "RESV_DEL_HOLD": Phase.PENDING,
-    "CONFIGURING": Phase.CONFIGURING,
-    "RUNNING": Phase.RUNNING,
-    "SUSPENDED": Phase.RUNNING,
-    "STOPPED": Phase.RUNNING,
-    "RESIZING": Phase.RUNNING,
-    "SIGNALING": Phase.RUNNING,
-    "COMPLETING": Phase.COMPLETING,
-    "STAGE_OUT": Phase.COMPLETING,
-    "COMPLETED": Phase.DONE,
-    "FAILED": Phase.DONE,
+    word: phase
+    for phase, words in {
+        Phase.PENDING: "PENDING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
+        Phase.CONFIGURING: "CONFIGURING",
+        Phase.RUNNING: "RUNNING SUSPENDED STOPPED RESIZING SIGNALING",
+        Phase.COMPLETING: "COMPLETING STAGE_OUT",
+        Phase.DONE: "COMPLETED FAILED",
+    }.items()
+    for word in words.split()
 }
-_FAILURES = {
-    "NODE_FAIL": Failure.NODE_FAIL,
-    "BOOT_FAIL": Failure.BOOT_FAIL,
-    "TIMEOUT": Failure.TIMEOUT,
-    "OUT_OF_MEMORY": Failure.OUT_OF_MEMORY,
-    "PREEMPTED": Failure.PREEMPTED,
-    "CANCELLED": Failure.CANCELLED,
-    "REVOKED": Failure.CANCELLED,
-    "DEADLINE": Failure.DEADLINE,
-}
+# The failures have the names of Slurm's states, but for LAUNCH, which is told otherwise.
+_FAILURES = {**Failure.__members__, "REVOKED": Failure.CANCELLED}
 # slurmd's way to say that the batch script could not be started, usually for want of its output folder.
 _LAUNCH_SIGNAL = 53
 _UNKNOWN = re.compile(r"invalid job id", re.IGNORECASE)
