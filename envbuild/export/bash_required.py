@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Collection
 
 from envbuild.model.lock import Variant
+from envbuild.node import read_text
 from envbuild.node.packages import installed
 
 _FUNCTION = """\
@@ -33,8 +34,8 @@ EOF
 }
 """
 _PARTS = (
-    *(installed.normal_name, installed.required_name, installed.site_packages, installed.dist_infos),
-    *(installed.headers, installed.requires, installed.unwanted),
+    *(read_text.names, installed.normal_name, installed.required_name, installed.site_packages, installed.dist_infos),
+    *(installed.headers, installed._metadata, installed.requires, installed.unwanted),
 )
 
 

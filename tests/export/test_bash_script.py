@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import shutil
 import subprocess
+import symtable
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
+from envbuild.export import bash_required
 from envbuild.export.bash_script import render_script
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
@@ -126,6 +129,17 @@ def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> 
     assert loaded.stdout == HOSTILE
     assert loaded.stderr.strip() == str(environment / "bin/python")
     assert not list(tmp_path.rglob("pwned"))
+
+
+def test_the_question_of_what_is_required_uses_no_name_that_it_does_not_bring() -> None:
+    text = bash_required.function().partition("<<'EOF'")[2].partition("\n")[2].partition("\nEOF")[0]
+    tables = [symtable.symtable(text, "required", "exec")]
+    known = {*dir(builtins), *(each.get_name() for each in tables[0].get_symbols() if each.is_assigned())}
+    known |= {each.get_name() for each in tables[0].get_symbols() if each.is_imported() or each.is_namespace()}
+    for table in tables:
+        tables += table.get_children()
+        used = {each.get_name() for each in table.get_symbols() if each.is_global() and each.is_referenced()}
+        assert used <= known, used - known
 
 
 def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, home: Path) -> None:
