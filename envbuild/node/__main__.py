@@ -26,11 +26,10 @@ def _on_signal(number: int, _frame: object) -> None:
 def _dispatch(verb: str) -> "tuple[bool, Json]":
     if verb not in verbs.VERBS:
         raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
-    request = protocol.read_request(sys.stdin.buffer, verb)
+    request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
-    changed, result = verbs.run(verb, request)
-    return changed, result
+    return verbs.run(verb, request)
 
 
 def _execute(verb: str) -> "tuple[Json, int]":

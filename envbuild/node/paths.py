@@ -19,7 +19,7 @@ META = ".envbuild"
 EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` brought, by sha256
 PACKS = os.path.join("store", "packs")  # below a prefix: packs on their way from node to node
-_FULL = re.compile(r"(?i)no space left|quota exceeded|\bos error (28|122)\b")
+_FULL = re.compile(r"(?i)no space left on device|disk quota exceeded|\bos error (28|122)\b")
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
 
 

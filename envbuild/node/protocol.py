@@ -16,7 +16,7 @@ from envbuild.node import redact
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, BinaryIO, Dict, NoReturn
+    from typing import Any, Dict, NoReturn
 
     Json = Dict[str, Any]
 else:
@@ -181,11 +181,6 @@ def argument(args: Json, name: str, kind: str, *default: "Any") -> "Any":
 def has_fields(data: Json, **kinds: type) -> bool:
     """Whether an object that was read has these fields, each of its kind."""
     return all(isinstance(data.get(name), kind) for name, kind in kinds.items())
-
-
-def read_request(stream: "BinaryIO", verb: str) -> Json:
-    """Read and check one request from a binary stream; see `parse_request`."""
-    return parse_request(stream.read(REQUEST_LIMIT + 1), verb)
 
 
 def expand_prefix(text: str) -> str:

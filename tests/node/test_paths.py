@@ -33,3 +33,18 @@ def test_an_object_is_read_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / "data.json").write_text(text)
         assert paths.read_json(str(tmp_path / "data.json")) == wanted
     assert paths.read_json(str(tmp_path / "none.json")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [
+        ("cc1plus: error: x.o: No space left on device", True),
+        ("FATAL: no space left on device", True),
+        ("write failed: Disk quota exceeded", True),
+        ("failed to copy (os error 28)", True),
+        ("HTTP 403: API quota exceeded", False),
+        ("error 281", False),
+    ],
+)
+def test_what_programs_say_of_a_full_disk_is_known(said: str, full: bool) -> None:
+    assert paths.says_full(said) is full
