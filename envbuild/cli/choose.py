@@ -32,6 +32,9 @@ engine_option = click.option(
     type=click.Choice(["venv", "conda", "container"]),
     help="As environments on the nodes, by uv or by conda, or as one image.",
 )
+installer_option = click.option(
+    "--engine", type=click.Choice(["venv", "conda"]), help="Of what this engine makes: uv, or conda."
+)
 node_options = options(
     click.option(
         "--host", "hosts", multiple=True, metavar="HOSTS", help="These hosts instead of the target's: gpu[01-04]."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import configured, keep_days, place_options, target_of
+from envbuild.cli.choose import configured, installer_option, keep_days, place_options, target_of
 from envbuild.cli.output import Ui, common_options, pruned
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
 
@@ -23,6 +23,7 @@ def env() -> None:
 
 
 @env.command("list")
+@installer_option
 @place_options
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
@@ -40,36 +41,43 @@ def list_(ui: Ui, /, **flags: Any) -> int:
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     """One line an environment; with the node where there are several."""
+    from envbuild.provision.survey.in_use import made_by
     from envbuild.resolve.estimate import size
 
-    lines = [("NODE", "STATE", "ROOT", "SIZE", "STAMPED", "PATH")]
+    lines = [("NODE", "STATE", "ENGINE", "ROOT", "SIZE", "STAMPED", "PATH")]
     for node, item in rows:
         stamp = item.get("stamp") or {}
         state = "half built" if not stamp else "in use" if item.get("current") else "finished"
         taken = size(stamp["bytes"]) if "bytes" in stamp else ""
         day = str(stamp.get("stamped_at") or "")[:10]
-        lines.append((node, state, (item.get("root") or "")[:12], taken, day, item["path"]))
-    widths = [max(len(line[place]) for line in lines) for place in range(5)] + [0]
+        engine = made_by(item) if stamp else ""
+        lines.append((node, state, engine, (item.get("root") or "")[:12], taken, day, item["path"]))
+    widths = [max(len(line[place]) for line in lines) for place in range(6)] + [0]
     shown = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     return "\n".join("  ".join(line if many else line[1:]).rstrip() for line in shown)
 
 
 @env.command("path")
 @click.argument("name", required=False, metavar="[STACK]")
+@installer_option
 @place_options
 @common_options
 def path(ui: Ui, /, **flags: Any) -> None:
-    """Print the folder of the environment in use for STACK on this machine."""
+    """Print the folder of the environment in use for STACK on this machine; with --engine, of the one it made."""
     item = _current(ui, flags)
     ui.result({"path": item["path"], "environment": item}, lambda: str(item["path"]))
 
 
 @env.command("activate")
 @click.argument("name", required=False, metavar="[STACK]")
+@installer_option
 @place_options
 @common_options
 def activate(ui: Ui, /, **flags: Any) -> None:
-    """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)"."""
+    """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)".
+
+    It is the environment in use; with --engine the one that this engine made, in use or not.
+    """
     import shlex
 
     item = _current(ui, flags)
@@ -79,6 +87,7 @@ def activate(ui: Ui, /, **flags: Any) -> None:
 
 @env.command("use")
 @click.argument("environment")
+@installer_option
 @place_options
 @common_options
 def use(ui: Ui, /, environment: str, **flags: Any) -> None:
@@ -91,6 +100,7 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 @env.command("remove")
 @click.argument("environment")
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
+@installer_option
 @place_options
 @common_options
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
@@ -102,6 +112,7 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
 
 @env.command("prune")
 @keep_days(30)
+@installer_option
 @place_options
 @common_options
 def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
@@ -158,8 +169,17 @@ def _target(ui: Ui, flags: dict[str, Any]) -> Target:
 
 def _environments(ui: Ui, flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     from envbuild.provision.environments import environments
+    from envbuild.provision.survey.in_use import made_by
 
-    return environments(_target(ui, flags))
+    found, engine = environments(_target(ui, flags)), flags.get("engine")
+    if engine is None:
+        return found
+    return {
+        node: items
+        if isinstance(items, EnvbuildError)
+        else [item for item in items if item.get("stamp") and made_by(item) == engine]
+        for node, items in found.items()
+    }
 
 
 def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
@@ -176,15 +196,18 @@ def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
-    stack = flags.get("name") or flags.get("stack") or _target(ui, flags).stack
+    from envbuild.provision.survey.in_use import of_stack
+
+    stack, engine = flags.get("name") or flags.get("stack") or _target(ui, flags).stack, flags.get("engine")
     name = _stack_name(stack) if stack else None
-    for item in _one_node(ui, flags):
-        if item.get("current") and item.get("stack") == name:
-            return item
+    item = of_stack(_one_node(ui, flags), name, engine)
+    if item is not None:
+        return item
     raise EnvbuildError(
         "environment-unknown",
-        f"no environment of {name} is in use",
-        hint=f"build it: envbuild provision --stack {stack}; `envbuild env list` shows those that are there",
+        f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
+        hint=f"build it: envbuild provision --stack {stack}{f' --engine {engine}' if engine else ''}; "
+        "`envbuild env list` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
 

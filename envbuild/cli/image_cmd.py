@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import options
+from envbuild.cli.choose import installer_option, options
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
 
@@ -18,6 +18,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 recipe_options = options(
     click.option("--profile", metavar="NAME", help="Profile of the stack."),
     click.option("--variant", metavar="ID", help="Variant of the lock."),
+    installer_option,
     click.option("-t", "--target", metavar="TARGET", help="Whose GPUs and variables it is for."),
     click.option("--base", metavar="IMAGE", help="Build and run on this image."),
     click.option("--runtime", metavar="IMAGE", help="Run on this image."),
@@ -41,7 +42,7 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
     from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
-    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
+    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given, flags["engine"]))
     if ui is not None:
         for text in recipe.warnings:
             ui.warn(text)

@@ -31,6 +31,7 @@ class Choice:
     variant: str | None = None
     target: str | None = None
     given: Given = field(default_factory=Given)
+    engine: str | None = None
 
 
 def recipe_for(choice: Choice) -> ImageRecipe:
@@ -47,7 +48,15 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     lock = fill(lock, read_first_uses())
     digests = {**read_digests(), **read_digests(path.with_name("images.toml"))}
     target = load_target(choice.target or (known.target if known else "local"), template=True).target
-    variant = _variant(lock, choice.variant or (usual.variant if usual else None))
+    named = choice.variant or (usual.variant if usual and choice.engine is None else None)
+    variant = _variant(lock, named, choice.engine or target.installer)
+    if choice.engine not in (None, variant.engine):
+        raise EnvbuildError(
+            "variant-unknown",
+            f"the lock of {lock.stack} ({lock.profile}) has no variant of the engine {choice.engine}",
+            why=f"it has {', '.join(each.id for each in lock.variants)}",
+            hint="a `conda:` section in the profile gives one of conda; name no --variant of another engine",
+        )
     place = find_place(variant, containers, _about(known, usual), choice.given)
     compat = load_compat()
     channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
@@ -63,8 +72,8 @@ def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | N
     return usual or (known.model_copy(update={"why": None, "system": None, "pods": None}) if known else None)
 
 
-def _variant(lock: Lock, asked: str | None) -> Variant:
-    """The variant asked for; else the first on an image, else the first on nothing with recorded files."""
+def _variant(lock: Lock, asked: str | None, engine: str) -> Variant:
+    """The variant asked for; else, of those of the engine where there are any, the first on an image or on nothing."""
     if asked is not None:
         ids = [variant.id for variant in lock.variants]
         if asked not in ids:
@@ -75,11 +84,12 @@ def _variant(lock: Lock, asked: str | None) -> Variant:
                 hint=did_you_mean(asked, ids) or "name one of them, or none",
             )
         return next(variant for variant in lock.variants if variant.id == asked)
+    fitting = [variant for variant in lock.variants if variant.engine == engine] or lock.variants
     for kind in ("image", "none"):
-        for variant in lock.variants:
+        for variant in fitting:
             if variant.base.kind == kind:
                 return variant
-    return lock.variants[0]
+    return fitting[0]
 
 
 def shipped() -> tuple[str, ...]:

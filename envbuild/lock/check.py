@@ -93,8 +93,11 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         for name, image in images
         if image.digest == "unrecorded"
     ]
+    record = f"`envbuild lock create {lock.stack} --profile {lock.profile}` records them"
     notes += [
-        LockFinding("conda-unrecorded", "note", variant.id, f"it has no conda packages yet: {variant.conda.unrecorded}")
+        LockFinding(
+            "conda-unrecorded", "note", variant.id, f"no conda packages yet, {variant.conda.unrecorded}: {record}"
+        )
         for variant in lock.variants
         if variant.conda is not None and variant.conda.unrecorded is not None
     ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from envbuild import __version__
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
+from envbuild.provision.survey.in_use import of_stack
 
 
 def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,15 +29,35 @@ def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixt
     assert "did you mean `provision`" in capsys.readouterr().err
 
 
+def test_an_engine_names_the_environment_in_use_or_the_last_that_it_finished() -> None:
+    def item(path: str, day: str, *, conda: bool = False, current: bool = False) -> dict[str, Any]:
+        stamp = {"stamped_at": day, "conda": {"packages": {"a": "1"}} if conda else None}
+        return {"path": path, "stack": "tiny", "current": current, "stamp": stamp}
+
+    items = [
+        item("old", "2026-01-01", conda=True),
+        item("new", "2026-02-01", conda=True),
+        item("plain", "2026-01-15", current=True),
+        {"path": "half", "stack": "tiny", "current": False, "stamp": None},
+    ]
+    found = {engine: of_stack(items, "tiny", engine) for engine in (None, "venv", "conda")}
+    assert {engine: each and each["path"] for engine, each in found.items()} == {
+        None: "plain", "venv": "plain", "conda": "new",
+    }  # fmt: skip
+    used = [*items[:2], item("used", "2025-01-01", conda=True, current=True)]
+    assert (of_stack(used, "tiny", "conda") or {})["path"] == "used"
+    assert of_stack(items[:2], "tiny", "venv") is None and of_stack(items, "other", None) is None
+
+
 def test_environments_are_listed_with_size_and_date() -> None:
-    stamp = {"bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
+    stamp = {"conda": {"packages": {}}, "bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
     rows = [
         ("gpu01", {"path": "/p/envs/a", "root": "e" * 64, "current": True, "stamp": stamp}),
         ("gpu2", {"path": "/p/envs/b", "root": None, "current": False, "stamp": None}),
     ]
     head, first, second = _table(rows, many=True).splitlines()
-    assert head.split() == ["NODE", "STATE", "ROOT", "SIZE", "STAMPED", "PATH"]
-    assert first.split() == ["gpu01", "in", "use", "e" * 12, "741", "MB", "2026-11-22", "/p/envs/a"]
+    assert head.split() == ["NODE", "STATE", "ENGINE", "ROOT", "SIZE", "STAMPED", "PATH"]
+    assert first.split() == ["gpu01", "in", "use", "conda", "e" * 12, "741", "MB", "2026-11-22", "/p/envs/a"]
     assert second.split() == ["gpu2", "half", "built", "/p/envs/b"]
     assert head.index("PATH") == first.index("/p") == second.index("/p")
     assert not _table(rows, many=False).startswith("NODE")

@@ -95,6 +95,16 @@ def test_the_stages_make_a_stamped_environment(
     assert (found["ok"], found["root"]) == (True, done["root"])
 
 
+def test_the_engine_picks_the_variant(stack: Path, tmp_path: Path) -> None:
+    assert recipe_for(Choice(str(stack))).variant.engine == "venv"
+    assert recipe_for(Choice(str(stack), engine="conda")).variant.id == VARIANT
+    target = tmp_path / "target.yaml"
+    target.write_text("name: t\nprefix: /data/envbuild\nengine: container\ncontainer: {engine: conda}\n")
+    assert recipe_for(Choice(str(stack), target=str(target))).variant.id == VARIANT
+    with pytest.raises(EnvbuildError, match="no variant of the engine conda"):
+        recipe_for(Choice("torch-smoke", engine="conda"))
+
+
 def test_what_is_not_recorded_is_no_image(stack: Path) -> None:
     assert main(["lock", "create", str(stack), "--conda-unrecorded", "--quiet"]) == ExitCode.OK
     with pytest.raises(EnvbuildError) as caught:

@@ -25,7 +25,7 @@ def stack(world: World, conda_python: Path) -> Path:
     section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}
     source = {**world.repository("quick", {**FILES, **ACTIVATED}), "ref": "main", "patches": [PATCH], "build": build}
-    path = world.stack(conda=section, sources=[source], imports=["alpha", "pure", "quick._fast", "quick.activated"])
+    path = world.stack(conda=section, sources=[source], imports=["alpha", "quick._fast", "quick.activated"])
     world.lock(path)
     return path
 
@@ -43,6 +43,15 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
         ["sh", "-uc", code], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
     )
     assert said.stdout.splitlines() == [f"{world.current} {world.current}/share", "none none"]
+    venv = world.built()
+    assert (venv["status"], venv["root"] == node["root"]) == ("ok", False)
+    paths = {engine: world.good("env", "path", "tiny", *engine).out.strip() for engine in ((), ("--engine", "conda"))}
+    assert Path(paths["--engine", "conda"]).joinpath("conda-meta").is_dir() and paths[()] != paths["--engine", "conda"]
+    assert paths["--engine", "conda"] in world.good("env", "activate", "tiny", "--engine", "conda").out
+    listed = world.good("env", "list", "--engine", "conda").out.splitlines()
+    assert (len(listed), listed[1].split()[:2]) == (2, ["finished", "conda"])
+    again = world.built("--engine", "conda")
+    assert again["root"] == node["root"]
     again = world.built("--engine", "conda")
     assert (again["root"], again["status"]) == (node["root"], "unchanged")
     assert world.run("verify", "--stack", f"./{stack.name}").rc == 0

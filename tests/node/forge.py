@@ -49,8 +49,9 @@ PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&module); }
 """
 # What activation scripts of conda packages set decides what is compiled, and is there when it is imported.
 ACTIVATED = {
-    "fast.c": EXTENSION.replace("42", "ANSWER"),
-    "quick/activated.py": "import os\n\nHOME = os.environ['TOOL_HOME']\n",
+    "fast.c": "#ifndef ANSWER\n#define ANSWER 42\n#endif\n" + EXTENSION.replace("42", "ANSWER"),
+    "quick/activated.py": "import os, sys\n\nOURS = os.path.isdir(os.path.join(sys.prefix, 'conda-meta'))\n"
+    "HOME = os.environ['TOOL_HOME'] if OURS else ''\n",
 }
 # Compiles and cannot be loaded: it calls what no library has.
 BROKEN = EXTENSION.replace("PyLong_FromLong(42)", "nowhere()").replace(

@@ -81,7 +81,14 @@ def wanted(prepared: Prepared) -> Wanted:
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
     recipe = recipe_for(
-        Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
+        Choice(
+            prepared.reference,
+            prepared.profile,
+            prepared.choice.variant,
+            prepared.choice.target,
+            given,
+            prepared.target.installer,
+        )
     )
     total = hashlib.sha256(node_pyz_digest().encode())
     in_job = settings.build == "job"

@@ -191,7 +191,7 @@ def _conda_checks(told: Mapping[str, Any]) -> Iterable[Check]:
     """What a reader of conda packages cannot see: what their scripts set, which did not run, and shared files."""
     skipped, shared = told.get("link_scripts_skipped") or (), told.get("clobbered") or ()
     if told.get("activation"):
-        says = f"set for builds and smoke tests by the packages' activation scripts: {', '.join(told['activation'])}"
+        says = f"{', '.join(told['activation'])} set by activation scripts, for builds and smoke tests too"
         yield Check(
             name="activation", status="passed", says=says, level="measured", details={"variables": told["activation"]}
         )

@@ -12,8 +12,9 @@ def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError
     Exit 7, or 5 when nothing but unrecorded hashes is in the way.
     """
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
-    instead = next((decision.instead for decision in against if decision.instead), None)
-    hints = (f"`--profile {profile}` fits" if profile else "", instead or "")
+    # Each of them has to go: what to do about one alone would lead to the next.
+    instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
+    hints = (f"`--profile {profile}` fits" if profile else "", instead)
     unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -28,14 +28,27 @@ def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
     return None
 
 
+def made_by(item: Mapping[str, Any]) -> str:
+    """The engine of a listed environment (`StampFacts` as JSON)."""
+    return "conda" if (item.get("stamp") or {}).get("conda") else "venv"
+
+
+def of_stack(items: Iterable[dict[str, Any]], stack: str | None, engine: str | None) -> dict[str, Any] | None:
+    """The environment in use for a stack; of an `engine` that was asked for the one in use, else the last finished."""
+    mine = [item for item in items if item.get("stack") == stack and item.get("stamp")]
+    if engine is None:
+        return next((item for item in mine if item.get("current")), None)
+    theirs = [item for item in mine if made_by(item) == engine]
+    return max(theirs, key=lambda item: (bool(item.get("current")), str(item["stamp"].get("stamped_at"))), default=None)
+
+
 def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
-    """Path, variant and stamp of the environment in use, or why there is none."""
+    """Path, variant and stamp of the environment that is asked for (`of_stack`), or why there is none."""
     if isinstance(found, EnvbuildError):
         return found
-    stack = prepared.stack.name
-    for item in found:
-        if item.get("stack") != stack or not item.get("current"):
-            continue
+    stack, engine = prepared.stack.name, prepared.choice.engine
+    item = of_stack(found, stack, engine)
+    if item is not None:
         stamp = item.get("stamp") or {}
         variant = matching_variant(prepared.lock, stamp)
         if variant is None:
@@ -49,7 +62,7 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
         return str(item["path"]), variant, stamp
     return EnvbuildError(
         "environment-unknown",
-        f"{node}: no environment of {stack} is in use",
+        f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
         hint=f"build it: envbuild provision --target {prepared.choice.target} --stack {prepared.reference or stack}"
         f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}; "
         f"`envbuild env list --target {prepared.choice.target}` shows those that are there",
