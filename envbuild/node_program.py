@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -51,3 +52,8 @@ def _node_pyz() -> bytes:
 def node_pyz_digest() -> str:
     """sha256 of `node_pyz()`, hexadecimal."""
     return hashlib.sha256(node_pyz()).hexdigest()
+
+
+if __name__ == "__main__":
+    # The first stage of a Dockerfile in a checkout makes it so.
+    Path(sys.argv[1]).write_bytes(node_pyz())

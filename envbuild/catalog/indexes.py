@@ -1,4 +1,8 @@
-"""The wheel indexes that locks name (`compat/indexes.yaml`)."""
+"""The wheel indexes that locks name (`compat/indexes.json`); where one really is, is the user's business.
+
+`pypi` has no address: it means the default index of uv and pip as they are configured on the machine that asks.
+JSON, as the fetch stage of a Dockerfile in a checkout reads the file with nothing but Python.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from types import MappingProxyType
 from typing import Annotated, Literal
 
 from packaging.version import Version
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from envbuild import resources
-from envbuild.catalog.validation import read_model
+from envbuild.catalog.validation import validated
+from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Flavour, StrictModel, Text, WebUrl
 
@@ -36,7 +41,7 @@ class TorchRange(StrictModel):
 class IndexEntry(StrictModel):
     """One index. `url` is empty for the default index, whose address only the machine's configuration knows."""
 
-    name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9{}-]*$")]
+    name: Annotated[Text, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     kind: Literal["simple", "find-links"]
     url: WebUrl | Literal[""] = ""
     flavours: tuple[Flavour, ...] = ()
@@ -49,38 +54,14 @@ class IndexEntry(StrictModel):
         """False when the address was never asked."""
         return self.verified != "no"
 
-    def expanded(self) -> tuple[IndexEntry, ...]:
-        """The entries that a `{flavour}` template stands for; the entry itself when it is none."""
-        if "{flavour}" not in self.name:
-            return (self,)
-        return tuple(
-            self.model_copy(
-                update={
-                    "name": self.name.replace("{flavour}", flavour),
-                    "url": self.url.replace("{flavour}", flavour),
-                    "flavours": (flavour,),
-                }
-            )
-            for flavour in self.flavours
-        )
-
-
-class _IndexFile(StrictModel):
-    indexes: tuple[IndexEntry, ...]
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> _IndexFile:
-        names = [entry.name for template in self.indexes for entry in template.expanded()]
-        if len(set(names)) != len(names):
-            raise ValueError("two indexes have the same name")
-        return self
-
 
 @cache
 def load_indexes() -> MappingProxyType[str, IndexEntry]:
-    """Every named index, templates expanded. Raises EnvbuildError `manifest-*` when the shipped file is damaged."""
-    read = read_model(_IndexFile, resources.catalog() / "compat" / "indexes.yaml")
-    return MappingProxyType({entry.name: entry for template in read.indexes for entry in template.expanded()})
+    """Every named index. Raises EnvbuildError `manifest-*` when the shipped file is damaged."""
+    path = resources.catalog() / "compat" / "indexes.json"
+    document = read_yaml(path)
+    found = (validated(IndexEntry, {"name": name, **entry}, document) for name, entry in document.data.items())
+    return MappingProxyType({entry.name: entry for entry in found})
 
 
 def index_addresses() -> dict[str, dict[str, str]]:
@@ -100,6 +81,6 @@ def index_for_torch(version: str, flavour: str) -> IndexEntry:
     raise EnvbuildError(
         "index-unknown",
         f"no index is named for torch {version}+{flavour}",
-        why="no entry of compat/indexes.yaml holds that release in that flavour",
+        why="no entry of compat/indexes.json holds that release in that flavour",
         hint="ask for a flavour that this release has",
     )

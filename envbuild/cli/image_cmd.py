@@ -60,7 +60,7 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
 
     Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
     """
-    from envbuild.container import build_context, select
+    from envbuild.container import build_context, checkout, select
     from envbuild.container.dockerfile import render
 
     every = not stacks
@@ -70,23 +70,41 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
     if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
     rows = []
-    for recipe in [_recipe(name, flags, None if check or every else ui) for name in names]:
+    recipes = [_recipe(name, flags, None if check or every else ui) for name in names]
+    for recipe in recipes:
         folder = output or select.committed(recipe.stack)
+        committed = folder.absolute() == select.committed(recipe.stack)
+        made = checkout.from_checkout(recipe) if committed else recipe
         row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
         row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
         if check:
-            row["diff"] = build_context.compare(recipe, folder)
-            if not row["diff"]:
+            row["diff"] = build_context.compare(made, folder)
+            if not row["diff"] and not committed:
                 build_context.check(folder, program=False)
         elif output is not None or every:
-            # What is committed has no node program and no address of an index; `image build` adds both.
-            row["changed"] = build_context.write(recipe, folder, program=not every)
+            # What is committed is built from the root of a checkout, which has the program and the addresses.
+            row["changed"] = build_context.write(made, folder, program=not committed)
         else:
             row |= {"text": render(recipe), "folder": None}
         rows.append(row)
+    if every and select.in_checkout():
+        rows.append(_shared(checkout.shared(recipes), check=check))
     differ = any(row.get("diff") for row in rows)
     ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
     return ExitCode.CHECK_FAILED if differ else ExitCode.OK
+
+
+def _shared(texts: dict[str, str], *, check: bool) -> dict[str, Any]:
+    """The files of a checkout that name all stacks, written or compared."""
+    from envbuild import resources
+    from envbuild.container import build_context
+
+    folder = resources.containers().parent
+    row: dict[str, Any] = {"stack": "all stacks", "folder": str(folder)}
+    if check:
+        return {**row, "diff": build_context.compare_files(folder, texts)}
+    contents = {name: text.encode() for name, text in texts.items()}
+    return {**row, "changed": build_context.write_files(folder, contents)}
 
 
 def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:

@@ -40,13 +40,18 @@ def write(
     `program`: with what is not committed (the node program, addresses of indexes), without which nothing can be built.
     Raises EnvbuildError `context-unwritable`.
     """
-    changed = []
     contents = {name: text.encode() for name, text in {**texts(recipe), **(more or {})}.items()}
     if program:
         from envbuild.node_program import node_pyz
 
         contents |= {name: text.encode() for name, text in recipe.uncommitted.items()}
         contents[NODE] = node_pyz()
+    return write_files(folder, contents)
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[str]:
+    """Write what differs; its names. Raises EnvbuildError `context-unwritable`."""
+    changed = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():
@@ -61,8 +66,13 @@ def write(
 
 def compare(recipe: ImageRecipe, folder: Path) -> str:
     """A unified diff from what is in `folder` to what the lock gives; empty when they agree."""
+    return compare_files(folder, texts(recipe))
+
+
+def compare_files(folder: Path, wanted: Mapping[str, str]) -> str:
+    """The same for any files: name -> text."""
     out: list[str] = []
-    for name, text in sorted(texts(recipe).items()):
+    for name, text in sorted(wanted.items()):
         path = folder / name
         try:
             there = path.read_bytes().decode("utf-8", "replace")
@@ -82,7 +92,7 @@ def _diff(there: str, wanted: str, name: str) -> list[str]:
     return lines if left <= 0 else [*lines[:_DIFF_LINES], f"... {left} more lines of {name}\n"]
 
 
-def check(folder: Path, *, program: bool = True) -> None:
+def check(folder: Path, *, program: bool = True, dockerfile: str = "Dockerfile") -> None:
     """Refuse a context that cannot be built from; `program`: what is not committed has to be there too.
 
     Raises EnvbuildError: `context-too-large` (exit 7) over 100 MB, with its largest files; `context-hides` (exit 2)
@@ -104,7 +114,8 @@ def check(folder: Path, *, program: bool = True) -> None:
             hint="take them out, or name them in .dockerignore; packages belong into `--wheelhouse`",
             exit_code=ExitCode.REFUSED,
         )
-    text = (folder / "Dockerfile").read_text(encoding="utf-8") if (folder / "Dockerfile").is_file() else ""
+    file = folder / dockerfile
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     for match in _COPIED.finditer(text):
         for name in match.group(1).split():
             if _hidden(name, ignored):
@@ -113,7 +124,7 @@ def check(folder: Path, *, program: bool = True) -> None:
                     f"{folder / '.dockerignore'} hides {name}, which the Dockerfile copies",
                     hint=f"add a last line `!{name}`, or write the context again with `envbuild image dockerfile -o`",
                 )
-            if not (folder / name).is_file() and (program or name not in UNCOMMITTED):
+            if not (folder / name).exists() and (program or name not in UNCOMMITTED):
                 raise EnvbuildError(
                     "context-incomplete",
                     f"{folder / name} is missing",

@@ -59,7 +59,7 @@ class ArtifactFile(StrictModel):
 
 
 class LockedPackage(StrictModel):
-    """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.yaml).
+    """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.json).
 
     `metadata_from` names the build whose metadata said what this one needs, where its own could not be read.
     """
