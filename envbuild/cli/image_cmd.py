@@ -52,16 +52,17 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @image.command("dockerfile")
 @click.argument("stacks", metavar="[STACK]...", nargs=-1)
 @recipe_options
+@click.option("--plain", is_flag=True, help="The form without envbuild: uv, git and the sources' own builds.")
 @click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write the whole build context there.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
-def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: bool, **flags: Any) -> int:
+def dockerfile(ui: Ui, /, stacks: tuple[str, ...], plain: bool, output: Path | None, check: bool, **flags: Any) -> int:
     """Print the Dockerfile of STACK, or write it with its build context.
 
-    Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
+    Without STACK, all shipped stacks: their files in `containers/`, in both forms, are written, or checked with
+    `--check`.
     """
-    from envbuild.container import build_context, checkout, select
-    from envbuild.container.dockerfile import render
+    from envbuild.container import checkout, select
 
     every = not stacks
     names = stacks or select.shipped()
@@ -69,29 +70,54 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], output: Path | None, check: b
         raise click.UsageError("--output wants one STACK")
     if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
-    rows = []
     recipes = [_recipe(name, flags, None if check or every else ui) for name in names]
-    for recipe in recipes:
-        folder = output or select.committed(recipe.stack)
-        committed = folder.absolute() == select.committed(recipe.stack)
-        made = checkout.from_checkout(recipe) if committed else recipe
-        row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
-        row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
-        if check:
-            row["diff"] = build_context.compare(made, folder)
-            if not row["diff"] and not committed:
-                build_context.check(folder, program=False)
-        elif output is not None or every:
-            # What is committed is built from the root of a checkout, which has the program and the addresses.
-            row["changed"] = build_context.write(made, folder, program=not committed)
-        else:
-            row |= {"text": render(recipe), "folder": None}
-        rows.append(row)
+    rows = [
+        _dockerfile(ui, recipe, output, plain=form, check=check, write=output is not None or every)
+        for recipe in recipes
+        for form in ((False, True) if every else (plain,))
+    ]
     if every and select.in_checkout():
         rows.append(_shared(checkout.shared(recipes), check=check))
     differ = any(row.get("diff") for row in rows)
     ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
     return ExitCode.CHECK_FAILED if differ else ExitCode.OK
+
+
+def _dockerfile(
+    ui: Ui, recipe: ImageRecipe, output: Path | None, *, plain: bool, check: bool, write: bool
+) -> dict[str, Any]:
+    """One form of one image: compared, written or as text."""
+    from envbuild.container import build_context, checkout, select
+    from envbuild.container import plain as plain_form
+
+    folder = output or select.committed(recipe.stack)
+    committed = folder.absolute() == select.committed(recipe.stack)
+    row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
+    row |= {"form": "plain" if plain else "envbuild", "warnings": list(recipe.warnings), "folder": str(folder)}
+    if plain:
+        made = plain_form.make_plain(recipe)
+        texts = plain_form.texts(made)
+    else:
+        made = checkout.from_checkout(recipe) if committed else recipe
+        texts = build_context.texts(made)
+    if check:
+        row["diff"] = build_context.compare_files(folder, texts)
+        if not (row["diff"] or committed or plain):
+            build_context.check(folder, program=False)
+    elif not write:
+        row |= {"text": texts[plain_form.DOCKERFILE if plain else "Dockerfile"], "folder": None}
+    elif plain:
+        # Diffs have lines of the sources, so what is committed has none of them.
+        patches, failed = ({}, []) if output is None else plain_form.make_patches(made)
+        for text in failed:
+            ui.warn(text)
+        contents = {name: text.encode() for name, text in texts.items()}
+        row["changed"] = build_context.write_files(folder, contents | patches)
+        row["warnings"] += failed
+    else:
+        # What is committed is built from the root of a checkout, which has the program and the addresses.
+        row["changed"] = build_context.write(made, folder, program=not committed)
+    return row
 
 
 def _shared(texts: dict[str, str], *, check: bool) -> dict[str, Any]:
@@ -193,21 +219,23 @@ def _verified(found: dict[str, Any]) -> str:
 @image.command("diff")
 @click.argument("one", metavar="IMAGE")
 @click.argument("other", metavar="IMAGE")
+@click.option("--environment", is_flag=True, help="Compare the files of their environments alone.")
 @_builder
 @common_options
-def diff(ui: Ui, /, one: str, other: str, builder: str | None) -> int:
+def diff(ui: Ui, /, one: str, other: str, environment: bool, builder: str | None) -> int:
     """Say file by file how two images differ; exit 1 when they do."""
     from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import diff_images
 
-    found = diff_images(find_builder(builder), one, other)
+    found = diff_images(find_builder(builder), one, other, environment=environment)
     ui.result({"ok": found["same"], **found}, lambda: _differences(found))
     return ExitCode.OK if found["same"] else ExitCode.CHECK_FAILED
 
 
 def _differences(found: dict[str, Any]) -> str:
     if found["same"]:
-        return f"one image, id {found['ids'][0]}"
+        one, other = found["ids"]
+        return f"one image, id {one}" if one == other else "their environments have the same files"
     lines = [f"id {found['ids'][0][:12]} and {found['ids'][1][:12]}"]
     lines += [f"config {row['name']}: {row['before']!r} -> {row['after']!r}" for row in found["config"]]
     lines += [f"{row['kind']:<8} {row['path']}  {row['what']}".rstrip() for row in found["files"]]

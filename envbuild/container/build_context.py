@@ -19,6 +19,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 
 LIMIT = 100_000_000
 UNCOMMITTED = (NODE, INDEXES)
+# What the plain form adds to the folder.
+_PLAIN = ("uv.txt", "requirements*.txt", "patches")
 _COPIED = re.compile(r"^COPY (?!--from=)(.+) \S+$", re.MULTILINE)
 _DIFF_LINES = 60
 
@@ -26,9 +28,9 @@ _DIFF_LINES = 60
 def texts(recipe: ImageRecipe) -> dict[str, str]:
     """File name -> text of everything that is generated and committed."""
     files = {"Dockerfile": render(recipe), **recipe.files}
-    allowed = sorted([*recipe.files, *UNCOMMITTED])
+    allowed = sorted([*recipe.files, *UNCOMMITTED, *_PLAIN])
     files[".dockerignore"] = "*\n" + "".join(f"!{name}\n" for name in allowed)
-    files[".gitignore"] = "".join(f"{name}\n" for name in UNCOMMITTED)
+    files[".gitignore"] = "".join(f"{name}\n" for name in (*UNCOMMITTED, "patches/"))
     return files
 
 
@@ -56,6 +58,7 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():
             path = folder / name
+            path.parent.mkdir(exist_ok=True)
             if not path.is_file() or path.read_bytes() != data:
                 path.write_bytes(data)
                 changed.append(name)

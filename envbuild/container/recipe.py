@@ -37,7 +37,7 @@ HOME = "/home/envbuild"
 class ImageRecipe:
     """Everything that an image is made from. `files` are the committed texts of the context, `uncommitted` the others.
 
-    `warnings` are for the user.
+    `options` are those of `image dockerfile` that give this form, `warnings` are for the user.
     """
 
     stack: str
@@ -47,6 +47,8 @@ class ImageRecipe:
     prefix: str
     stages: tuple[Stage, ...]
     files: Mapping[str, str]
+    requests: Requests
+    options: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     uncommitted: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +97,7 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         prefix=prefix,
         stages=stages,
         files=maker.files(),
+        requests=requests,
         notes=place.notes,
         warnings=tuple(dict.fromkeys(warnings)),
         # Addresses appear only in what is made on request.

@@ -80,15 +80,22 @@ def _ask(
     )
 
 
-def diff_images(builder: Builder, one: str, other: str) -> dict[str, Any]:
+def diff_images(builder: Builder, one: str, other: str, *, environment: bool = False) -> dict[str, Any]:
     """What differs: `files` [{path, kind, what}] and `config` [{name, before, after}]; `same` where ids are equal.
 
-    `kind`: `missing`, `extra`, `content`, `mode`, `owner`, `time`, `type`, `link`. Raises `image-unknown` (exit 2).
+    `kind`: `missing`, `extra`, `content`, `mode`, `owner`, `time`, `type`, `link`. With `environment` the files of the
+    two environments alone, by their paths in them and without times; `same` where these are equal. Raises
+    `image-unknown`, `image-not-ours` (exit 2).
     """
     first, second = builder.inspect(one), builder.inspect(other)
     same = first["id"] == second["id"]
-    config = _config_diff(first, second)
-    files = [] if same else _file_diff(_listing(builder, one), _listing(builder, other))
+    config = [] if environment else _config_diff(first, second)
+    listings = [] if same else [_listing(builder, name) for name in (one, other)]
+    if environment:
+        places = [_about(builder, name)["environment"].lstrip("/") + "/" for name in (one, other)]
+        listings = [_below(place, found) for place, found in zip(places, listings, strict=False)]
+    files = _file_diff(*listings) if listings else []
+    same = same or (environment and not files)
     ids = [str(each["id"]).removeprefix("sha256:") for each in (first, second)]
     return {"images": [one, other], "ids": ids, "same": same, "config": config, "files": files}
 
@@ -134,6 +141,11 @@ def _listing(builder: Builder, image: str) -> dict[str, Entry]:
                 member.linkname if kind == "link" else "",
             )
     return found
+
+
+def _below(top: str, found: dict[str, Entry]) -> dict[str, Entry]:
+    """The entries below a folder, by their paths in it; times are as the builder has them, and say nothing."""
+    return {path[len(top) :]: (*each[:4], 0, each[5]) for path, each in found.items() if path.startswith(top)}
 
 
 _KINDS = ("type", "content", "mode", "owner", "time", "link")

@@ -6,16 +6,14 @@ Every value that comes from a lock, a target or a node is quoted; here-documents
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.export import bash_required
+from envbuild.export import bash_required, steps
 from envbuild.export.bash_sources import comment, needs_of, quote, sources
-from envbuild.lock.unpinned import CODE, hash_unrecorded
-from envbuild.model.lock import Lock, LockedPackage, Variant
+from envbuild.lock.unpinned import CODE
+from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 
 _HEADER = """\
@@ -82,7 +80,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
         )
     built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
     for variant in built:
-        _refuse_conda(variant)
+        steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built)
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
     parts += [bash_required.function(), *helpers] if built else helpers
@@ -159,16 +157,6 @@ def _delivered(folders: Sequence[str]) -> list[str]:
     ]
 
 
-def _refuse_conda(variant: Variant) -> None:
-    if variant.conda is not None:
-        raise EnvbuildError(
-            "conda-in-a-script",
-            f"{variant.id} begins with conda packages, which neither uv nor git installs",
-            hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
-            exit_code=ExitCode.REFUSED,
-        )
-
-
 def _first_use(step: Step) -> EnvbuildError:
     """A script cannot hold to a hash that is known only once it has run."""
     return EnvbuildError(
@@ -206,30 +194,20 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
 
 
 def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Wheels by index, then source archives one by one, each built beside what is already there."""
     lines: list[str] = []
-    wheels: dict[str, list[LockedPackage]] = {}
-    archives: list[LockedPackage] = []
-    for package in variant.packages:
-        if any(file.file.endswith(".whl") for file in package.files):
-            wheels.setdefault(package.index if package.index in indexes else "", []).append(package)
+    for each in steps.package_steps(variant, indexes):
+        if each.archive:
+            (package,) = each.packages
+            said = f"{package.name} has no wheel: it is built with the packages above, not in isolation."
+            options = f"--no-build-isolation --no-binary {quote(package.name)}"
         else:
-            archives.append(package)
-    for index, packages in sorted(wheels.items()):
-        where = f"the index {index}" if index else "the index that uv is configured with"
-        lines += ["", f"  # {_count(packages)} from {where}; each file must have one of these hashes."]
-        lines += _listing(packages)
-        lines += [_index(indexes.get(index)), '  install "$work/requirements.txt" --no-build']
-    for package in archives:
-        lines += ["", f"  # {package.name} has no wheel: it is built with the packages above, not in isolation."]
-        lines += _listing([package])
-        options = f"--no-build-isolation --no-binary {quote(package.name)}"
-        lines += [_index(indexes.get(package.index)), f'  install "$work/requirements.txt" {options}']
+            where = f"the index {each.index}" if each.index else "the index that uv is configured with"
+            count = f"{len(each.packages)} package{'s' * (len(each.packages) != 1)}"
+            said, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
+        lines += ["", f"  # {said}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
+        lines += [*map(steps.requirement, each.packages), "EOF"]
+        lines += [_index(indexes.get(each.index)), f'  install "$work/requirements.txt" {options}']
     return lines
-
-
-def _count(packages: Sequence[LockedPackage]) -> str:
-    return f"{len(packages)} package{'s' * (len(packages) != 1)}"
 
 
 def _index(index: Mapping[str, str] | None) -> str:
@@ -239,28 +217,6 @@ def _index(index: Mapping[str, str] | None) -> str:
         option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
         words += f" {option} {quote(index['url'])}"
     return f"  index=({words})"
-
-
-def _listing(packages: Iterable[LockedPackage]) -> list[str]:
-    lines = ["  cat > \"$work/requirements.txt\" <<'EOF'"]
-    for package in packages:
-        hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
-        if not hashes:
-            raise hash_unrecorded(package.files[0])
-        pinned = f"{package.name}=={_version(package)}"
-        lines.append(" \\\n    ".join([pinned, *(f"--hash=sha256:{digest}" for digest in hashes)]))
-    return [*lines, "EOF"]
-
-
-def _version(package: LockedPackage) -> str:
-    """The version, when it is one: anything else could be an option in a requirements file."""
-    try:
-        Version(package.version)
-    except InvalidVersion as error:
-        raise EnvbuildError(
-            "version-unusable", f"{package.name}: {package.version!r} is no version", hint="create the lock again"
-        ) from error
-    return package.version
 
 
 def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:

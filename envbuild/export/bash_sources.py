@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envbuild.export import steps
 from envbuild.model.lock import LockedSource, Variant
-from envbuild.node.paths import EPOCH
 
 quote = shlex.quote
 
@@ -72,7 +72,7 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
     every = [source for variant in variants for source in variant.sources]
     patched = any(source.patches for source in every)
-    compiled = any(source.install == "wheel" or _extensions(source) for source in every)
+    compiled = any(source.install == "wheel" or steps.extensions(source) for source in every)
     needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
     return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable(every)
 
@@ -96,17 +96,11 @@ def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, st
         "",
         "  # Sources are built with the environment's own tools; two builds see the same variables.",
         '  export VIRTUAL_ENV="$environment" PATH="$environment/bin:$PATH"',
-        f"  export SOURCE_DATE_EPOCH={EPOCH} PYTHONHASHSEED=0",
     ]
-    lines += [f"  export {name}={quote(value)}" for name, value in build.get("variables", {}).items()]
-    if build.get("cuda_home"):
-        home = quote(str(build["cuda_home"]))
-        lines.append(f'  export CUDA_HOME={home} PATH="$environment/bin":{home}/bin:"$PATH"')
-    if build.get("arch_list"):
-        lines.append(f"  export TORCH_CUDA_ARCH_LIST={quote(';'.join(build['arch_list']))}")
-    if build.get("jobs"):
-        lines.append(f"  export MAX_JOBS={int(build['jobs'])}")
-    lines += (f"  export {k}={quote(v)}" for k, v in sorted(variant.environment.items()) if isinstance(v, str))
+    seen = steps.variables(variant, build)
+    lines += [f"  export {name}={quote(value)}" for name, value in seen.items()]
+    if "CUDA_HOME" in seen:
+        lines.append(f'  export PATH="$environment"/bin:{quote(seen["CUDA_HOME"])}/bin:"$PATH"')
     for source in variant.sources:
         lines += _source(source, bundles or {})
     return lines
@@ -119,17 +113,14 @@ def _source(source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
         "",
         f"  # {source.name} at {source.commit[:12]}" + (f" ({comment(source.ref)})" if source.ref else ""),
         f"  local folder={folder}",
-        f'  checkout {quote(bundles.get(source.name, source.git))} {source.commit} {source.tree} "$folder"',
     ]
-    for part in sorted(source.submodules, key=lambda each: each.path.count("/")):
-        where = f'"$folder"/{quote(part.path)}'
-        url = bundles.get(f"{source.name}/{part.path}", part.git)
-        lines.append(f"  checkout {quote(url)} {part.commit} {part.tree} {where}")
+    for tree in steps.trees(source):
+        where = f'"$folder"/{quote(tree.path)}' if tree.path else '"$folder"'
+        lines.append(f"  checkout {quote(bundles.get(tree.name, tree.git))} {tree.commit} {tree.tree} {where}")
     lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
     lines += _patches(source)
     project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
-    flags = [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
-    words = "".join(f" {quote(flag)}" for flag in flags)
+    words = "".join(f" {quote(flag)}" for flag in steps.flags(source))
     own = (source.build.environment if source.build else None) or {}
     exports = "".join(f"export {name}={quote(value)}; " for name, value in sorted(own.items()))
     if source.build is not None and source.build.kind == "inplace":
@@ -171,12 +162,12 @@ def _usable(source: LockedSource, project: str, words: str, exports: str) -> lis
 
 def _extensions(source: LockedSource) -> list[str]:
     """The line that imports what the stack names, wherever it was compiled."""
-    names = (source.build.extensions if source.build else None) or ()
+    names = steps.extensions(source)
     return [f"  imports {quote(source.name)} {' '.join(names)}"] if names else []
 
 
 def _kernels(source: LockedSource) -> list[str]:
-    if source.build is None or source.build.modules is None:
-        return []
-    names = ", ".join(module.name for module in source.build.modules)
-    return [f"  # envbuild would compile {names} now; after this script they are compiled at the first start."]
+    names = ", ".join(steps.kernels(source))
+    return [f"  # envbuild would compile {names} now; after this script they are compiled at the first start."] * bool(
+        names
+    )

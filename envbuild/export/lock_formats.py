@@ -14,6 +14,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.conda_formats import conda_lock, explicit
+from envbuild.export.steps import requirement
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
@@ -89,9 +90,7 @@ def _header(lock: Lock, variant: Variant) -> list[str]:
 
 def _requirements(lock: Lock, variant: Variant) -> str:
     lines = [f"# {line}" for line in _header(lock, variant)]
-    for package in variant.packages:
-        hashes = [f"    --hash=sha256:{item.sha256}" for item in package.files]
-        lines.append(" \\\n".join([f"{package.name}=={package.version}", *hashes]))
+    lines += map(requirement, variant.packages)
     return "\n".join(lines) + "\n"
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
-from envbuild.container import build_context, select
+from envbuild.container import build_context, plain, select
 from envbuild.container.base_images import load_containers
+from envbuild.container.checkout import from_checkout, shared
 from envbuild.container.dockerfile import quoted, render, render_part
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Labels, Run, Stage, Start
 from envbuild.container.recipe import ImageRecipe
@@ -35,11 +39,16 @@ def recipes() -> dict[str, ImageRecipe]:
     return {name: recipe_for(Choice(name)) for name in shipped()}
 
 
+def committed(recipe: ImageRecipe) -> dict[str, str]:
+    """What `containers/` has of a stack: both forms."""
+    return build_context.texts(from_checkout(recipe)) | plain.texts(plain.make_plain(recipe))
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
     folder = resources.containers() / name
     there = {path.name: path.read_text() for path in folder.iterdir() if path.name not in build_context.UNCOMMITTED}
-    assert there == build_context.texts(recipes[name])
+    assert there == committed(recipes[name])
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -48,8 +57,56 @@ def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dic
     hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}
     hosts |= {pip.PyPI.netloc, pip.PyPI.file_storage_domain}
     assert len(hosts) > 2
-    for text in build_context.texts(recipes[name]).values():
+    for text in committed(recipes[name]).values():
         assert not [host for host in hosts if host in text]
+
+
+def test_bake_and_compose_name_every_image_with_its_files_and_compose_gives_gpus_to_those_of_cuda(
+    recipes: dict[str, ImageRecipe],
+) -> None:
+    top = resources.containers().parent
+    texts = shared(recipes.values())
+    assert {name: (top / name).read_text() for name in texts} == texts
+    services = yaml.safe_load(texts["compose.yaml"])["services"]
+    for name, recipe in recipes.items():
+        build = services[name]["build"]
+        assert (top / build["dockerfile"]).is_file() and build["context"] == "."
+        assert services[name]["image"] == recipe.tag
+        assert f'dockerfile = "{build["dockerfile"]}"' in texts["docker-bake.hcl"]
+        uses = services[name].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        assert bool(uses) == (name != "torch-smoke")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_plain_form_has_the_packages_sources_and_edits_of_the_lock_and_nothing_of_envbuild(
+    name: str, recipes: dict[str, ImageRecipe]
+) -> None:
+    variant, made = recipes[name].variant, plain.make_plain(recipes[name])
+    text = render(made)
+    asked = "".join(body for file, body in made.files.items() if file.startswith("requirements"))
+    for package in variant.packages:
+        assert f"{package.name}=={package.version} " in asked
+        assert all(file.sha256 in asked for file in package.files)
+    assert "--require-hashes" in text and "<<" not in text
+    for source in variant.sources:
+        for pin in (source, *source.submodules):
+            assert pin.commit in text and f"= {pin.tree}" in text
+        assert (f"COPY patches/{source.name}.patch" in text) == bool(source.patches)
+        flags = source.build.flags if source.build else ()
+        assert all(f"--{flag}" in text for flag in flags)
+    for arch in variant.arch_list or ():
+        assert arch in text
+    commands = [line for line in text.splitlines() if not line.startswith(("#", "LABEL", "    dev.envbuild."))]
+    assert not [line for line in commands if re.search(r"(?<![/.\w-])envbuild(?![:/'-]|-source)", line)]
+    assert ".pyz" not in text and "ENTRYPOINT" not in text
+
+
+def test_conda_has_no_plain_form() -> None:
+    recipe = recipe_for(Choice("torch-smoke"))
+    recipe = replace(recipe, variant=recipe.variant.model_copy(update={"conda": "a list"}))
+    with pytest.raises(EnvbuildError) as caught:
+        plain.make_plain(recipe)
+    assert (caught.value.code, caught.value.exit_code) == ("conda-in-a-script", 7)
 
 
 def test_every_shipped_stack_has_its_image() -> None:
@@ -61,9 +118,9 @@ def test_hadolint_has_nothing_to_say(name: str) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run(
-        [program, str(resources.containers() / name / "Dockerfile")], capture_output=True, text=True, check=False
-    )
+    files = [str(path) for path in (resources.containers() / name).glob("Dockerfile*")]
+    assert len(files) == 2
+    done = subprocess.run([program, *files], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -98,7 +155,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         ),
     )  # fmt: skip
     recipe = recipe_for(Choice("torch-smoke"))
-    made = ImageRecipe("s", "exact", recipe.variant, "/e", "/p", stages, {}, ("A note.",))
+    made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
     assert render(made).splitlines()[1:] == [
         f"# s, profile exact, variant {recipe.variant.id}, sha256 {recipe.variant.digest}",
         "# A note.",

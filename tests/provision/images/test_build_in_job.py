@@ -63,10 +63,7 @@ def _recipe(files: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Image
     more = {"fetch.json": json.dumps(fetch)}
     fetch["args"] |= {"files": [], "sources": sources}
     more |= {"sources.json": json.dumps(fetch)} if sources else {}
-    return ImageRecipe(
-        recipe.stack, recipe.profile, recipe.variant, recipe.environment, recipe.prefix, recipe.stages,
-        {**recipe.files, **more}, uncommitted=recipe.uncommitted,
-    )  # fmt: skip
+    return replace(recipe, files={**recipe.files, **more}, notes=(), warnings=())
 
 
 @pytest.fixture

@@ -1,0 +1,297 @@
+"""The plain form of an image: uv, git and the source's own build, nothing of envbuild in it; pure.
+
+The same packages, sources, edits, variables and paths as in the other form. What only envbuild does is left out: its
+stamp and entry point, the wheel store, compiling kernels beforehand, proof that a build had no network.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from envbuild.catalog.patches import load_patch
+from envbuild.catalog.toolchain import load_toolchain
+from envbuild.container.dockerfile import render
+from envbuild.container.instructions import Added, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
+from envbuild.container.recipe import ImageRecipe
+from envbuild.export import steps
+from envbuild.model.lock import LockedPackage, LockedSource
+from envbuild.node import git_source
+from envbuild.node.patch.apply import apply
+from envbuild.node.protocol import NodeError
+
+DOCKERFILE = "Dockerfile.plain"
+PATCHES = "patches"
+_WHEELHOUSE = "type=bind,from=wheelhouse,target=/wheelhouse"
+_SECRET = "type=secret,id={},target={}"  # noqa: S105 - the words of a mount
+_NETRC = _SECRET.format("netrc", "/root/.netrc")
+_INSTALL = "uv pip install --no-deps"
+_UV = {"UV_NO_CACHE": "1", "UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+# An older setuptools cannot make an editable wheel.
+_EDITABLE_WHEELS = Version("64")
+# As sed wants them: each package of the base, to be deleted from a requirements file.
+_OF_BASE = (
+    "import re; from importlib.metadata import distributions; "
+    "[print('/^' + re.sub('[-_.]+', '-', each.metadata['Name']).lower() + '==/d') for each in distributions()]"
+)
+
+
+def make_plain(recipe: ImageRecipe) -> ImageRecipe:
+    """The plain form of a recipe. Raises EnvbuildError `conda-in-a-script` (exit 7), and what `requirement` raises."""
+    steps.refuse_conda(recipe.variant)
+    maker = _Maker(recipe)
+    usage = (
+        f"`docker build -f {DOCKERFILE} FOLDER_OF_THIS_FILE` (podman, buildah alike); envbuild is not needed for it."
+    )
+    return replace(
+        recipe, stages=tuple(maker.stages()), files=maker.files(), options=" --plain", notes=(usage, *recipe.notes)
+    )
+
+
+def patched(recipe: ImageRecipe) -> list[LockedSource]:
+    """The sources that get edits, each from one file `patches/NAME.patch` of the context."""
+    return [source for source in recipe.variant.sources if source.patches]
+
+
+@dataclass(frozen=True)
+class _Maker:
+    recipe: ImageRecipe
+
+    def files(self) -> dict[str, str]:
+        variant = self.recipe.variant
+        machine = variant.platform.removeprefix("linux_")
+        uv = next(each for each in load_toolchain().uv if each.arch == machine)
+        found = {"uv.txt": f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
+        # On a base one line a package, so that a line can be taken out.
+        between = " " if variant.base.kind != "none" else " \\\n    "
+        for name, packages in self._requirements().items():
+            found[name] = "".join(f"{steps.requirement(package, between)}\n" for package in packages)
+        return found
+
+    def _requirements(self) -> dict[str, tuple[LockedPackage, ...]]:
+        """File name -> what is in it, in the order of installing: wheels by index, then all source archives."""
+        found: dict[str, tuple[LockedPackage, ...]] = {}
+        for each in steps.package_steps(self.recipe.variant, self.recipe.requests.indexes):
+            word = "archives" if each.archive else each.index
+            name = f"requirements-{word}.txt" if word else "requirements.txt"
+            found[name] = (*found.get(name, ()), *each.packages)
+        return found
+
+    def stages(self) -> Iterator[Stage]:
+        recipe, names = self.recipe, {stage.name: stage for stage in self.recipe.stages}
+        yield names["wheelhouse"]
+        yield replace(names["fetch"], name="tools", instructions=tuple(self._tools()))
+        if recipe.variant.sources:
+            sources = tuple(each for source in recipe.variant.sources for each in self._source(source))
+            yield replace(names["fetch"], name="sources", instructions=sources, above="tools")
+        yield from (names[name] for name in ("compilers", "libraries") if name in names)
+        yield replace(names["packages"], instructions=tuple(self._packages()))
+        yield replace(names["build"], instructions=tuple(self._build()))
+        last = names["installed"]
+        if any(steps.kernels(source) for source in recipe.variant.sources):
+            last = names["packages"]  # it has the compilers
+        yield replace(last, name="runtime", instructions=tuple(self._runtime()))
+
+    def _tools(self) -> Iterator[Instruction]:
+        yield Copy(("uv.txt",), "/")
+        pip = _SECRET.format("pip.conf", "/etc/pip.conf")
+        yield Run("pip install --no-cache-dir --no-deps --require-hashes -r /uv.txt", (_WHEELHOUSE, pip, _NETRC))
+        folder = self.recipe.requests.python_folder
+        if folder is not None:
+            build = next(each for each in load_toolchain().builds if each.sha256[:12] == folder[-12:])
+            yield Comment("The base has no such Python: a standalone build of CPython goes in.")
+            words = (
+                f"curl -fsSL -o /python.tar.gz {shlex.quote(build.url)}"
+                f" && echo '{build.sha256}  /python.tar.gz' | sha256sum -c - && mkdir -p {folder}"
+                f" && tar -xzf /python.tar.gz -C {folder} && rm /python.tar.gz"
+            )
+            yield Run(words, ignore=("DL4006",))
+
+    def _source(self, source: LockedSource) -> Iterator[Instruction]:
+        top = f"/src/{source.name}"
+        yield Comment(
+            f"{source.name} at {source.ref or source.commit[:12]}; the tree has to be the one that is locked."
+        )
+        commands = []
+        for tree in steps.trees(source):
+            folder = f"{top}/{tree.path}" if tree.path else top
+            git = f"git -C {shlex.quote(folder)}"
+            commands += [
+                f"git init --quiet {shlex.quote(folder)}",
+                f"{git} fetch --quiet --depth 1 {shlex.quote(tree.git)} {tree.commit}",
+                f"{git} checkout --quiet --detach {tree.commit}",
+                f"test \"$({git} rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
+            ]
+        commands.append(f"find {top} -name .git -prune -exec rm -rf {{}} +")
+        gitconfig = _SECRET.format("gitconfig", "/root/.gitconfig")
+        yield Run(" && ".join(commands), (gitconfig, _NETRC))
+        if source.patches:
+            path = f"{PATCHES}/{source.name}.patch"
+            for name in source.patches:
+                yield Comment(f"{name}: {load_patch(name).summary}")
+            yield Comment(
+                f"A unified diff has lines of the source, so {path} is in no repository of ours: "
+                f"`envbuild image dockerfile {self.recipe.stack} --plain -o DIR` writes it from the pinned tree."
+            )
+            yield Copy((path,), f"/{PATCHES}/")
+            yield Run(f"git -C {top} apply --check /{path} && git -C {top} apply /{path}")
+
+    def _packages(self) -> Iterator[Instruction]:
+        requests, variant = self.recipe.requests, self.recipe.variant
+        yield Copy(("/usr/local/bin/uv",), "/usr/local/bin/uv", "tools")
+        if requests.python_folder:
+            yield Copy((requests.python_folder,), requests.python_folder, "tools")
+        if variant.packages:
+            yield Copy(tuple(self._requirements()), "/requirements/")
+        yield Env(_UV)
+        create = f"uv venv --no-project --python {requests.runner} {self.recipe.environment}"
+        if variant.base.kind != "none":
+            yield Comment("What the base has stays as it is, its torch above all: it is taken out of the requirements.")
+            there = f'{requests.runner} -c "{_OF_BASE}" > /base.sed && sed -i -f /base.sed /requirements/*.txt'
+            create = f"{there} && {create} --system-site-packages"
+        yield Run(create)
+        yield Env({"VIRTUAL_ENV": self.recipe.environment})
+        yield Env({"PATH": f"{self.recipe.environment}/bin"}, prepend=True)
+        mounts = (_WHEELHOUSE, _SECRET.format("uv.toml", "/etc/uv/uv.toml"), _NETRC)
+        words = f"{_INSTALL} --require-hashes --find-links /wheelhouse"
+        every = [f"{words} {self._where(each)} -r /requirements/{name}" for name, each in self._requirements().items()]
+        if every:
+            yield Run(" && ".join(every), mounts)
+
+    def _where(self, packages: tuple[LockedPackage, ...]) -> str:
+        """Options of uv: from which index, and whether anything is built."""
+        first = packages[0]
+        if not any(file.file.endswith(".whl") for file in first.files):
+            return " ".join(["--no-build-isolation", *(f"--no-binary {each.name}" for each in packages)])
+        index = self.recipe.requests.indexes.get(first.index)
+        if index is None or not index["url"]:
+            return "--no-build"
+        if index["kind"] == "find-links":
+            return f"--no-build --find-links {shlex.quote(index['url'])}"
+        if first.index == f"pytorch-{self.recipe.variant.flavour}":
+            return f"--no-build --torch-backend {self.recipe.variant.flavour}"  # uv knows that address
+        return f"--no-build --default-index {shlex.quote(index['url'])}"
+
+    def _build(self) -> Iterator[Instruction]:
+        recipe = self.recipe
+        variant, requests = recipe.variant, recipe.requests
+        if variant.sources:
+            install = requests.build["args"]["requests"][0]["args"]
+            seen = steps.variables(variant, install.get("build") or {})
+            yield Comment("Sources are built with the packages above, not in isolation.")
+            yield Env(seen)
+            if "CUDA_HOME" in seen:
+                yield Env({"PATH": f"{recipe.environment}/bin:{seen['CUDA_HOME']}/bin"}, prepend=True)
+        last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
+        site = f"{recipe.environment}/lib/python{variant.python}/site-packages"
+        last += [f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD", f"rm -f {site}/*.dist-info/uv_cache.json"]
+        for source in variant.sources:
+            yield Copy((f"/src/{source.name}",), self._place(source), "sources")
+            if modules := ", ".join(steps.kernels(source)):
+                yield Comment(f"{modules}: compiled at the first start, so the image that runs has the compilers.")
+            if source is not variant.sources[-1]:
+                yield Run(" && ".join(self._commands(source)))
+        yield Comment("uv notes the time of a local file, in which two builds would differ.")
+        yield Run(" && ".join([each for source in variant.sources[-1:] for each in self._commands(source)] + last))
+
+    def _place(self, source: LockedSource) -> str:
+        return f"/src/{source.name}" if source.install == "wheel" else f"{self.recipe.environment}/src/{source.name}"
+
+    def _commands(self, source: LockedSource) -> list[str]:
+        """From the tree of a source to modules that can be imported."""
+        place = self._place(source)
+        project = shlex.quote(f"{place}/{source.path}" if source.path else place)
+        own = (source.build.environment if source.build else None) or {}
+        more = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(own.items()))
+        flags = "".join(f" {shlex.quote(flag)}" for flag in steps.flags(source))
+        setup = f"env -C {project} {more}python setup.py"
+        uv = f"env {more}uv" if more else "uv"
+        pip = "pip install --no-deps --no-index"
+        commands = []
+        if source.build is not None and source.build.kind == "inplace":
+            commands.append(f"{setup} build_ext --inplace{flags}")
+        if source.install == "path":
+            site = f"{self.recipe.environment}/lib/python{self.recipe.variant.python}/site-packages"
+            commands.append(f"echo {project} > {site}/envbuild-source-{source.name}.pth")
+        elif source.install == "editable":
+            wheel = f"{uv} {pip} --no-build-isolation -e {project}"
+            commands.append(f"{setup} develop --no-deps" if self._old() else wheel)
+        else:
+            out = f"/wheels/{source.name}"
+            wheel = f"{uv} build --wheel --no-build-isolation --no-index --out-dir {out} {project}"
+            commands.append(f"{setup}{flags} bdist_wheel --dist-dir {out}" if flags else wheel)
+            commands.append(f"uv {pip} --reinstall {out}/*.whl")
+        names = steps.extensions(source)
+        if names:
+            torch = ["torch"] if self.recipe.variant.torch or self.recipe.variant.base.kind != "none" else []
+            commands.append(f'python -c "import {", ".join([*torch, *names])}"')
+        return commands
+
+    def _old(self) -> bool:
+        """Whether setuptools is one that cannot make an editable wheel."""
+        found = [package for package in self.recipe.variant.packages if package.name == "setuptools"]
+        return any(Version(each.version) < _EDITABLE_WHEELS for each in found)
+
+    def _runtime(self) -> Iterator[Instruction]:
+        recipe = self.recipe
+        if recipe.requests.python_folder:
+            yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
+        yield Copy((f"{recipe.prefix}/envs",), f"{recipe.prefix}/envs", "build")
+        current = f"{recipe.prefix}/current/{recipe.stack}"
+        for name, value in recipe.requests.variables.items():
+            if not isinstance(value, str):
+                yield Comment(f"Where {value['path']} exists, set {name} to it.")
+        for each in recipe.stage("runtime").instructions:
+            match each:
+                case Env(values, prepend):
+                    moved = {name: value.replace(current, recipe.environment) for name, value in values.items()}
+                    moved.pop("ENVBUILD_STACK", None)
+                    yield Env(moved, prepend)
+                case Labels(values, given):
+                    yield Labels({**values, "dev.envbuild.form": "plain"}, given)
+                case Start():
+                    yield replace(each, entry=())
+                case Added() | Copy() | Comment():
+                    pass
+                case _:
+                    yield each
+
+
+def texts(recipe: ImageRecipe) -> dict[str, str]:
+    """File name -> text of everything of the plain form that is generated and can be committed; `recipe` as made."""
+    return {DOCKERFILE: render(recipe), **recipe.files}
+
+
+def make_patches(recipe: ImageRecipe) -> tuple[dict[str, bytes], list[str]]:
+    """Our edits as unified diffs of the pinned trees, by path in the context; and why one could not be made.
+
+    The trees are fetched with git as it is configured here.
+    """
+    made, failed = {}, []
+    for source in patched(recipe):
+        name = f"{PATCHES}/{source.name}.patch"
+        try:
+            made[name] = _diff(source)
+        except NodeError as error:
+            failed.append(f"{name} is not written: {error.what}" + (f" ({error.why})" if error.why else ""))
+    return made, failed
+
+
+def _diff(source: LockedSource) -> bytes:
+    """What the patches of a source change in its tree, as `git apply` takes it. Raises NodeError."""
+    with tempfile.TemporaryDirectory(prefix="envbuild-patches-") as top:
+        git_source.fetch(source.to_json_dict(), f"{top}/a", None)
+        for folder in Path(top).rglob(".git"):
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+        shutil.copytree(f"{top}/a", f"{top}/b", symlinks=True)
+        for name in source.patches:
+            apply(f"{top}/b", load_patch(name).spec(source.commit))
+        words = ["git", "diff", "--no-index", "--no-prefix", "--binary", "--no-color", "--no-ext-diff", "a", "b"]
+        return subprocess.run(words, cwd=top, capture_output=True, check=False).stdout

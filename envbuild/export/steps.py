@@ -1,0 +1,111 @@
+"""What a variant is installed from, step by step: the bash script and the plain Dockerfile say it in their own words.
+
+Packages by requirement and index; sources as trees, patches, builds and the imports that prove them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.model.lock import LockedPackage, LockedSource, Variant
+from envbuild.node.paths import EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Wheels of one index (empty: the one that uv is configured with), or one source archive."""
+
+    index: str
+    packages: tuple[LockedPackage, ...]
+    archive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A commit with its tree, at `path` below its source (empty: the source itself)."""
+
+    name: str
+    git: str
+    commit: str
+    tree: str
+    path: str = ""
+
+
+def package_steps(variant: Variant, indexes: Collection[str]) -> list[Packages]:
+    """Wheels by index, then source archives one by one, each built beside what is already there."""
+    wheels: dict[str, list[LockedPackage]] = {}
+    archives = []
+    for package in variant.packages:
+        if any(file.file.endswith(".whl") for file in package.files):
+            wheels.setdefault(package.index if package.index in indexes else "", []).append(package)
+        else:
+            archives.append(Packages(package.index, (package,), archive=True))
+    return [Packages(index, tuple(packages)) for index, packages in sorted(wheels.items())] + archives
+
+
+def requirement(package: LockedPackage, between: str = " \\\n    ") -> str:
+    """The package as a line of a requirements file, with every hash that it may have.
+
+    Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2): what is no version could be an option.
+    """
+    hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
+    if not hashes:
+        raise hash_unrecorded(package.files[0])
+    try:
+        Version(package.version)
+    except InvalidVersion as error:
+        raise EnvbuildError(
+            "version-unusable", f"{package.name}: {package.version!r} is no version", hint="create the lock again"
+        ) from error
+    return between.join([f"{package.name}=={package.version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
+
+
+def trees(source: LockedSource) -> list[Tree]:
+    """The tree of a source, then those of its submodules, outer ones first."""
+    inner = sorted(source.submodules, key=lambda each: each.path.count("/"))
+    found = [Tree(source.name, source.git, source.commit, source.tree)]
+    return found + [Tree(f"{source.name}/{one.path}", one.git, one.commit, one.tree, one.path) for one in inner]
+
+
+def flags(source: LockedSource) -> list[str]:
+    """The flags of the source's build, as setup.py takes them."""
+    return [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
+
+
+def variables(variant: Variant, build: Mapping[str, Any]) -> dict[str, str]:
+    """What all builds of sources see; `build` is that of the install request. PATH is nobody's business here."""
+    found = {"SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONHASHSEED": "0", **build.get("variables", {})}
+    if build.get("cuda_home"):
+        found["CUDA_HOME"] = str(build["cuda_home"])
+    if build.get("arch_list"):
+        found["TORCH_CUDA_ARCH_LIST"] = ";".join(build["arch_list"])
+    if build.get("jobs"):
+        found["MAX_JOBS"] = str(int(build["jobs"]))
+    return found | {name: value for name, value in sorted(variant.environment.items()) if isinstance(value, str)}
+
+
+def extensions(source: LockedSource) -> tuple[str, ...]:
+    """The modules that the build must have compiled."""
+    return (source.build.extensions if source.build else None) or ()
+
+
+def kernels(source: LockedSource) -> list[str]:
+    """What envbuild compiles beforehand and only envbuild can; without it the source does at its first start."""
+    return [module.name for module in (source.build.modules if source.build else None) or ()]
+
+
+def refuse_conda(variant: Variant) -> None:
+    """Raise EnvbuildError `conda-in-a-script` (exit 7) for what neither uv nor git installs."""
+    if variant.conda is not None:
+        raise EnvbuildError(
+            "conda-in-a-script",
+            f"{variant.id} begins with conda packages, which neither uv nor git installs",
+            hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
+            exit_code=ExitCode.REFUSED,
+        )
