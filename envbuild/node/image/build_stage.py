@@ -46,7 +46,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     log("network: %s" % network)
     _check_libc()
     stage = _packages if args["stage"] == "packages" else _build
-    done = stage(args, request["prefix"], network)
+    # The names of interfaces are those of the machine that builds, in which two builds would differ.
+    done = stage(args, request["prefix"], network.partition(":")[0])
     for name in ("cache", "tmp"):
         shutil.rmtree(os.path.join(request["prefix"], name), ignore_errors=True)
     return True, done

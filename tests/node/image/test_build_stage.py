@@ -264,6 +264,16 @@ def test_a_network_that_must_not_be_there_is_refused(monkeypatch: pytest.MonkeyP
     assert caught.value.code == "request-invalid"
 
 
+def test_what_is_stamped_of_the_network_does_not_name_the_interfaces_of_the_machine_that_builds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("ENVBUILD_NETWORK", raising=False)
+    monkeypatch.setattr(build_stage, "network_state", lambda: "on: routes through eth0, veth7")
+    monkeypatch.setattr(build_stage, "_packages", lambda _args, _prefix, network: {"network": network})
+    request = {"args": {"stage": "packages"}, "prefix": str(tmp_path)}
+    assert build_stage.run(request) == (True, {"network": "on"})
+
+
 def test_another_c_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "confstr", lambda _name: "")
     with pytest.raises(NodeError) as caught:
