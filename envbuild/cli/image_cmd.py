@@ -1,7 +1,8 @@
-"""`envbuild image`: dockerfile, build, verify, diff, apptainer, pods, workflow."""
+"""`envbuild image`: dockerfile, build, verify, diff, pin, apptainer, pods, workflow."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,6 +241,54 @@ def _differences(found: dict[str, Any]) -> str:
     lines += [f"config {row['name']}: {row['before']!r} -> {row['after']!r}" for row in found["config"]]
     lines += [f"{row['kind']:<8} {row['path']}  {row['what']}".rstrip() for row in found["files"]]
     return "\n".join(lines)
+
+
+@image.command("pin")
+@click.argument("stack")
+@click.argument("reference", metavar="[IMAGE]", required=False)
+@click.option("--profile", metavar="NAME", help="Profile of the stack.")
+@click.option("--digest", metavar="sha256:HEX", help="Ask nobody: record this digest of IMAGE.")
+@click.option("--witness", metavar="TEXT", help="Whose word that digest is; with --digest.")
+@click.option("--upgrade", is_flag=True, help="Take the new digest of a tag that has moved.")
+@click.option("--insecure", is_flag=True, help="The registries have no TLS.")
+@common_options
+def pin(
+    ui: Ui, /, stack: str, reference: str | None, profile: str | None, digest: str | None, witness: str | None,
+    upgrade: bool, insecure: bool,
+) -> None:  # fmt: skip
+    """Record the digests of the images that STACK is built on, as their registries give them today, or of IMAGE alone.
+
+    They lie in `images.toml` beside the lock, with the day and the digest of each platform; a lock whose variants stand
+    on an image has its digest too. A mirror's digest is recorded by hand.
+    """
+    import functools
+
+    from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.container import pin_digests, registry
+    from envbuild.container.base_images import read_digests
+    from envbuild.lock.files import read_lock, write_lock
+
+    by_hand = [digest, witness, reference] if digest or witness else []
+    if None in by_hand or (digest and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest)):
+        raise click.UsageError("by hand it takes IMAGE, --digest sha256:HEX and --witness")
+    loaded = load_stack(stack)
+    path = lock_path(loaded, pick_profile(loaded, profile))
+    lock = read_lock(path)
+    if digest and witness and reference:
+        made = pin_digests.record_by_hand(lock, path, reference, digest.removeprefix("sha256:"), witness)
+    else:
+        wanted = [reference] if reference else pin_digests.images_of(lock, shipped=loaded.shipped)
+        ask = functools.partial(registry.ask_image, plain_http=insecure)
+        made, asked = pin_digests.ask_and_record(lock, path, wanted, upgrade=upgrade, ask=ask)
+        for text in (*asked.warnings, *(f"{error.what} ({error.why})" for error in asked.errors)):
+            ui.warn(text)
+    if made != lock:
+        write_lock(path, made)
+    rows = {name: each.to_json_dict() for name, each in read_digests(path.with_name(pin_digests.FILE)).items()}
+    ui.result(
+        {"ok": True, "changed": made != lock, "lock": str(path), "images": rows},
+        lambda: "\n".join(f"{name} sha256:{row['digest']} ({row['asked']})" for name, row in rows.items()),
+    )
 
 
 @image.command("apptainer")

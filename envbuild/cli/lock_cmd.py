@@ -186,11 +186,13 @@ def _check_one(
     stack: str, profile: str | None, lock_file: Path | None, *, offline: bool
 ) -> tuple[ExitCode, dict[str, Any], str]:
     """Exit code, data and text of one lock."""
+    from envbuild.container.pin_digests import moved
     from envbuild.lock.check import check_lock
     from envbuild.lock.create import default_supply
 
     loaded, made, path = _read(stack, profile, lock_file)
     findings = check_lock(made, loaded.stack, online=not offline, supply=default_supply())
+    findings += [] if offline else moved(made, path, shipped=loaded.shipped)
     problems = [finding for finding in findings if finding.kind == "problem"]
     unchecked = [finding for finding in findings if finding.kind == "unchecked"]
     code = gravest(finding.exit_code for finding in problems)
@@ -274,25 +276,14 @@ def export(
 
 def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade: bool) -> Lock:
     """The lock with digests of images, which are also written to `images.toml` beside it."""
-    from envbuild.container.base_images import load_containers, read_digests, write_digests
-    from envbuild.container.pin_digests import pin_images, references_of
-    from envbuild.container.registry import ask_all
+    from envbuild.container.pin_digests import ask_and_record, images_of
 
-    containers = load_containers()
-    beside = path.with_name("images.toml")
-    known = containers.stacks.get(made.stack) if loaded.shipped else None
-    wanted = references_of(made, containers, known)
+    wanted = images_of(made, shipped=loaded.shipped)
     ui.note(f"asking for the digests of {len(wanted)} images")
-    asked = ask_all(wanted, read_digests(beside), upgrade=upgrade)
-    for text in asked.warnings:
+    made, asked = ask_and_record(made, path, wanted, upgrade=upgrade)
+    for text in (*asked.warnings, *(f"{error.what} ({error.why})" for error in asked.errors)):
         ui.warn(text)
-    if asked.errors and len(asked.errors) == len(wanted):
-        raise asked.errors[0]
-    for error in asked.errors:
-        ui.warn(f"{error.what} ({error.why})")
-    if asked.digests:
-        write_digests(asked.digests, beside)
-    return pin_images(made, asked.digests)
+    return made
 
 
 def _read(stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:

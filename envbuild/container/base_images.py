@@ -124,10 +124,16 @@ class Containers(StrictModel):
 
 
 class AskedDigest(StrictModel):
-    """What a registry said of a tag, and on which day."""
+    """What a registry said of a tag, and on which day.
+
+    `platforms`: `OS/ARCHITECTURE[/VARIANT]` -> digest, where `digest` is that of an index. `witness`: who says it,
+    where no registry was asked.
+    """
 
     digest: Sha256
     asked: Text
+    platforms: dict[Text, Sha256] = {}
+    witness: Text | None = None
 
 
 @functools.cache

@@ -1,13 +1,28 @@
-"""Which images a lock's containers are made from, and pinning them by what their registries say."""
+"""Which images a lock's containers are made from: pinned by what their registries say, and asked whether they moved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
 
-from envbuild.container.base_images import AskedDigest, Containers, StackImage
+from envbuild.container import registry
+from envbuild.container.base_images import (
+    AskedDigest,
+    Containers,
+    StackImage,
+    load_containers,
+    read_digests,
+    write_digests,
+)
 from envbuild.container.stage_images import find_place
 from envbuild.errors import EnvbuildError
+from envbuild.lock.agreement import LockFinding
 from envbuild.model.lock import Lock, LockedImage, Variant
+
+FILE = "images.toml"
+Ask = Callable[[str], tuple[str, dict[str, str]]]
 
 
 def references_of(lock: Lock, containers: Containers, stack: StackImage | None) -> list[str]:
@@ -34,3 +49,57 @@ def _pinned(lock: Lock, variant: Variant, digests: Mapping[str, AskedDigest]) ->
     image = LockedImage(name=variant.image.name, digest=known.digest)
     draft = variant.model_copy(update={"image": image})
     return draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)})
+
+
+def images_of(lock: Lock, *, shipped: bool) -> list[str]:
+    """As `references_of`, by the shipped catalog."""
+    containers = load_containers()
+    return references_of(lock, containers, containers.stacks.get(lock.stack) if shipped else None)
+
+
+def ask_and_record(
+    lock: Lock, path: Path, references: list[str], *, upgrade: bool = False, ask: Ask | None = None
+) -> tuple[Lock, registry.Asked]:
+    """Record what the registries say beside the lock at `path`; the lock with it, and what was said.
+
+    Raises the first error where no registry answered.
+    """
+    known = read_digests(path.with_name(FILE))
+    asked = registry.ask_all(references, known, upgrade=upgrade, ask=ask or registry.ask_image)
+    if asked.errors and len(asked.errors) == len(references):
+        raise asked.errors[0]
+    if asked.digests != known:
+        write_digests(asked.digests, path.with_name(FILE))
+    return pin_images(lock, asked.digests), asked
+
+
+def record_by_hand(lock: Lock, path: Path, reference: str, digest: str, witness: str) -> Lock:
+    """Record a digest that somebody else vouches for, with that witness; the lock with it."""
+    registry.parse_reference(reference)
+    data: dict[str, Any] = {"digest": digest, "asked": date.today().isoformat(), "witness": witness}
+    digests = {**read_digests(path.with_name(FILE)), reference: AskedDigest.from_plain(data)}
+    write_digests(digests, path.with_name(FILE))
+    return pin_images(lock, digests)
+
+
+def moved(lock: Lock, path: Path, *, shipped: bool, ask: Ask | None = None) -> list[LockFinding]:
+    """Which tags of a lock's images name something else than recorded; a registry that cannot be asked is named."""
+    known = {**read_digests(), **read_digests(path.with_name(FILE))}
+    locked = {each.image.name: each.image.digest for each in lock.variants if each.image is not None}
+    recorded = {name: known[name].digest for name in known} | {
+        name: digest for name, digest in locked.items() if digest != "unrecorded"
+    }
+    found = []
+    for reference in images_of(lock, shipped=shipped):
+        if reference not in recorded:
+            continue
+        try:
+            now, _ = (ask or registry.ask_image)(reference)
+        except EnvbuildError as error:
+            said = f"{error.what} ({error.why})" if error.why else error.what
+            found.append(LockFinding("image-tag-unchecked", "unchecked", reference, said))
+            continue
+        if now != recorded[reference]:
+            says = f"the tag has moved from sha256:{recorded[reference]} to sha256:{now}; the recorded one stays in use"
+            found.append(LockFinding("image-tag-moved", "note", reference, says))
+    return found

@@ -68,14 +68,33 @@ def parse_reference(text: str) -> Reference:
 
 
 def ask_digest(reference: str, *, plain_http: bool = False) -> str:
-    """sha256 (hex) of what a reference names now, an index where the image has several platforms.
+    """sha256 (hex) of what a reference names now. Raises EnvbuildError as `ask_image`."""
+    return ask_image(reference, plain_http=plain_http)[0]
+
+
+def ask_image(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, str]]:
+    """sha256 (hex) of what a reference names now; of an index also those of its images by platform (`linux/amd64`).
 
     Raises EnvbuildError: `image-unknown` (exit 2) where the registry has no such tag or digest, `registry-refused` (4)
     for 401 and 403, `registry-busy` (75) for 429, `registry-unreachable` (75) for 5xx and no answer,
     `registry-not-a-registry` (4) for a web page.
     """
     with _Repository(reference, plain_http) as repository:
-        return hashlib.sha256(repository.manifest()).hexdigest()
+        manifest = repository.manifest()
+    return hashlib.sha256(manifest).hexdigest(), _platforms(manifest)
+
+
+def _platforms(manifest: bytes) -> dict[str, str]:
+    """The images of an index; what is no image (an attestation has the platform `unknown`) is left out."""
+    found: dict[str, str] = {}
+    rows = json.loads(manifest).get("manifests")
+    for row in rows if isinstance(rows, list) else ():
+        about = row.get("platform") if isinstance(row, dict) else None
+        digest = str(row.get("digest")) if isinstance(row, dict) else ""
+        if isinstance(about, dict) and about.get("os") != "unknown" and _DIGEST.fullmatch(digest):
+            words = [str(about[key]) for key in ("os", "architecture", "variant") if about.get(key)]
+            found["/".join(words)] = digest.removeprefix("sha256:")
+    return found
 
 
 def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, Any]]:
@@ -254,7 +273,7 @@ def ask_all(
     known: dict[str, AskedDigest],
     *,
     upgrade: bool = False,
-    ask: Callable[[str], str] = ask_digest,
+    ask: Callable[[str], tuple[str, dict[str, str]]] = ask_image,
     today: date | None = None,
 ) -> Asked:
     """Ask for each reference. A tag that has moved keeps its recorded digest, unless `upgrade`; both are named."""
@@ -262,7 +281,7 @@ def ask_all(
     found, warnings, errors = dict(known), list[str](), list[EnvbuildError]()
     for reference in references:
         try:
-            digest = ask(reference)
+            digest, platforms = ask(reference)
         except EnvbuildError as error:
             errors.append(error)
             continue
@@ -271,10 +290,6 @@ def ask_all(
             kept = "recorded anew" if upgrade else "the recorded one is kept (`--upgrade` takes the new one)"
             warnings.append(f"{reference} has moved from sha256:{before.digest} to sha256:{digest}; {kept}")
         if before is None or upgrade:
-            found[reference] = before if before and before.digest == digest else _asked(digest, day)
+            data: dict[str, Any] = {"digest": digest, "asked": day, "platforms": platforms}
+            found[reference] = before if before and before.digest == digest else AskedDigest.from_plain(data)
     return Asked(found, tuple(warnings), tuple(errors))
-
-
-def _asked(digest: str, day: str) -> AskedDigest:
-    data: dict[str, Any] = {"digest": digest, "asked": day}
-    return AskedDigest.from_plain(data)

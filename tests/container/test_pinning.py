@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from envbuild import resources
 from envbuild.cli.verbs import cli
-from envbuild.container import registry
+from envbuild.container import pin_digests, registry
 from envbuild.container.base_images import AskedDigest, load_containers, read_digests
 from envbuild.container.dockerfile import render
 from envbuild.container.pin_digests import pin_images, references_of
 from envbuild.container.select import Choice, recipe_for
+from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock, write_lock
 from envbuild.lock.variants import locked_image
 from envbuild.model.lock import Lock, LockedImage
+from tests.container.test_registry import Registry
+from tests.container.test_registry import registry as registry_server
+
+__all__ = ["registry_server"]  # a fixture
 
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"
 DIGEST = "7" * 64
@@ -77,13 +84,13 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
     stack.write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{python}']}}\n")
     wanted: list[str] = []
 
-    def ask(reference: str) -> str:
+    def ask(reference: str) -> tuple[str, dict[str, str]]:
         wanted.append(reference)
         if "slim" in reference:
             raise EnvbuildError("image-unknown", f"the registry has no {reference}", why="it answers 404")
-        return DIGEST
+        return DIGEST, {}
 
-    monkeypatch.setattr(registry, "ask_all", functools.partial(registry.ask_all, ask=ask, today=DAY))
+    monkeypatch.setattr(registry, "ask_image", ask)
     done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--images", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["changed"] is True
@@ -91,7 +98,101 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
         f"warning: the registry has no docker.io/library/python:{python}-slim-bookworm (it answers 404)" in done.stderr
     )
     assert read_digests(tmp_path / "images.toml") == {
-        load_containers().fetch: AskedDigest(digest=DIGEST, asked=DAY.isoformat())
+        load_containers().fetch: AskedDigest(digest=DIGEST, asked=date.today().isoformat())
     }
     text = render(recipe_for(Choice(str(stack))))
     assert f"FROM {load_containers().fetch}@sha256:{DIGEST} AS fetch" in text
+
+
+INDEX = {
+    "manifests": [
+        {"digest": f"sha256:{'a' * 64}", "platform": {"os": "linux", "architecture": "amd64"}},
+        {"digest": f"sha256:{'b' * 64}", "platform": {"os": "linux", "architecture": "arm", "variant": "v7"}},
+        {"digest": f"sha256:{'c' * 64}", "platform": {"os": "unknown", "architecture": "unknown"}},
+        "damaged",
+    ]
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A stack of the user's own, with its lock."""
+    stack = tmp_path / "mine.yaml"
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    stack.write_text(f"name: mine\nsummary: a test\nprofiles:\n  exact: {{python: ['{python}']}}\n")
+    assert CliRunner().invoke(cli, ["lock", "create", str(stack)]).exit_code == 0
+    return stack
+
+
+def invoke(*words: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, standard error (of an error its code) and the document."""
+    done = CliRunner().invoke(cli, [*words, "--json"])
+    if isinstance(done.exception, EnvbuildError):
+        return int(done.exception.exit_code), done.exception.code, {}
+    return done.exit_code, done.stderr, json.loads(done.stdout or "{}")
+
+
+def test_pin_records_index_and_platform_digests_and_check_says_when_a_tag_has_moved(
+    mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = f"{registry_server.host}/team/image:1"
+    body = json.dumps(INDEX).encode()
+    registry_server.manifest(body=body)
+    code, said, data = invoke("image", "pin", str(mine), image, "--insecure")
+    assert code == 0, said
+    row = data["images"][image]
+    assert row["digest"] == hashlib.sha256(body).hexdigest() and row["asked"] == date.today().isoformat()
+    assert row["platforms"] == {"linux/amd64": "a" * 64, "linux/arm/v7": "b" * 64}
+    assert f"FROM {image}@sha256:{row['digest']} AS " in render(
+        recipe_for(Choice(str(mine), given=Given(base=image, python="/usr/bin/python3", glibc="2.36")))
+    )
+    # The tag moves: it is told with both digests, kept, and taken on request.
+    moved = json.dumps({**INDEX, "schemaVersion": 2}).encode()
+    registry_server.manifest(body=moved)
+    new = hashlib.sha256(moved).hexdigest()
+    monkeypatch.setattr(pin_digests, "references_of", lambda *_words: [image])
+    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
+    code, _, data = invoke("lock", "check", str(mine))
+    (found,) = (each for each in data["findings"] if each["subject"] == image)
+    assert (code, found["code"], found["kind"]) == (0, "image-tag-moved", "note")
+    assert row["digest"] in found["says"] and new in found["says"]
+    code, said, data = invoke("image", "pin", str(mine), image, "--insecure")
+    assert "has moved" in said and data["images"][image] == row
+    assert invoke("image", "pin", str(mine), image, "--insecure", "--upgrade")[2]["images"][image]["digest"] == new
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "code", "exit_code"),
+    [
+        (401, {}, b"", "registry-refused", 4),
+        (429, {"Retry-After": "60"}, b"slow down", "registry-busy", 75),
+        (200, {"Content-Type": "text/html"}, b"<html>", "registry-not-a-registry", 4),
+    ],
+)
+def test_a_registry_that_does_not_answer_leaves_what_is_recorded_and_is_no_problem_of_the_lock(
+    mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch,
+    status: int, headers: dict[str, str], body: bytes, code: str, exit_code: int,
+) -> None:  # fmt: skip
+    image = f"{registry_server.host}/team/image:1"
+    witness = ("--digest", f"sha256:{DIGEST}", "--witness", "our mirror's own list")
+    assert invoke("image", "pin", str(mine), image, *witness)[0] == 0
+    before = (mine.parent / "images.toml").read_text()
+    registry_server.manifest(status, headers, body)
+    rc, said, _ = invoke("image", "pin", str(mine), image, "--insecure")
+    assert (rc, said) == (exit_code, code)
+    assert (mine.parent / "images.toml").read_text() == before and "our mirror's own list" in before
+    monkeypatch.setattr(pin_digests, "references_of", lambda *_words: [image])
+    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
+    rc, _, data = invoke("lock", "check", str(mine))
+    assert (rc, data["unchecked"]) == (0, 1)
+    assert [each["code"] for each in data["findings"] if each["subject"] == image] == ["image-tag-unchecked"]
+
+
+def test_a_digest_by_hand_wants_its_image_and_a_witness(mine: Path) -> None:
+    for words in (
+        ["--digest", f"sha256:{DIGEST}"],
+        ["a:1", "--digest", "sha256:12", "--witness", "w"],
+        ["--witness", "w"],
+    ):
+        assert invoke("image", "pin", str(mine), *words)[0] == 2
+    assert not (mine.parent / "images.toml").exists()

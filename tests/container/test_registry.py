@@ -170,17 +170,17 @@ def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path) -> 
     old, new, day = "1" * 64, "2" * 64, date(2026, 11, 21)
     known = {"a:1": AskedDigest(digest=old, asked="2026-01-01")}
 
-    def ask(reference: str) -> str:
+    def ask(reference: str) -> tuple[str, dict[str, str]]:
         if reference == "c:1":
             raise EnvbuildError("image-unknown", "the registry has no c:1")
-        return new
+        return new, {"linux/amd64": "3" * 64}
 
     asked = ask_all(["a:1", "b:1", "c:1"], known, ask=ask, today=day)
     assert asked.digests["a:1"].digest == old and asked.digests["b:1"].digest == new
     assert old in asked.warnings[0] and new in asked.warnings[0]
     assert [error.code for error in asked.errors] == ["image-unknown"]
     renewed = ask_all(["a:1"], known, upgrade=True, ask=ask, today=day)
-    assert renewed.digests["a:1"] == AskedDigest(digest=new, asked="2026-11-21")
+    assert renewed.digests["a:1"] == AskedDigest(digest=new, asked="2026-11-21", platforms={"linux/amd64": "3" * 64})
     write_digests(asked.digests, tmp_path / "images.toml")
     assert read_digests(tmp_path / "images.toml") == asked.digests
     (tmp_path / "images.toml").write_text("[images.a]\ndigest = 'no'\n")

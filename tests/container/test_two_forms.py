@@ -36,9 +36,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
     """Images of this module; the base has pip, as the official images of Python have."""
-    with storage_in(tmp_path_factory.mktemp("forms"), compiler=True) as storage:
+    with storage_in(tmp_path_factory.mktemp("forms"), run_folder, compiler=True) as storage:
         top = tmp_path_factory.mktemp("pip")
         _download(top, "pip")
         file = top / "Dockerfile"
