@@ -92,7 +92,7 @@ def _dockerfile(
     from envbuild.container import plain as plain_form
 
     folder = output or select.committed(recipe.stack)
-    committed = folder.absolute() == select.committed(recipe.stack)
+    committed = checkout.is_committed(folder, recipe.stack)
     row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
     row |= {"form": "plain" if plain else "envbuild", "warnings": list(recipe.warnings), "folder": str(folder)}
     if plain:
@@ -190,12 +190,13 @@ def build(
 @click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
 @click.option("--gpus", is_flag=True, help="Give the container the GPUs of this machine.")
 @click.option("--quick", "--fast", "quick", is_flag=True, help="Read no contents.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit there, too.")
 @_builder
 @common_options
-def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, builder: str | None) -> int:
+def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, junit: Path | None, builder: str | None) -> int:
     """Compare the environment in IMAGE with its stamp, in a container of it."""
     from envbuild.container.builders import find_builder
-    from envbuild.container.verify_image import smoke_image, verify_image
+    from envbuild.container.verify_image import as_junit, smoke_image, verify_image
 
     with_ = find_builder(builder)
     found = verify_image(with_, name, deep=not quick)
@@ -204,6 +205,8 @@ def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, builder: 
         tested = smoke_image(with_, name, gpus=gpus)
         found["smoke"] = {key: tested[key] for key in ("ok", "checks")}
         found["ok"], code = tested["ok"], ExitCode(tested["exit"])
+    if junit is not None:
+        junit.write_text(as_junit(name, found), encoding="utf-8")
     ui.result(found, lambda: _verified(found))
     return code
 
@@ -342,19 +345,26 @@ def pods(
 
 
 @image.command("workflow")
+@click.argument("system", type=click.Choice(["github", "gitlab"]))
 @click.argument("stack")
 @recipe_options
 @click.option(
     "--install", default=".", show_default=True, metavar="WHAT",
     help="What pip installs envbuild from there: a checkout, a wheel or a requirement.",
 )  # fmt: skip
+@click.option("--gpu-runner", metavar="LABEL", help="Test on a runner of this label, with its GPUs, too.")
 @common_options
-def workflow(ui: Ui, /, stack: str, install: str, **flags: Any) -> None:
-    """Print a GitHub workflow that builds, verifies and smoke-tests the image of STACK."""
-    from envbuild.container.ci_workflow import workflow as made
+def workflow(
+    ui: Ui, /, system: str, stack: str, install: str, gpu_runner: str | None, **flags: Any
+) -> None:  # fmt: skip
+    """Print a workflow for GitHub or GitLab that builds the image of STACK with kept layers, verifies and tests it.
+
+    It fails where the lock or a committed Dockerfile is not what the stack gives, and keeps report, SBOM and JUnit.
+    """
+    from envbuild.container import ci_workflow
 
     words = [stack]
     for name, value in flags.items():
         words += [f"--{_FLAGS.get(name, name)}", value] if value is not None else []
-    text = made(_recipe(stack, flags), words, install)
+    text = ci_workflow.workflow(system, _recipe(stack, flags), ci_workflow.Asked(words, install, gpu_runner))
     ui.result({"ok": True, "text": text}, lambda: text, verbatim=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
+from envbuild import resources
 from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run, Stage
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 
@@ -35,6 +37,15 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
     )
     usage = f"In the root of a checkout: `docker build -f {_folder(recipe)}/Dockerfile .` (podman and buildah alike)."
     return replace(recipe, stages=stages, notes=(usage, *recipe.notes))
+
+
+def is_committed(folder: Path, stack: str) -> bool:
+    """Whether `folder` is where a checkout of this project (or what was installed of one) has the files of a stack."""
+    above = folder.absolute().parent
+    there = above.parent / "envbuild" / "node_program.py"
+    return folder.name == stack and (
+        above == resources.containers() or (above.name == "containers" and there.is_file())
+    )
 
 
 def _folder(recipe: ImageRecipe) -> str:

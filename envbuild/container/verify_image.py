@@ -39,6 +39,23 @@ def smoke_image(builder: Builder, image: str, *, gpus: bool) -> dict[str, Any]:
     return {**_ask(builder, image, about, "smoke", args, gpus=gpus), **_named(about, image)}
 
 
+def as_junit(image: str, found: dict[str, Any]) -> str:
+    """What `verify_image` (and, as `smoke`, `smoke_image`) found, as the XML that CI systems show: a case a check."""
+    from xml.etree.ElementTree import Element, SubElement, tostring
+
+    checks = [*found["checks"], *found.get("smoke", {}).get("checks", [])]
+    words = {"failed": "failure", "skipped": "skipped"}
+    count = {each: sum(words.get(check["status"]) == each for check in checks) for each in words.values()}
+    suite = Element(
+        "testsuite", name=image, tests=str(len(checks)), failures=str(count["failure"]), skipped=str(count["skipped"])
+    )
+    for check in checks:
+        case = SubElement(suite, "testcase", classname=found["stack"], name=check["name"])
+        if check["status"] in words:
+            SubElement(case, words[check["status"]], message=check["says"])
+    return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
 def _named(about: dict[str, str], image: str) -> dict[str, str]:
     return {"image": image, "id": about["id"], "stack": about["stack"], "profile": about["profile"]}
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.conda_formats import conda_lock, explicit
+from envbuild.export.cyclonedx import cyclonedx
 from envbuild.export.steps import requirement
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 
-FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock")
+FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def export_lock(
     places = places or Places()
     if format == "requirements":
         return _requirements(lock, variant)
+    if format == "cyclonedx":
+        return cyclonedx(lock, variant)
     if format == "conda-explicit":
         return explicit(variant, _header(lock, variant), places.channels)
     where = _in_wheelhouse(variant, wheelhouse) if wheelhouse else _from_index(variant, places)

@@ -39,7 +39,7 @@ GOOD = [
     "image dockerfile --check",
     "image apptainer torch-smoke",
     "image pods megatronapp --image example.org/x:1",
-    "image workflow torch-smoke",
+    "image workflow github torch-smoke",
     "run list",
     "run prune",
     "config show",

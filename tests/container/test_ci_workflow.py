@@ -1,32 +1,50 @@
-"""The workflow for GitHub: YAML that calls what is there, with what was chosen."""
+"""The workflows for GitHub and GitLab: YAML that calls what is there, with what was chosen."""
 
 from __future__ import annotations
 
+import re
 import shlex
+import xml.etree.ElementTree as ET
+from typing import Any
 
 import click
+import pytest
 import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.verbs import cli
+from envbuild.container.verify_image import as_junit
+
+CHOSEN = ["--profile", "exact", "--fetch-image", "localhost/a b", "--glibc", "2.36"]
 
 
-def test_it_calls_verbs_with_options_that_exist() -> None:
-    chosen = ["--profile", "exact", "--fetch-image", "localhost/a b", "--glibc", "2.36"]
-    done = CliRunner().invoke(cli, ["image", "workflow", "torch-smoke", *chosen, "--install", "./my wheel.whl"])
-    data = yaml.safe_load(done.output)
-    job = data["jobs"]["image"]
-    assert job["env"]["IMAGE"] == "localhost/envbuild/torch-smoke:exact-2115e766577b"
-    runs = [step["run"] for step in job["steps"] if "run" in step]
-    assert "python -m pip install './my wheel.whl'\n" in runs[0]
-    calls = [
-        shlex.split(line.partition("envbuild ")[2].partition(" >")[0])
-        for text in runs[1:]
-        for line in text.splitlines()
-    ]
-    assert [call[1] for call in calls] == ["dockerfile", "build", "verify"]
-    assert calls[1][2:-2] == ["torch-smoke", *chosen]
-    for call in calls:
+def made(system: str, *words: str) -> str:
+    return CliRunner().invoke(cli, ["image", "workflow", system, "torch-smoke", *words]).output
+
+
+def lines(system: str, text: str) -> list[str]:
+    """The commands that a runner is told."""
+    (job,) = (yaml.safe_load(text)["jobs"] if system == "github" else yaml.safe_load(text)).values()
+    if system == "gitlab":
+        return [*job["before_script"], *job["script"]]
+    return [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+
+
+@pytest.mark.parametrize("system", ["github", "gitlab"])
+def test_it_calls_verbs_with_options_that_exist_and_fails_on_drift(system: str) -> None:
+    text = made(system, *CHOSEN, "--install", "./my wheel.whl", "--gpu-runner", "h200")
+    told = lines(system, text)
+    assert "python -m pip install './my wheel.whl'" in told
+    calls = re.findall(
+        r"(?:^|then )envbuild ((?:lock|image) [^;>$\n]*)", "\n".join(told).replace('"$IMAGE"', "IMAGE"), re.M
+    )
+    words = [shlex.split(call) for call in calls]
+    assert sorted({tuple(each[:2]) for each in words}) == [
+        ("image", "dockerfile"), ("image", "verify"), ("lock", "check"), ("lock", "export"),
+    ]  # fmt: skip
+    compared = [each for each in words if "--check" in each]
+    assert compared == [["image", "dockerfile", "torch-smoke", *CHOSEN, "-o", "containers/torch-smoke", "--check"]]
+    for call in words:
         command: click.Command | None = cli
         context = click.Context(cli)
         for word in call[:2]:
@@ -34,3 +52,31 @@ def test_it_calls_verbs_with_options_that_exist() -> None:
             command = command.get_command(context, word)
         assert command is not None
         command.make_parser(context).parse_args(call[2:])  # raises where an option is unknown
+
+
+def test_the_job_with_gpus_is_there_only_with_a_runner_for_it() -> None:
+    def rows(system: str, *words: str) -> list[Any]:
+        text = yaml.safe_load(made(system, *words))
+        job = text["jobs"]["image"]["strategy"] if system == "github" else next(iter(text.values()))["parallel"]
+        return list(job["matrix"]["include"] if system == "github" else job["matrix"])
+
+    for system in ("github", "gitlab"):
+        assert len(rows(system)) == 1
+        _, gpu = rows(system, "--gpu-runner", "h200")
+        assert "h200" in gpu.values() and "--gpus" in gpu.values()
+
+
+def test_junit_has_a_case_for_each_check_with_what_it_says() -> None:
+    checks = [
+        {"name": "stamp", "status": "passed", "says": "it is there"},
+        {"name": "files", "status": "failed", "says": 'a.py is "changed" <& gone>'},
+    ]
+    smoke = {"checks": [{"name": "smoke/machine/gemm", "status": "skipped", "says": "no GPU"}]}
+    suite = ET.fromstring(as_junit("team/image:1", {"stack": "s", "checks": checks, "smoke": smoke}))
+    assert suite.attrib == {"name": "team/image:1", "tests": "3", "failures": "1", "skipped": "1"}
+    told = [(case.get("name"), [(each.tag, each.get("message")) for each in case]) for case in suite]
+    assert told == [
+        ("stamp", []),
+        ("files", [("failure", 'a.py is "changed" <& gone>')]),
+        ("smoke/machine/gemm", [("skipped", "no GPU")]),
+    ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
+from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
+from envbuild.lock.files import read_lock
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
@@ -168,3 +171,23 @@ def test_sources_that_an_export_cannot_carry_are_said_in_it() -> None:
     text = export_lock(lock(variant(packages=(package("six"),), sources=(source,))), None, "requirements")
     assert f"# not in this file: source a https://example.org/a at {'1' * 40}" in text
     assert "six==1.0 \\\n    --hash=sha256:" in text
+
+
+def test_a_bill_of_materials_names_every_package_with_its_hash_and_every_source_with_its_commit() -> None:
+    shipped = read_lock(resources.lockfiles() / "opt-175b.exact.lock.toml")
+    (locked,) = [each for each in shipped.variants if each.id == "cp39-linux_x86_64-cu113-standalone"]
+    document = json.loads(export_lock(shipped, locked.id, "cyclonedx"))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    found = {part["name"]: part for part in document["components"]}
+    for locked_package in locked.packages:
+        part = found[locked_package.name]
+        assert part["purl"].startswith(f"pkg:pypi/{locked_package.name}@") and part["version"] == locked_package.version
+        if len(locked_package.files) == 1:
+            assert part["hashes"] == [{"alg": "SHA-256", "content": locked_package.files[0].sha256}]
+    for source in locked.sources:
+        assert found[source.name]["version"] == source.commit
+        assert [
+            each["resolves"][0]["name"] for each in found[source.name].get("pedigree", {}).get("patches", [])
+        ] == list(source.patches)
+    refs = [part["bom-ref"] for part in document["components"]]
+    assert len(set(refs)) == len(refs) and document["dependencies"][0]["dependsOn"] == refs
