@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from datetime import UTC, datetime
 from typing import Any
 
 from envbuild.container.build import node_command
@@ -40,20 +41,15 @@ def smoke_image(builder: Builder, image: str, *, gpus: bool) -> dict[str, Any]:
 
 
 def as_junit(image: str, found: dict[str, Any]) -> str:
-    """What `verify_image` (and, as `smoke`, `smoke_image`) found, as the XML that CI systems show: a case a check."""
-    from xml.etree.ElementTree import Element, SubElement, tostring
+    """What `verify_image` (and, as `smoke`, `smoke_image`) found, as the XML that CI systems show."""
+    from xml.etree import ElementTree
 
-    checks = [*found["checks"], *found.get("smoke", {}).get("checks", [])]
-    words = {"failed": "failure", "skipped": "skipped"}
-    count = {each: sum(words.get(check["status"]) == each for check in checks) for each in words.values()}
-    suite = Element(
-        "testsuite", name=image, tests=str(len(checks)), failures=str(count["failure"]), skipped=str(count["skipped"])
-    )
-    for check in checks:
-        case = SubElement(suite, "testcase", classname=found["stack"], name=check["name"])
-        if check["status"] in words:
-            SubElement(case, words[check["status"]], message=check["says"])
-    return tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    from envbuild.model.evidence import Check
+    from envbuild.report.formats.junit import suite
+
+    checks = [Check.from_plain(each) for each in (*found["checks"], *found.get("smoke", {}).get("checks", []))]
+    started = datetime.now(UTC).isoformat()
+    return ElementTree.tostring(suite(found["stack"], image, checks, started), encoding="unicode") + "\n"
 
 
 def _named(about: dict[str, str], image: str) -> dict[str, str]:

@@ -1,51 +1,40 @@
-"""A variant as a bill of materials (CycloneDX 1.5, JSON): its packages by hash, its sources by commit.
-
-Nothing in it says when it was made, so one variant gives one file.
-"""
+"""The bill of materials of a variant as it is locked: packages by hash, sources by commit."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
+from envbuild import __version__
+from envbuild.model.evidence import PackageFile
+from envbuild.model.lock import Lock, Variant
+from envbuild.report.formats import cyclonedx as bom
+
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
 
 
 def cyclonedx(lock: Lock, variant: Variant) -> str:
-    """The document; a package that may be one of several files has no hash there."""
-    parts = [*map(_package, variant.packages), *map(_source, variant.sources)]
-    for each in variant.conda.packages if variant.conda else ():
-        purl = (
-            f"pkg:conda/{each.name}@{quote(each.version)}?subdir={each.subdir}&channel={quote(each.channel, safe='')}"
-        )
-        parts.append(_component(each.name, each.version, purl, [each.sha256]))
-    top = {"type": "application", "name": lock.stack, "version": variant.digest, "bom-ref": variant.id}
-    document = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "metadata": {"component": top, "tools": {"components": [{"type": "application", "name": "envbuild"}]}},
-        "components": parts,
-        "dependencies": [{"ref": variant.id, "dependsOn": [part["bom-ref"] for part in parts]}],
-    }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    """The document; a package that may be one of several files has no hash. Nothing in it says when it was made."""
+    day = datetime.fromtimestamp(0, UTC)
+    return bom.document((lock.stack, lock.profile), __version__, variant.digest, day, _components(variant))
 
 
-def _package(package: LockedPackage) -> dict[str, Any]:
-    purl = f"pkg:pypi/{package.name}@{quote(package.version)}"
-    return _component(package.name, package.version, purl, [file.sha256 for file in package.files])
-
-
-def _source(source: LockedSource) -> dict[str, Any]:
-    where = quote(f"git+{source.git}@{source.commit}", safe="")
-    found = _component(source.name, source.commit, f"pkg:generic/{source.name}@{source.commit}?vcs_url={where}", [])
-    patches = [{"type": "unofficial", "resolves": [{"type": "defect", "name": name}]} for name in source.patches]
-    return found | ({"pedigree": {"patches": patches}} if patches else {})
-
-
-def _component(name: str, version: str, purl: str, hashes: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
-    if len(hashes) == 1:
-        found["hashes"] = [{"alg": "SHA-256", "content": hashes[0]}]
-    return found
+def _components(variant: Variant) -> Iterator[Component]:
+    for each in variant.packages:
+        file = each.files[0] if len(each.files) == 1 else None
+        row = None
+        if file is not None:
+            row = PackageFile(
+                name=each.name, version=each.version, file=file.file, sha256=file.sha256, index=each.index
+            )
+        yield bom.package(each.name, each.version, row, same=True)
+    for package in variant.conda.packages if variant.conda else ():
+        row = PackageFile(
+            name=package.name, version=package.version, file=package.file, sha256=package.sha256,
+            index=package.channel, kind="conda", subdir=package.subdir,
+        )  # fmt: skip
+        yield bom.package(package.name, package.version, row, same=True)
+    for source in variant.sources:
+        yield bom.source(source.name, source.git, source.commit, source.tree)

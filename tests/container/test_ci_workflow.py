@@ -73,7 +73,7 @@ def test_junit_has_a_case_for_each_check_with_what_it_says() -> None:
     ]
     smoke = {"checks": [{"name": "smoke/machine/gemm", "status": "skipped", "says": "no GPU"}]}
     suite = ET.fromstring(as_junit("team/image:1", {"stack": "s", "checks": checks, "smoke": smoke}))
-    assert suite.attrib == {"name": "team/image:1", "tests": "3", "failures": "1", "skipped": "1"}
+    assert [suite.get(key) for key in ("name", "tests", "failures", "skipped")] == ["team/image:1", "3", "1", "1"]
     told = [(case.get("name"), [(each.tag, each.get("message")) for each in case]) for case in suite]
     assert told == [
         ("stamp", []),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -20,19 +20,23 @@ _SPACE = uuid.UUID("6f1c9a0b-72d4-4e5e-8b2e-44d0aa170c0c")
 
 def render_cyclonedx(evidence: Evidence) -> str:
     """JSON with a last newline; serial number and time are the run's, so the same run gives the same bytes."""
+    safe = harmless(evidence)
+    of = f"{safe.run} {safe.lock_digest}"
+    return document((safe.stack, safe.profile), safe.envbuild, of, _moment(safe.finished), _components(safe))
+
+
+def document(stack: tuple[str, str], version: str, of: str, when: datetime, components: Iterable[Component]) -> str:
+    """The text for a stack (name, profile), made by envbuild `version`; `of` and `version` decide its serial number."""
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output.json import JsonV1Dot6
 
-    safe = harmless(evidence)
-    made = f"envbuild {safe.envbuild}"
-    top = Component(name=safe.stack, version=safe.profile, type=ComponentType.APPLICATION, bom_ref="stack")
-    tool = Component(name="envbuild", version=safe.envbuild, type=ComponentType.APPLICATION, bom_ref="envbuild")
-    when = _moment(safe.finished)
-    bom = Bom(serial_number=uuid.uuid5(_SPACE, f"{made} {safe.run} {safe.lock_digest}"), version=1)
+    top = Component(name=stack[0], version=stack[1], type=ComponentType.APPLICATION, bom_ref="stack")
+    tool = Component(name="envbuild", version=version, type=ComponentType.APPLICATION, bom_ref="envbuild")
+    bom = Bom(serial_number=uuid.uuid5(_SPACE, f"envbuild {version} {of}"), version=1)
     bom.metadata = BomMetaData(component=top, timestamp=when)
     bom.metadata.tools.components.add(tool)
-    parts = {str(each.bom_ref.value): each for each in _components(safe)}
+    parts = {str(each.bom_ref.value): each for each in components}
     bom.components.update(parts.values())
     bom.register_dependency(top, parts.values())
     return json.dumps(json.loads(JsonV1Dot6(bom).output_as_string()), indent=1, sort_keys=True) + "\n"
@@ -50,13 +54,14 @@ def _components(evidence: Evidence) -> Iterator[Component]:
     locked = {(row.name, row.sha256): row for variant in evidence.variants for row in variant.packages}
     for pin in pins(evidence):
         if pin.observed:
-            yield _package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
+            yield package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
     for node in evidence.nodes:
-        for source in node.sources:
-            yield _source(*(str(source.get(key) or "") for key in ("name", "git", "commit", "tree")))
+        for row in node.sources:
+            yield source(*(str(row.get(key) or "") for key in ("name", "git", "commit", "tree")))
 
 
-def _package(name: str, version: str, row: PackageFile | None, *, same: bool | None) -> Component:
+def package(name: str, version: str, row: PackageFile | None, *, same: bool | None) -> Component:
+    """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it)."""
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
@@ -73,7 +78,8 @@ def _package(name: str, version: str, row: PackageFile | None, *, same: bool | N
     )  # fmt: skip
 
 
-def _source(name: str, git: str, commit: str, tree: str) -> Component:
+def source(name: str, git: str, commit: str, tree: str) -> Component:
+    """A source by its commit and tree."""
     from cyclonedx.model import Property
     from cyclonedx.model.component import Component, ComponentType
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -22,28 +23,32 @@ def render_junit(evidence: Evidence) -> str:
 
 
 def _suite(evidence: Evidence, node: NodeEvidence) -> ElementTree.Element:
-    cases = [_case(evidence, check) for check in node.checks]
-    failed = sum(check.status == "failed" for check in node.checks)
-    lost = node.status not in GOOD and not failed
-    if lost:
-        case = ElementTree.Element("testcase", name="node", classname=evidence.stack, time="0.000")
+    failed = any(check.status == "failed" for check in node.checks)
+    made = suite(evidence.stack, node.node, node.checks, evidence.started)
+    if node.status not in GOOD and not failed:
+        case = ElementTree.SubElement(made, "testcase", name="node", classname=evidence.stack, time="0.000")
         ElementTree.SubElement(
             case, "error", message=reason(node), type=str((node.error or {}).get("code", node.status))
         )
-        cases.append(case)
-    suite = ElementTree.Element(
-        "testsuite", name=node.node, hostname=node.node, timestamp=evidence.started[:19], tests=str(len(cases)),
-        failures=str(failed), errors=str(int(lost)),
-        skipped=str(sum(check.status in ("skipped", "not-run") for check in node.checks)),
-        time=f"{sum(check.seconds or 0.0 for check in node.checks):.3f}",
+        made.attrib |= {"tests": str(len(made)), "errors": "1"}
+    return made
+
+
+def suite(stack: str, name: str, checks: Sequence[Check], started: str) -> ElementTree.Element:
+    """The checks of one node, or of one image."""
+    made = ElementTree.Element(
+        "testsuite", name=name, hostname=name, timestamp=started[:19], tests=str(len(checks)),
+        failures=str(sum(check.status == "failed" for check in checks)), errors="0",
+        skipped=str(sum(check.status in ("skipped", "not-run") for check in checks)),
+        time=f"{sum(check.seconds or 0.0 for check in checks):.3f}",
     )  # fmt: skip
-    suite.extend(cases)
-    return suite
+    made.extend(_case(stack, check) for check in checks)
+    return made
 
 
-def _case(evidence: Evidence, check: Check) -> ElementTree.Element:
+def _case(stack: str, check: Check) -> ElementTree.Element:
     seconds = f"{check.seconds or 0.0:.3f}"
-    case = ElementTree.Element("testcase", name=check.name, classname=evidence.stack, time=seconds)
+    case = ElementTree.Element("testcase", name=check.name, classname=stack, time=seconds)
     if check.status == "failed":
         failed = ElementTree.SubElement(case, "failure", message=check.says, type="check-failed")
         failed.text = "\n".join([*failures(check), output(check)]).strip() or None
