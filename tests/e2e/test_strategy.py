@@ -78,9 +78,9 @@ def test_the_table_of_the_trials_and_the_command_of_the_best_are_printed(built: 
 
 
 def test_the_budget_ends_the_search_and_says_so(built: World) -> None:
-    done = built.run("strategy", *ARGS, "--budget", "5s", "--json", env={"CASE": "slow"})
+    done = built.run("strategy", *ARGS, "--budget", "8s", "--json", env={"CASE": "slow"})
     says = {check["name"]: check for check in done.node["checks"]}["strategy"]["says"]
-    assert (done.rc, says.endswith("the budget of 5 s is used up")) == (0, True), says
+    assert (done.rc, says.endswith("the budget of 8 s is used up")) == (0, True), says
 
 
 def test_a_trial_that_the_budget_cuts_off_is_no_failure_of_the_case(built: World) -> None:
