@@ -67,18 +67,33 @@ def script(root, name, lines, flags):
         os.unlink(file)
 
 
+def layers(path, top):
+    # Each is unpacked once: its name is its digest.
+    found = []
+    with tarfile.open(path) as archive:
+        (entry,) = json.load(archive.extractfile("manifest.json"))
+        for name in entry["Layers"]:
+            found.append(TOP + "/layer-" + os.path.basename(name))
+            if not os.path.exists(found[-1]):
+                half = tempfile.mkdtemp(dir=TOP)
+                os.chmod(half, 0o755)
+                archive.extract(name, top)
+                subprocess.run(["tar", "-xf", os.path.join(top, name), "-C", half], check=True)
+                os.unlink(os.path.join(top, name))
+                os.rename(half, found[-1])
+    return found
+
+
 def make(stage, trees, top):
     header = stage["header"]
     if header["bootstrap"] != "docker-archive":
         sys.exit("FATAL:   no way to a registry: " + header["from"])
-    root = tempfile.mkdtemp(dir=top)
-    trees[header["stage"]] = root
-    with tarfile.open(header["from"]) as archive:
-        (entry,) = json.load(archive.extractfile("manifest.json"))
-        for name in entry["Layers"]:
-            archive.extract(name, top)
-            subprocess.run(["tar", "-xf", os.path.join(top, name), "-C", root], check=True)
-            os.unlink(os.path.join(top, name))
+    root = trees[header["stage"]] = tempfile.mkdtemp(dir=top)
+    upper, work = tempfile.mkdtemp(dir=top), tempfile.mkdtemp(dir=top)
+    os.chmod(upper, 0o755)  # that of the tree
+    over = "upperdir=%s,workdir=%s" % (upper, work)
+    below = ":".join(reversed(layers(header["from"], top)))
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", "lowerdir=%s,%s" % (below, over), root], check=True)
     for other in (True, False):
         for words, lines in stage["sections"]:
             if words[0] == "%files" and (len(words) > 1) == other:
@@ -94,10 +109,7 @@ def make(stage, trees, top):
     return root, found
 
 
-with open(definition) as file:
-    stages = parse(file.read())
-with tempfile.TemporaryDirectory(dir=os.environ["APPTAINER_TMPDIR"]) as top:
-    trees = {{}}
+def build(stages, trees, top):
     for stage in stages:
         root, found = make(stage, trees, top)
     os.makedirs(root + "/.singularity.d", exist_ok=True)
@@ -116,6 +128,17 @@ with tempfile.TemporaryDirectory(dir=os.environ["APPTAINER_TMPDIR"]) as top:
             json.dump(data, out)
     names = ["manifest.json", "config.json", "layer.tar"]
     subprocess.run(["tar", "-cf", path, "-C", top, *names], check=True)
+
+
+with open(definition) as file:
+    stages = parse(file.read())
+with tempfile.TemporaryDirectory(dir=os.environ["APPTAINER_TMPDIR"]) as top:
+    trees = {{}}
+    try:
+        build(stages, trees, top)
+    finally:
+        for root in trees.values():
+            subprocess.run(["umount", "-l", root])
 """
 
 

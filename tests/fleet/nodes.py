@@ -346,8 +346,9 @@ def copy_python(prefix: Path, version: str, to: Path) -> None:
     (to / "bin").mkdir(parents=True, exist_ok=True)
     shutil.copy2((prefix / "bin" / version).resolve(), to / "bin" / version)
     leave = shutil.ignore_patterns(
-        "test", "tests", "__pycache__", "idlelib", "site-packages", "config-3*", "lib2to3", "*.a"
-    )
+        "test", "tests", "__pycache__", "idlelib", "site-packages", "config-3*", "lib2to3", "*.a",
+        "ensurepip", "pydoc_data", "tkinter", "turtledemo", "_tkinter.*",
+    )  # fmt: skip
     shutil.copytree(prefix / "lib" / version, to / "lib" / version, symlinks=True, ignore=leave, dirs_exist_ok=True)
     (to / "lib" / version / "site-packages").mkdir(exist_ok=True)
     for library in (prefix / "lib").glob("libpython3*.so*"):

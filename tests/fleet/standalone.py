@@ -32,8 +32,11 @@ def make_standalone_python(folder: Path) -> Path:
     programs = {tree / "bin" / version: "$ORIGIN/../lib"}
     programs |= {path: "$ORIGIN" for path in lib.glob("*.so*") if not path.is_symlink()}
     programs |= dict.fromkeys(lib.glob("python3*/lib-dynload/*.so"), "$ORIGIN/../..")
+    strip = shutil.which("strip")
     for path, where in programs.items():
         path.chmod(0o755)
+        if strip:
+            subprocess.run([strip, "--strip-unneeded", str(path)], check=True)
         subprocess.run([patchelf, "--set-rpath", where, str(path)], check=True)
     tarball = folder / "python.tar.gz"
     with tarfile.open(tarball, "w:gz", compresslevel=1) as archive:

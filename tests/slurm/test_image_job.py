@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LONG = 500.0
 
 APPTAINER = """#!/usr/bin/python3
-import fcntl, hashlib, json, os, shutil, sys, tarfile
+import fcntl, hashlib, json, os, shutil, subprocess, sys, tarfile
 
 TOP = "{top}"
 with open(TOP + "/log", "a") as log:
@@ -50,10 +50,8 @@ elif sys.argv[1] == "exec":
         if not os.path.exists(root):
             os.mkdir(root + ".half")
             for name in entry["Layers"]:
-                with tarfile.open(fileobj=archive.extractfile(name)) as layer:
-                    for member in layer:
-                        if not os.path.basename(member.name).startswith(".wh."):
-                            layer.extract(member, root + ".half")
+                code = 'tar -xOf "$0" "$1" | tar -x -C "$2" --exclude=".wh.*"'
+                subprocess.run(["sh", "-c", code, sys.argv[at], name, root + ".half"], check=True)
             os.rename(root + ".half", root)
     code = 'mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
     words = ["unshare", "--mount", "/bin/sh", "-c", code, root, "/usr/bin/env", "-i", *config.get("Env", [])]
