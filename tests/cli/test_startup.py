@@ -58,3 +58,8 @@ def test_plans_and_decisions_from_recorded_facts_import_nothing_that_asks_nodes_
 @pytest.mark.parametrize("line", ["--version", "-V"])
 def test_the_version_does_not_even_need_click(world: World, line: str) -> None:
     assert imported(world, ("click", *HEAVY, *LIBRARIES), line) == {line: [0, []]}
+
+
+@pytest.mark.parametrize("line", ["--version", "env list --json", "plan --stack ./nothing.yaml", "prob", "stack list"])
+def test_a_process_that_was_forked_says_and_ends_as_an_interpreter_of_its_own(world: World, line: str) -> None:
+    assert world.run(*line.split()) == world.run(*line.split(), fresh=True)
