@@ -19,7 +19,10 @@ _PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
 
 
 def build_pyz(package: Path) -> bytes:
-    """Zipapp of the node package in folder `package`, importable as `envbuild.node`; only its `.py` files."""
+    """Zipapp of the node package in folder `package`, importable as `envbuild.node`; only its `.py` files.
+
+    Not compressed: the same bytes whatever zlib is there, and made in an instant; what sends it compresses it.
+    """
     contents = {"__main__.py": _MAIN, "envbuild/__init__.py": _PACKAGE}
     for path in package.rglob("*.py"):
         contents[f"envbuild/node/{path.relative_to(package).as_posix()}"] = path.read_text(encoding="utf-8")
@@ -27,10 +30,9 @@ def build_pyz(package: Path) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, contents[name].encode(), compresslevel=6)
+            archive.writestr(entry, contents[name].encode())
     return buffer.getvalue()
 
 

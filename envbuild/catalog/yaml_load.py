@@ -145,7 +145,9 @@ class _Composer(Composer, _Events, BaseResolver):
         Composer.__init__(self)
         BaseResolver.__init__(self)
         self.file_name = name
-        self.depth = self.nodes = self.aliases = 0
+        # `nodes` as if every alias were written out; `deepest`: the lowest level that was reached so far.
+        self.depth = self.nodes = self.aliases = self.deepest = 0
+        self.anchored: dict[str, tuple[int, int] | None] = {}  # values and levels of each; None while it is read
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         event = self.peek_event()
@@ -156,18 +158,41 @@ class _Composer(Composer, _Events, BaseResolver):
         if self.nodes > MAX_NODES:
             problem = f"more than {MAX_NODES} values"
             raise _at("manifest-too-large", self.file_name, event.start_mark, problem)
+        if self.depth >= self.deepest:
+            self.deepest = self.depth + 1
         if type(event) is yaml.ScalarEvent and event.anchor is None:
             # Most values; `super` would ask of each whether it is anything else.
             return self.compose_scalar_node(None)  # type: ignore[arg-type]
         if isinstance(event, yaml.AliasEvent):
-            self.aliases += 1
-        if self.aliases > MAX_ALIASES:
-            problem = f"more than {MAX_ALIASES} aliases"
-            raise _at("manifest-alias", self.file_name, event.start_mark, problem)
+            self._expand(event)
+            return super().compose_node(parent, index)
+        before, deepest = self.nodes - 1, self.deepest
+        if event.anchor is not None:
+            self.anchored.setdefault(event.anchor, None)  # a second one of that name is an error of `super`
+            self.deepest = self.depth + 1
         self.depth += 1
         node: Node | None = super().compose_node(parent, index)
         self.depth -= 1
+        if event.anchor is not None:
+            self.anchored[event.anchor] = self.nodes - before, self.deepest - self.depth
+            self.deepest = max(self.deepest, deepest)
         return node
+
+    def _expand(self, event: yaml.AliasEvent) -> None:
+        """Count what an alias stands for; refuse one that contains itself, and too many or too much of them."""
+        values, levels = self.anchored.get(event.anchor, (0, 0)) or (0, 0)
+        self.aliases += 1
+        self.nodes += max(values - 1, 0)
+        problem = ""
+        if self.aliases > MAX_ALIASES:
+            problem = f"more than {MAX_ALIASES} aliases"
+        elif self.anchored.get(event.anchor, ()) is None:
+            problem = "an alias contains itself"
+        elif self.nodes > MAX_NODES or self.depth + levels > MAX_DEPTH:
+            problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"
+        if problem:
+            raise _at("manifest-alias", self.file_name, event.start_mark, problem)
+        self.deepest = max(self.deepest, self.depth + levels)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """Tag of an untagged node; plain scalars get the empty tag and are read in `_scalar`."""
@@ -188,8 +213,6 @@ def _composed(text: str, name: str) -> Node | None:
         mark = composer.get_mark() if composer else None
         code = "manifest-encoding" if isinstance(error, (ValueError, OverflowError)) else "manifest-invalid"
         raise _at(code, name, mark, f"not valid YAML: {_one_line(error)}") from None
-    if node is not None and composer.aliases:  # without them every value was counted when it was read
-        _check_expansion(node, name)
     return node
 
 
@@ -210,36 +233,6 @@ def _syntax_error(text: str, name: str, error: yaml.MarkedYAMLError) -> Envbuild
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _check_expansion(root: Node, name: str) -> None:
-    """Refuse aliases that contain themselves or that expand to more than `MAX_NODES` values or `MAX_DEPTH` levels."""
-    sizes: dict[int, tuple[int, int]] = {}
-    open_nodes: set[int] = set()
-
-    def measure(node: Node) -> tuple[int, int]:
-        known = sizes.get(id(node))
-        if known is not None:
-            return known
-        if id(node) in open_nodes:
-            raise _at("manifest-alias", name, node.start_mark, "an alias contains itself")
-        open_nodes.add(id(node))
-        measured = [measure(child) for child in _children(node)]
-        total, depth = 1 + sum(m[0] for m in measured), 1 + max((m[1] for m in measured), default=0)
-        if total > MAX_NODES or depth > MAX_DEPTH:
-            problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"
-            raise _at("manifest-alias", name, node.start_mark, problem)
-        open_nodes.discard(id(node))
-        sizes[id(node)] = (total, depth)
-        return sizes[id(node)]
-
-    measure(root)
-
-
-def _children(node: Node) -> list[Node]:
-    if isinstance(node, MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, SequenceNode) else []
 
 
 def _child(node: Node | None, step: str | int) -> tuple[yaml.Mark, Node] | None:

@@ -10,7 +10,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.conda_part import provides, spec_name, specs
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
@@ -152,6 +151,8 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
     locked, spec = variant.conda, profile.conda
     if locked is None or spec is None:
         return []
+    from envbuild.lock.conda_part import provides, spec_name, specs
+
     pairs = {"provides": (provides(spec), locked.provides), "link_scripts": (spec.link_scripts, locked.link_scripts)}
     findings = [
         differs(f"conda.{field}", f"{variant.id}: {there} in the stack, {here} in the lock")

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import canonical_json
@@ -45,7 +46,7 @@ def read_lock(path: Path) -> Lock:
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
     try:
-        data = tomllib.loads(text)
+        data = tomli.loads(text)  # tomllib, compiled: a lock has up to 3,000 lines
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
         raise EnvbuildError(
             "lock-syntax", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"

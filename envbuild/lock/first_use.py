@@ -12,9 +12,10 @@ import contextlib
 import fcntl
 import os
 import tempfile
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+import tomli
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.first_use import FirstUse, fill_package
@@ -49,7 +50,7 @@ def read_first_uses(path: Path | None = None) -> dict[str, FirstUse]:
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
     try:
-        data = tomllib.loads(raw.decode("utf-8"))
+        data = tomli.loads(raw.decode("utf-8"))
         uses = [FirstUse.from_plain(row) for row in data.get("file", [])]
     except (TypeError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:500]) from error

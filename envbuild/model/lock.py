@@ -143,7 +143,7 @@ class LockedInterpreter(StrictModel):
         return self
 
 
-class Variant(StrictModel):
+class Variant(StrictModel, defer_build=False):  # used whole and as a part: built once for both
     """One buildable environment. `id` is its readable label, `digest` its identity (see `compute_digest`).
 
     `provided` is what the base provides (name to version); empty in a shipped lock whose base is not known yet, and

@@ -229,7 +229,7 @@ class SystemPackage(StrictModel):
     why: Text
 
 
-class Profile(StrictModel):
+class Profile(StrictModel, defer_build=False):  # used whole and as a part: built once for both
     """How true to the document: everything that a lock is made from."""
 
     python: Annotated[tuple[PythonVersion, ...], Field(min_length=1)]

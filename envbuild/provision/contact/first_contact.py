@@ -15,10 +15,11 @@ import secrets
 import shlex
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ _LONG = ("smoke", "meet", "container")
 _PLACEHOLDER = re.compile(r"@([A-Z]+)@")
 # Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
 _LOADER = """
-import io, os, sys, binascii
+import io, os, sys, binascii, zlib
 pyz, request = sys.stdin.buffer.read().split()
 path = None
 for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp", os.path.expanduser("~")):
@@ -50,7 +51,7 @@ for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp",
         handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         path = name
         with open(handle, "wb") as file:
-            file.write(binascii.a2b_base64(pyz))
+            file.write(zlib.decompress(binascii.a2b_base64(pyz)))
         break
     except OSError as error:
         sys.stderr.write("%s: %s\\n" % (folder, error))
@@ -136,6 +137,11 @@ def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-"
     return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 
+@cache
+def _packed(pyz: bytes) -> str:
+    return base64.b64encode(zlib.compress(pyz, 3)).decode()
+
+
 def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = "", *, follow: bool = False) -> str:
     """The sh text for one node. `nonce` is hexadecimal; `request` as in the node protocol.
 
@@ -152,7 +158,7 @@ def build_script(request: dict[str, Any], pyz: bytes, nonce: str, shared: str = 
         "END": _marker("end", nonce),
         "PREFIX": shlex.quote(str(request["prefix"])),
         "SHARED": shlex.quote(shared),
-        "PYZ": base64.b64encode(pyz).decode(),
+        "PYZ": _packed(pyz),
         "REQUEST": base64.b64encode(json.dumps(request, allow_nan=False).encode()).decode(),
         "LOADER": _LOADER,
         "VERB": verb,
@@ -256,7 +262,7 @@ def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:
         with suppress(EnvbuildError):
             ssh.log_in(node, connection, ahead=True)
 
-    threading.Thread(target=node_pyz, daemon=True).start()
+    threading.Thread(target=lambda: _packed(node_pyz()), daemon=True).start()
     for node in dict.fromkeys(nodes[:WORKERS]):
         threading.Thread(target=one, args=(node,), daemon=True).start()
 
@@ -315,7 +321,7 @@ def contact(
         threading.Thread(target=_import, args=(tuple(meanwhile),), daemon=True).start()
     if len(wanted) == 1:
         return {wanted[0]: one(wanted[0])}
-    node_pyz()
+    _packed(node_pyz())
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in wanted])
     return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}

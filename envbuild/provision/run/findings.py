@@ -14,9 +14,9 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import ContactResult
 
 if TYPE_CHECKING:
+    from envbuild.provision.contact.first_contact import ContactResult
     from envbuild.resolve.reachability import Supply
 
 
@@ -95,9 +95,9 @@ class Prepared:
 
     @property
     def channels(self) -> dict[str, tuple[str, ...]]:
-        """Where the conda channels of the profile lie; empty where the lock needs none."""
+        """Where the conda channels of the profile lie; empty where nothing in the lock comes from one."""
         spec = self.stack.profiles[self.profile].conda
-        if spec is None or all(variant.conda is None for variant in self.lock.variants):
+        if spec is None or not any(variant.conda and variant.conda.packages for variant in self.lock.variants):
             return {}
         from envbuild.conda.channels import addresses
 

@@ -7,7 +7,6 @@ be chosen is it asked again, with the questions that cost time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +65,8 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool =
 
 
 def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
     args = probe_args(prepared)
     with ThreadPoolExecutor(1) as pool:
         # Reading the rules takes about as long as the nodes take to answer.

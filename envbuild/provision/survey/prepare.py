@@ -13,7 +13,6 @@ from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
 from envbuild.model.target import HostSource
-from envbuild.provision.contact.first_contact import log_in_ahead
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.hosts import settle_hosts
 from envbuild.provision.survey.supported import refuse_unsupported
@@ -45,6 +44,8 @@ def prepare(
         loader.refuse_template(found)
     settled = None
     if ahead and target.connection.kind == "ssh" and not isinstance(target.hosts, HostSource):
+        from envbuild.provision.contact.first_contact import log_in_ahead
+
         settled = settle_hosts(found, choice.narrowing)
         log_in_ahead(expand_hosts(settled[0].hosts), settled[0].connection)
     reference = choice.stack or loader.stack_of(found)
