@@ -31,7 +31,8 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     try:
         if path.stat().st_size > _LARGEST:
             raise _unreadable(path, f"larger than {_LARGEST} bytes")
-        found = [_node(name, plain) for name, plain in _nodes(json.loads(path.read_text(encoding="utf-8")))]
+        known: dict[tuple[str, str], Any] = {}
+        found = [_node(name, plain, known) for name, plain in _nodes(json.loads(path.read_text(encoding="utf-8")))]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -69,9 +70,11 @@ def _nodes(data: Any) -> list[tuple[str | None, Any]]:
     return [(None, data)]
 
 
-def _node(name: str | None, plain: Any) -> NodeFacts:
+def _node(name: str | None, plain: Any, known: dict[tuple[str, str], Any]) -> NodeFacts:
+    """The facts of one node; what equals another node's (`known`) is one object with it, for a fleet differs in little."""
     facts = NodeFacts.from_plain(plain)
-    return facts if name is None else facts.model_copy(update={"node": name})
+    shared = {key: known.setdefault((key, json.dumps(value)), getattr(facts, key)) for key, value in plain.items()}
+    return facts.model_copy(update=shared if name is None else {**shared, "node": name})
 
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:
