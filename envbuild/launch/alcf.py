@@ -119,7 +119,7 @@ def make(order: Order) -> Launch:
 
 
 def _flash(given: AlcfParameters) -> str | None:
-    """Name of the one flash attention that is on; the scripts take the first of several without a word."""
+    """Name of the one flash attention that is on; the scripts take the first of several silently."""
     on = [
         name
         for name, value in (

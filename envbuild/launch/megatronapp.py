@@ -119,7 +119,7 @@ def _command(order: Order, given: AppParameters, values: dict[str, Value], rank:
 
 
 def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -> tuple[int, int]:
-    """Data-parallel degree and microbatches; refuses what the code asserts or rounds down without a word."""
+    """Data-parallel degree and microbatches; refuses what the code asserts or rounds down silently."""
     stages = given.pipeline_parallel
     require(
         model.layers % (stages * chunks) == 0,

@@ -94,7 +94,7 @@ def create_lock(
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `first_uses` stand in, by file name, where nobody else has recorded a hash, with their witness. `conda`: for which
+    `first_uses` stand in, by file name, where no hash is on record, with their witness. `conda`: for which
     nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the lock has not, for
     each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises EnvbuildError:
     `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what resolution,

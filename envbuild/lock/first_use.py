@@ -1,4 +1,4 @@
-"""This user's record of first uses: files whose hash nobody had recorded, with what was seen when they were trusted.
+"""This user's record of first uses: files whose hash is missing from the lock, with what was seen when they were trusted.
 
 One file a user (`first-use.toml` in the user's data folder), read by every verb that reads a lock and by `lock
 create`. Not beside a lock, because trust is somebody's own decision: a shipped lock is shared and may be read-only, a
@@ -24,7 +24,7 @@ from envbuild.model.lock import Lock, LockedPackage, Variant
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
 HEADER = (
-    "Files that envbuild trusted on first use, because nobody had recorded their hash.",
+    "Files that envbuild trusted on first use, because the lock has no hash of them.",
     "From then on they have to have this sha256. Remove an entry to trust anew.",
 )
 

@@ -27,7 +27,7 @@ def choose_profile(
 ) -> ChosenProfile:
     """The profile of a stack for a target; without one, that of the document is meant.
 
-    On a target, a default profile that needs a file whose hash nobody has recorded comes after one that does not,
+    On a target, a default profile that needs a file whose hash is missing from its lock comes after one that does not,
     unless the user trusts it (`trust_first_use`). Raises EnvbuildError `profile-unknown` (exit 2), and what reading a
     lock raises.
     """

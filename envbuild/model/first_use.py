@@ -1,4 +1,4 @@
-"""A file whose hash nobody had recorded, as it was when this user first used it."""
+"""A file whose hash is missing from the lock, as it was when this user first used it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fetch_row(package: LockedPackage, file: ArtifactFile) -> dict[str, Any]:
 
 
 def fill_package(package: LockedPackage, uses: dict[str, FirstUse]) -> LockedPackage:
-    """The package with the hashes of first uses where nobody else has recorded one."""
+    """The package with the hashes of first uses where the lock has none."""
     if not any(file.sha256 == "unrecorded" and file.file in uses for file in package.files):
         return package
     files = tuple(_filled(file, uses.get(file.file)) for file in package.files)

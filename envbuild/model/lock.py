@@ -40,7 +40,7 @@ def canonical_json(data: Any) -> bytes:
 class ArtifactFile(StrictModel):
     """One acceptable file of a package. `size` in bytes where the index said it, `unpacked` where a wheel was asked.
 
-    `sha256` is `unrecorded` when nobody has recorded it; then `reason` says why. `witness` names whose record it is
+    `sha256` is `unrecorded` where no record of it was found; then `reason` says why. `witness` names whose record it is
     when it is not this tool's own download.
     """
 

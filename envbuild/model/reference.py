@@ -121,7 +121,7 @@ class MemoryModel(StrictModel):
 
 
 class DataFile(StrictModel):
-    """One file that a benchmark reads; `sha256` absent means that nobody has recorded it.
+    """One file that a benchmark reads; `sha256` absent means that it is not recorded.
 
     `synthetic`: what a small one that we make ourselves has to be.
     """

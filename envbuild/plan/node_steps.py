@@ -202,7 +202,7 @@ class NodeSteps:
         return (step,)
 
     def _fetch(self) -> tuple[Step, ...]:
-        """What nobody has recorded the hash of; the rules let it through only when the user trusts its first use."""
+        """What has no hash in the lock; the rules let it through only when the user trusts its first use."""
         files = unrecorded_files(self.variant, self.facts)
         if not files:
             return ()

@@ -60,7 +60,7 @@ class Resolver:
     """A lock and a target, ready to judge nodes.
 
     `supply`: what this machine could deliver; `variant`: the id that the user asked for, `interpreter` a path or a
-    version; `trust_first_use`: files whose hash nobody has recorded are let through with a warning; `tool_bytes`: what
+    version; `trust_first_use`: files whose hash the lock lacks are let through with a warning; `tool_bytes`: what
     tools that a node may lack take on its disk, by folder.
     """
 
@@ -174,7 +174,7 @@ class Resolver:
         return _Judged(bound, found.python, decisions, rank, found_at.choice)
 
     def _supplied(self, variant: Variant, facts: NodeFacts, platform: Platform) -> Supplied:
-        """Who fetches; nodes of jobs can take no file whose hash nobody has recorded, so this machine does."""
+        """Who fetches; nodes of jobs can take no file whose hash is missing from the lock, so this machine does."""
         found = supplied(variant, facts, self.target, self.supply, platform)
         left = self.target.connection.kind == "job" and self.target.delivery == "auto" and found.choice.by == "node"
         if left and variant.id in self._unrecorded and unrecorded_files(variant, facts):
@@ -329,7 +329,7 @@ def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
 
 
 def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> tuple[Decision, ...]:
-    """The most helpful refusals: of the variant that was nearest, and the interpreter where none was to be had."""
+    """The most helpful refusals: of the variant that was nearest, and the interpreter where none was available."""
     without = [j for j in judged if any(d.rule == "python-not-there" and d.verdict == "refuse" for d in j.decisions)]
     if len(without) == len(judged):
         wanted = " or ".join(dict.fromkeys(j.variant.python for j in judged))

@@ -162,7 +162,7 @@ def _glibc_only(file: str) -> bool:
 
 
 def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[tuple[LockedPackage, ArtifactFile], ...]:
-    """The files that the node would install and whose hash nobody has recorded, each with its package."""
+    """The files that the node would install and whose hash is missing from the lock, each with its package."""
     return tuple((p, file) for p, file in _doubtful(variant, facts) if file.sha256 == "unrecorded")
 
 
@@ -175,7 +175,7 @@ def _doubtful(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, A
 
 @lru_cache
 def _unvouched(variant: Variant) -> tuple[LockedPackage, ...]:
-    """The packages with a file whose hash nobody, or a first user alone, has recorded."""
+    """The packages with a file whose hash is missing from the lock, or recorded by a first user alone."""
     some = (each for each in variant.packages if any(f.sha256 == "unrecorded" or is_trusted(f) for f in each.files))
     return tuple(some)
 
@@ -187,7 +187,7 @@ def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> De
         if file.sha256 == "unrecorded":
             out.append(_unrecorded(package, file, trust))
         elif is_trusted(file):
-            what = f"nobody else has recorded the hash of {file.file}; it has to be that of the {file.witness}"
+            what = f"the hash of {file.file} has no other record; it has to be that of the {file.witness}"
             out.append(decision("hash-unrecorded", "allow", what, (file.file, f"sha256 {file.sha256}"), LOCKED))
     return tuple(out)
 

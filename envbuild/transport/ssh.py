@@ -1,7 +1,7 @@
 """One exchange with a node over SSH. The program `ssh` does it, as for Ansible: `ssh_config.py` has what both tell it.
 
 A host is logged in on once a run; what is asked goes through that connection. Nobody is asked for anything, unless a
-host refuses the login otherwise: then whoever sits at the terminal answers, for one host after the other.
+authentication fails otherwise: then whoever sits at the terminal answers, for one host after the other.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _refused(node: str, words: str) -> EnvbuildError:
             f"connection open (`ssh -fNM {node}`), and run the same command again",
         )
     hint = "check user and identity of the target's `connection:`; `ssh-add` unlocks a key with a passphrase"
-    return _unreachable(node, "ssh-auth-failed", f"{node} refuses the login", _last(words), hint)
+    return _unreachable(node, "ssh-auth-failed", f"authentication failed on {node}", _last(words), hint)
 
 
 def can_answer() -> bool:

@@ -77,7 +77,7 @@ def test_it_is_taken_once_recorded_and_said_everywhere(world: World, beta: Path)
     }  # fmt: skip
     assert "://" not in str(use) and str(world.top) not in str(use), "names of places, never addresses"
     evidence = done.json
-    assert evidence["deviations"] == ["1 file trusted on first use: nobody else has recorded its hash"]
+    assert evidence["deviations"] == ["1 file trusted on first use: the lock has no hash of it"]
     (trusted,) = done.node["first_use"]
     assert (trusted["file"], trusted["sha256"]) == (beta.name, digest)
     assert trusted["witness"] == f"first use on {use['first_used'][:10]} by this user"

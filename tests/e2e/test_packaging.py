@@ -29,7 +29,7 @@ def synced(folder: Path) -> Path:
     listing = REPOSITORY / "lockfiles" / "development.txt"
     done = call(uv, "pip", "sync", "--python", venv / "bin" / "python", "--require-hashes", listing, cwd=folder)
     if done.returncode and any(word in done.stderr for word in ("Failed to fetch", "error sending request", "dns")):
-        pytest.skip(f"the locked dependencies are not to be had here: {done.stderr[-400:]}")
+        pytest.skip(f"the locked dependencies are not available here: {done.stderr[-400:]}")
     assert done.returncode == 0, done.stderr
     return venv / "bin" / "python"
 

@@ -22,7 +22,7 @@ from envbuild.resolve.artifacts import rank
 
 PROFILES = [(name, profile) for name in list_stacks() for profile in load_stack(name).stack.profiles]
 FILES = sorted(path.name for path in resources.lockfiles().glob("*.lock.toml"))
-# What nobody has recorded publicly, as far as was found; a lock that gains or loses one must be looked at.
+# What has no public record, as far as was found; a lock that gains or loses one must be looked at.
 UNRECORDED = {
     "torch-1.8.2+cu111-cp38-cp38-linux_x86_64.whl",
     "torch-1.10.1+cu113-cp39-cp39-linux_x86_64.whl",

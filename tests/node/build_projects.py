@@ -124,7 +124,7 @@ def _tools() -> tuple[Path, str]:
             with tempfile.TemporaryDirectory(dir=root) as new:
                 why = _index_run(["--python", sys.executable, "--target", f"{new}/tools", SETUPTOOLS])
                 if why:
-                    return folder, f"{SETUPTOOLS} not to be had here: {why}"
+                    return folder, f"{SETUPTOOLS} not available here: {why}"
                 os.rename(f"{new}/tools", folder)
     return folder, ""
 
@@ -154,13 +154,13 @@ def environment(folder: Path) -> str:
 
 
 def index_environment(folder: Path, interpreter: str, *packages: str) -> str:
-    """A virtual environment with packages of the index; skips when they are not to be had."""
+    """A virtual environment with packages of the index; skips when they are not available."""
     done = subprocess.run([uv_path(), "venv", "-q", "--python", interpreter, str(folder)], capture_output=True)
     assert done.returncode == 0, done.stderr
     python = str(folder / "bin" / "python")
     why = _index_run(["--python", python, *packages])
     if why:
-        pytest.skip(f"{' '.join(packages)} not to be had here: {why}")
+        pytest.skip(f"{' '.join(packages)} not available here: {why}")
     return python
 
 

@@ -62,7 +62,7 @@ class Rattler:
         raise NodeError(
             "conda-install-failed",
             "py-rattler could not %s the conda packages" % asked["action"],
-            why=why or "it ended without a word",
+            why=why or "it ended without output",
             hint="the node's log has all of it",
             exit_code=Exit.BUILD_FAILED,
             changed=True,

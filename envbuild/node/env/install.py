@@ -109,7 +109,7 @@ def _tool(job: "_Job", own: str) -> "uv.Uv":
 
 
 def _check_space(job: "_Job") -> None:
-    """Refuse early when the disk cannot hold what the lock says; sizes that nobody recorded count as nothing."""
+    """Refuse early when the disk cannot hold what the lock says; sizes that are not recorded count as nothing."""
     needed = job.args.get("needed") or {}
     sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
     size = needed.get("bytes", sum(sizes) * _BYTES_PER_FETCHED)

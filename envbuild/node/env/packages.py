@@ -254,7 +254,7 @@ def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> Non
     """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself, which no file shows."""
     member = uv.skipped(done)
     if member:
-        if tool.keeps_cache:  # a copy that is unpacked there is taken again without a word
+        if tool.keeps_cache:  # a copy that is unpacked there is taken again silently
             forget_cached(tool, [each["name"] for each in group.packages])
         files = _files(group.packages)
         one = files[0] if len(files) == 1 else "one of %s from `%s`" % (plural(len(files), "file"), group.name)

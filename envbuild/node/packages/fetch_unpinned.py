@@ -1,4 +1,4 @@
-"""The verb `fetch`: files whose hash nobody has recorded are fetched once, hashed and checked; nothing of them is run.
+"""The verb `fetch`: files without a hash in the lock are fetched once, hashed and checked; nothing of them is run.
 
 A file comes from a find-links folder that has it under exactly its locked name, else from the index that the lock
 names and from no other: without a hash, another place is not as good. It is kept under `<prefix>/store/first-use/
@@ -44,7 +44,7 @@ def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", fo
     Raises NodeError as `run` does.
     """
     name = paths.checked_file(wanted["file"])
-    log("fetching %s, whose hash nobody has recorded" % name)
+    log("fetching %s, whose hash is missing from the lock" % name)
     handle, part = tempfile.mkstemp(prefix=_PART, dir=folder)
     try:
         with os.fdopen(handle, "wb") as stream:

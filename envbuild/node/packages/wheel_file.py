@@ -43,7 +43,7 @@ def check(path: str, wanted: Json) -> int:
 def refuse_unsafe(path: str) -> None:
     """Raise NodeError `wheel-unsafe` (exit 5) when a member of the wheel would lie elsewhere or is no plain file.
 
-    uv drops such members without a word. What is no zip file at all is left to whoever reads its contents.
+    uv drops such members silently. What is no zip file at all is left to whoever reads its contents.
     """
     try:
         with zipfile.ZipFile(path) as archive:

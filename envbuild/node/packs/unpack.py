@@ -242,7 +242,7 @@ def _read_zst(path: str, pack: "Any", staging: str, fits: "Any") -> Json:
     with proc.piped(["zstd", "-dcq"], pack) as program:
         manifest = _read_tar(path, program.stream, staging, fits, "r|")
         if len(program.stream.read(_BLOCK)) == _BLOCK:
-            raise _damaged(path, "it goes on after its end")
+            raise _damaged(path, "trailing data after its end")
     if program.rc != 0:
         raise _damaged(path, program.err.strip()[-300:])
     return manifest

@@ -123,7 +123,7 @@ def unpack(store: "Store", path: str, sha256: "str | None" = None) -> Json:
 def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
         "pack-damaged",
-        "%s is no whole pack of wheels" % path,
+        "%s is not a valid wheel pack" % path,
         why=why,
         hint="pack the wheels again, or carry the file again",
         exit_code=Exit.INTEGRITY,
@@ -159,7 +159,7 @@ def _extract(path: str, stream: "Any", work: str) -> "set[str]":
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise _damaged(path, str(error)[:300]) from None
     if said != sorted(keys):
-        raise _damaged(path, "it is cut short: its list of keys does not fit its entries")
+        raise _damaged(path, "it is truncated: its key list does not fit its entries")
     return keys
 
 

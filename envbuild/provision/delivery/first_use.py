@@ -1,4 +1,4 @@
-"""First use: files whose hash nobody has recorded are fetched once, compared over all nodes, and recorded.
+"""First use: files whose hash is missing from the lock are fetched once, compared over all nodes, and recorded.
 
 It comes before everything that uses them, because the environment is named by what they are. A node that fetches for
 itself fetches such a file, and all have to see the same; for the others this machine does.

@@ -75,7 +75,7 @@ def _needs(
     if record.get("key") != image.key:
         return "the image in use was made from something else"
     if not told.get("present"):
-        return f"{record['runtime']} has the image {str(record['id'])[:12]} no more"
+        return f"image {str(record['id'])[:12]} is no longer present in {record['runtime']}"
     if tuple(record.get("planned") or ()) != command:
         return "it would be run with other options now"
     return "" if told.get("launcher") else "the launcher is not there or was changed"

@@ -120,8 +120,8 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     count = len({(file.file, file.sha256) for node in nodes for file in node.first_use})
     if not count:
         return ()
-    those = "its hash" if count == 1 else "their hashes"
-    return (f"{count} file{'s' * (count != 1)} trusted on first use: nobody else has recorded {those}",)
+    those = "it" if count == 1 else "them"
+    return (f"{count} file{'s' * (count != 1)} trusted on first use: the lock has no hash of {those}",)
 
 
 def all_well(responses: Responses) -> bool:

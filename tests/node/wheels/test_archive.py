@@ -101,7 +101,7 @@ def test_a_pack_that_was_cut_or_changed_on_the_way_is_refused(tmp_path: Path, tw
 
 
 def insert(pack: Path, info: tarfile.TarInfo, data: bytes) -> None:
-    """Write the pack again with one more member before its list of keys."""
+    """Write the pack again with one more member before its key list."""
     with tarfile.open(pack) as archive:
         members = [(each, archive.extractfile(each)) for each in archive.getmembers()]
         contents = [(each, stream.read() if stream else b"") for each, stream in members]

@@ -61,7 +61,7 @@ def _resolution(node: str) -> Resolution:
     ("told", "why"),
     [
         ({"record": None}, "no image of this stack is in use there"),
-        ({"present": False}, f"podman has the image {ONE[:12]} no more"),
+        ({"present": False}, f"image {ONE[:12]} is no longer present in podman"),
         ({"launcher": False}, "the launcher is not there or was changed"),
         ({"record": {**_told()["record"], "key": "old"}}, "the image in use was made from something else"),
         ({"record": {**_told()["record"], "planned": ["podman"]}}, "it would be run with other options now"),
