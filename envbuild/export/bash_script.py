@@ -15,6 +15,7 @@ from envbuild.export.bash_sources import comment, needs_of, quote, sources
 from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.node.paths import EPOCH
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -28,6 +29,7 @@ set -euo pipefail
 export UV_LINK_MODE=copy          # linked files would change together with uv's cache
 export UV_PYTHON_DOWNLOADS=never  # the interpreter is the one that the plan names
 export PYTHONDONTWRITEBYTECODE=1 PYTHONNOUSERSITE=1
+export SOURCE_DATE_EPOCH=@EPOCH@ PYTHONHASHSEED=0  # two builds are equal
 unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 fail() { printf 'error: %s\\n' "$1" >&2; exit "${2:-4}"; }
@@ -68,7 +70,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
-    parts = [_HEADER.replace("@TITLE@", comment(title))]
+    parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", comment(title))]
     by_environment: dict[str, list[NodePlan]] = {}
     for node in plan.nodes:
         by_environment.setdefault(node.environment, []).append(node)

@@ -258,15 +258,31 @@ def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tm
     assert roots[0] == roots[1]
 
 
-def test_a_source_distribution_of_the_lock_is_built_without_the_network(node: Node, tmp_path: Path) -> None:
-    files = {**PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}
+def _archive(node: Node, files: dict[str, str]) -> Path:
+    """The source distribution lib 1.0 in the folder of wheels."""
     archive = node.wheels / "lib-1.0.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        for path, text in files.items():
+        for path, text in {**files, "PKG-INFO": "Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n"}.items():
             info = tarfile.TarInfo(f"lib-1.0/{path}")
             info.size = len(text.encode())
             tar.addfile(info, io.BytesIO(text.encode()))
-    package = locked(archive, "lib", "1.0")
+    return archive
+
+
+def test_d33_a_source_distribution_that_writes_a_set_and_the_day_down_has_one_root(node: Node, tmp_path: Path) -> None:
+    unequal = "repr([*set('abcdefgh'), os.environ.get('SOURCE_DATE_EPOCH', os.times().elapsed)])"
+    backend = BACKEND.replace('repr((config_settings or {}).get("--build-option"))', unequal)
+    package = locked(_archive(node, {**PROJECT, "backend.py": backend}), "lib", "1.0")
+    roots = []
+    for prefix in ("one", "two"):
+        node.prefix, node.cache = tmp_path / prefix, tmp_path / f"{prefix}-cache"
+        node.build(make_variant([package]))
+        roots.append(node.verify(deep=True)["root"])
+    assert roots[0] == roots[1]
+
+
+def test_a_source_distribution_of_the_lock_is_built_without_the_network(node: Node, tmp_path: Path) -> None:
+    package = locked(_archive(node, PROJECT), "lib", "1.0")
     environment = node.build(make_variant([make_wheel(node.wheels), package]))
     assert run_python(environment, "import lib, alpha; print(lib.VALUE)") == "41"
     package["files"][0]["sha256"] = "0" * 64

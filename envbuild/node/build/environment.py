@@ -93,8 +93,6 @@ def variables(
     extra.update(
         PATH=":".join(folders + [path]),
         VIRTUAL_ENV=environment,
-        SOURCE_DATE_EPOCH=str(paths.EPOCH),
-        PYTHONHASHSEED="0",
         # Set by a job or a user, these would let other modules or a debugger into the build.
         PYTHONSAFEPATH=None,
         PYTHONINSPECT=None,

@@ -73,6 +73,9 @@ class Uv:
             RUST_LOG="uv_extract=warn",
             PYTHONDONTWRITEBYTECODE="1",
             PYTHONNOUSERSITE="1",
+            # What is built must not depend on the day or on the order of a set.
+            SOURCE_DATE_EPOCH=str(paths.EPOCH),
+            PYTHONHASHSEED="0",
         )
         if self.config.cert and "SSL_CERT_FILE" not in env and os.path.exists(self.config.cert):
             env["SSL_CERT_FILE"] = self.config.cert
