@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from envbuild.catalog import loader
 from envbuild.cli.verbs import cli
 from envbuild.schedule.job import Failure
 
@@ -62,3 +63,17 @@ def sources() -> str:
 def test_every_error_code_of_a_page_is_one_of_the_program(page: Path, sources: str) -> None:
     codes = {found[1] for found in CODE.finditer(page.read_text(encoding="utf-8"))}
     assert {code for code in codes if f'"{code}"' not in sources and f"id: {code}" not in sources} == set()
+
+
+def test_d37_the_profiles_for_the_newest_gpus_are_those_that_the_page_names() -> None:
+    page = (TOP / "docs" / "stacks.md").read_text()
+    sentence = page[page.index("Of the shipped ones") :].partition("\n- ")[0]
+    named = set(re.findall(r"`([a-z0-9-]+)` of `([a-z0-9-]+)`", sentence))
+    flavours = {
+        (profile, stack): contents.torch.flavours
+        for stack in set(loader.list_stacks()) - {"torch-smoke"}
+        for profile, contents in loader.load_stack(stack).stack.profiles.items()
+        if contents.torch is not None
+    }
+    newest = max((each for row in flavours.values() for each in row), key=lambda flavour: int(flavour[2:]))
+    assert named == {place for place, row in flavours.items() if newest in row}
