@@ -71,9 +71,13 @@ def _nodes(data: Any) -> list[tuple[str | None, Any]]:
 
 
 def _node(name: str | None, plain: Any, known: dict[tuple[str, str], Any]) -> NodeFacts:
-    """The facts of one node; what equals another node's (`known`) is one object with it, for a fleet differs in little."""
+    """The facts of one node; what equals another node's (`known`) is one object: a fleet differs in little."""
     facts = NodeFacts.from_plain(plain)
-    shared = {key: known.setdefault((key, json.dumps(value)), getattr(facts, key)) for key, value in plain.items()}
+    shared = {
+        key: known.setdefault((key, repr(value)), getattr(facts, key))
+        for key, value in plain.items()
+        if isinstance(value, (dict, list))
+    }
     return facts.model_copy(update=shared if name is None else {**shared, "node": name})
 
 

@@ -178,15 +178,16 @@ class _Composer(Composer, _Events, BaseResolver):
             self.deepest = max(self.deepest, deepest)
         return node
 
-    def _expand(self, event: yaml.AliasEvent) -> None:
+    def _expand(self, event: Any) -> None:
         """Count what an alias stands for; refuse one that contains itself, and too many or too much of them."""
-        values, levels = self.anchored.get(event.anchor, (0, 0)) or (0, 0)
+        found = self.anchored.get(event.anchor, (0, 0))
+        values, levels = found or (0, 0)
         self.aliases += 1
         self.nodes += max(values - 1, 0)
         problem = ""
         if self.aliases > MAX_ALIASES:
             problem = f"more than {MAX_ALIASES} aliases"
-        elif self.anchored.get(event.anchor, ()) is None:
+        elif found is None:
             problem = "an alias contains itself"
         elif self.nodes > MAX_NODES or self.depth + levels > MAX_DEPTH:
             problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"

@@ -1,4 +1,4 @@
-"""This user's record of first uses: files whose hash is missing from the lock, with what was seen when they were trusted.
+"""This user's record of first uses: files without a hash in the lock, with what was seen when they were trusted.
 
 One file a user (`first-use.toml` in the user's data folder), read by every verb that reads a lock and by `lock
 create`. Not beside a lock, because trust is somebody's own decision: a shipped lock is shared and may be read-only, a

@@ -5,7 +5,7 @@ import re
 import shutil
 from typing import NamedTuple
 
-from envbuild.node import git_source, paths, proc
+from envbuild.node import git_source, proc
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json, log
 from envbuild.node.variables import for_build
