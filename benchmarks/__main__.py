@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("startup", "plan", "noop", "conda", "direct", "cold", "deep_verify", "build", "images", "fleet")
+NAMES = ("startup", "plan", "noop", "conda", "direct", "cold", "deep_verify", "build", "images", "report", "fleet")
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:

@@ -31,28 +31,35 @@ def report() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write all forms, and what belongs to them, into a folder.",
 )
+@click.option("--publish/--full", help="Without users, host names, addresses and home folders; --full is the default.")
 @common_options
-def show(ui: Ui, run: str, form: str, output: Path | None) -> None:
+def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
     from envbuild.report import render, terminal
     from envbuild.report.recheck.opened import open_report
 
     path = _place(run)
     opened = open_report(path)
-    evidence = opened.evidence
+    evidence, text, envelope = opened.evidence, opened.text, opened.envelope
+    if publish:
+        from envbuild.report.publish import published
+
+        evidence = published(evidence).model_copy(update={"attachments": ()})
+        text, envelope = render.render_json(evidence).encode(), None
     if output is not None:
         from envbuild.report.copies import copy_report
 
-        written, left = copy_report(path, output)
+        written, left = copy_report(path, output, publish=publish)
         for each in written:
             ui.note(f"written: {each}")
+        why = "does not go with it: it may name somebody" if publish else "is not there"
         for name in left:
-            ui.warn(f"{name} belongs to the report and is not there")
+            ui.warn(f"{name} belongs to the report and {why}")
     if form == "summary":
         ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
     else:
         pages = {
-            "html": lambda: render.render_html(evidence, opened.text, opened.envelope),
+            "html": lambda: render.render_html(evidence, text, envelope),
             "md": lambda: render.render_markdown(evidence),
         }
         ui.result(

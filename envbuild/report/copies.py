@@ -5,32 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 
 from envbuild.report.formats.every import FORMATS
+from envbuild.report.publish import may_go, published
 from envbuild.report.recheck.attached import LIMIT
-from envbuild.report.recheck.opened import SIGNATURE, open_report, read_attachment
-from envbuild.report.render import render_html, render_markdown, write_whole
+from envbuild.report.recheck.opened import SIGNATURE, Opened, open_report, read_attachment
+from envbuild.report.render import render_html, render_json, render_markdown, write_whole
 
 
-def copy_report(path: Path, output: Path) -> tuple[list[Path], list[str]]:
+def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[list[Path], list[str]]:
     """Evidence, signature and attachments as they are, pages made anew; what was written, and attachments left behind.
 
+    `publish`: without names of people and machines, so without the signature, which is over those.
     Raises EnvbuildError as `open_report` does, and `report-not-written`.
     """
     report = open_report(path)
-    files = {"evidence.json": report.text}
-    if report.envelope is not None:
-        files[SIGNATURE] = report.envelope
-    files["report.html"] = render_html(report.evidence, report.text, report.envelope).encode()
-    files["report.md"] = render_markdown(report.evidence).encode()
-    files |= {name: render(report.evidence).encode() for name, render in FORMATS.values()}
-    left = []
+    evidence, text, envelope = report.evidence, report.text, report.envelope
+    found, left = _attachments(report, publish=publish)
+    if publish:
+        whole = published(evidence)
+        evidence = whole.model_copy(update={"attachments": tuple(a for a in whole.attachments if a.path in found)})
+        text, envelope = render_json(evidence).encode(), None
+    files = {"evidence.json": text}
+    if envelope is not None:
+        files[SIGNATURE] = envelope
+    files["report.html"] = render_html(evidence, text, envelope).encode()
+    files["report.md"] = render_markdown(evidence).encode()
+    files |= {name: render(evidence).encode() for name, render in FORMATS.values()} | found
+    write_whole(output, files)
+    return [output / name for name in files], left
+
+
+def _attachments(report: Opened, *, publish: bool) -> tuple[dict[str, bytes], list[str]]:
+    found, left = dict[str, bytes](), list[str]()
     for item in report.evidence.attachments:
         try:
             data = read_attachment(report.folder, item.path, LIMIT)
         except ValueError:
             data = None
-        if data is None:
+        if data is None or (publish and not may_go(report.evidence, item, data)):
             left.append(item.path)
         else:
-            files[item.path] = data
-    write_whole(output, files)
-    return [output / name for name in files], left
+            found[item.path] = data
+    return found, left

@@ -98,9 +98,17 @@ def style() -> str:
     return (resources.files("envbuild.report") / "templates" / "style.css").read_text(encoding="utf-8")
 
 
+_last: list[tuple[Evidence, dict[str, object]]] = []
+
+
 def _shown(evidence: Evidence) -> dict[str, object]:
-    safe = harmless(evidence)
-    return {"view": view.make_view(safe), "more": every.sections(safe)}
+    """What the templates get; kept for the page that follows, as cleaning a large run takes most of the time."""
+    kept = next((shown for one, shown in _last if one is evidence), None)
+    if kept is None:
+        safe = harmless(evidence)
+        kept = {"view": view.make_view(safe), "more": every.sections(safe)}
+        _last[:] = [(evidence, kept)]
+    return kept
 
 
 def harmless(evidence: Evidence) -> Evidence:
