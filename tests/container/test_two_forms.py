@@ -126,6 +126,16 @@ def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: 
         assert said == "42 42 10001 a b"
         storage.buildah("rm", container)
 
+    # The Dockerfile of three lines that docs/containers.md has for CI.
+    user = world.top / "user"
+    user.mkdir()
+    (user / "Dockerfile").write_text("FROM localhost/ours:1\nCOPY . .\nRUN python -m unittest\n")
+    case = "import os, unittest\nimport quick._fast\n\n\nclass It(unittest.TestCase):\n    def test(self) -> None:\n"
+    (user / "test_it.py").write_text(
+        f"{case}        self.assertEqual((quick._fast.answer(), os.getuid()), (42, 10001))\n"
+    )
+    assert storage.buildah("bud", "-q", "--isolation", "chroot", "-t", "localhost/user:1", str(user))
+
     differ = world.run("image", "diff", "--environment", "localhost/ours:1", "localhost/plain:1", "--json", timeout=300)
     assert differ.rc == 1
     assert {row["path"] for row in differ.json["files"] if not DIFFERS.fullmatch(row["path"])} == set()
