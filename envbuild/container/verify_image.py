@@ -11,6 +11,7 @@ from typing import Any
 from envbuild.container.build import node_command
 from envbuild.container.builders import Builder
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
 
 _LABEL = "dev.envbuild."
@@ -32,7 +33,9 @@ def smoke_image(builder: Builder, image: str, *, gpus: bool) -> dict[str, Any]:
     about = _about(builder, image)
     prefix = _prefix(about["environment"])
     done = builder.run(image, ["cat", f"{prefix}/image/variant.json"])
-    variant = json.loads(done.out) if done.ok else {}
+    if not done.ok or not done.out.strip():
+        raise _no_answer(image, f"{prefix}/image/variant.json cannot be read", done)
+    variant = json.loads(done.out)
     args = {
         "environment": about["environment"], "variant": variant, "items": variant.get("smoke", []), "cuda": gpus,
         "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
@@ -85,9 +88,13 @@ def _ask(
             if answer["ok"]:
                 return dict(answer["result"])
             raise EnvbuildError.from_dict(answer["error"])
-    raise EnvbuildError(
+    raise _no_answer(image, "the node program gave no answer", done)
+
+
+def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
+    return EnvbuildError(
         "image-does-not-run",
-        f"the node program gave no answer in a container of {image}",
+        f"{what} in a container of {image}",
         why=(done.err or done.out).strip()[-800:],
         exit_code=ExitCode.CHECK_FAILED,
     )

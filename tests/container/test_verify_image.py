@@ -1,0 +1,38 @@
+"""What is said of an image whose containers say nothing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from envbuild.container.builders import Builder
+from envbuild.container.verify_image import smoke_image, verify_image
+from envbuild.errors import EnvbuildError
+from envbuild.node import proc
+
+LABELS = {"stack": "s", "profile": "p", "lock": "sha256:0", "environment": "/opt/envbuild/envs/s-1"}
+
+
+class Silent:
+    """A builder whose containers end with `rc` and print nothing."""
+
+    def __init__(self, rc: int) -> None:
+        self.rc = rc
+
+    def inspect(self, _image: str) -> dict[str, Any]:
+        return {"id": "1", "config": {"Labels": {f"dev.envbuild.{name}": value for name, value in LABELS.items()}}}
+
+    def run(self, _image: str, _argv: list[str], _stdin: bytes = b"", **_more: Any) -> proc.Finished:
+        return proc.Finished(self.rc, err="no such file")
+
+
+@pytest.mark.parametrize("rc", [0, 1])
+def test_an_image_whose_smoke_list_cannot_be_read_is_not_called_tested(rc: int) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        smoke_image(cast(Builder, Silent(rc)), "team/image:1", gpus=False)
+    assert (caught.value.code, caught.value.exit_code) == ("image-does-not-run", 1)
+    assert "variant.json cannot be read" in caught.value.what and caught.value.why == "no such file"
+    with pytest.raises(EnvbuildError) as caught:
+        verify_image(cast(Builder, Silent(rc)), "team/image:1")
+    assert caught.value.code == "image-does-not-run"
