@@ -20,7 +20,6 @@ from typing import Any
 import pexpect
 import pytest
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.ansible.config import configuration, variables, without_user_settings
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
@@ -141,7 +140,7 @@ def request(node: str) -> dict[str, Any]:
 def asked(nodes: list[str], connection: Connection) -> list[str]:
     """What each node answers to our own question: its name, or the code of an error."""
     found = first_contact.contact(nodes, request, connection, 60.0)
-    return [each.code if isinstance(each, EnvbuildError) else each.result()["node"] for each in found.values()]
+    return [each.error.code if each.error is not None else each.result()["node"] for each in found.values()]
 
 
 def played(folder: Path, nodes: list[str], connection: Connection) -> list[str]:
