@@ -59,6 +59,8 @@ def test_claims_and_floors_stand_beside_what_was_measured() -> None:
     assert (gemm.name, gemm.floor, gemm.tone) == ("gemm_cuda_bf16_tflops", "600", "green")
     [missed] = [each for each in claims(failing_fleet()) if each.tone == "red"]
     assert missed.says.startswith("1 of 63 nodes below the floor")
+    assert "on gpu63" in missed.says
+    assert sections(failing_fleet()).badges[0].tone == "amber", "no package has a hash there"
 
 
 def test_a_package_that_is_not_as_locked_is_the_first_pin_and_unfolded() -> None:

@@ -33,7 +33,7 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
     trusted = {file.sha256 for node in evidence.nodes for file in node.first_use}
     says += [f"{plural(len(trusted), 'file')} trusted on first use"] if trusted else []
-    whole = bool(says) and pinned == len(sources) and not trusted
+    whole = hashed > 0 and pinned == len(sources) and not trusted
     return Badge(
         "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
     )

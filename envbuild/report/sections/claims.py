@@ -73,7 +73,7 @@ def _figures(evidence: Evidence) -> Iterator[Claim]:
 
 def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
     """The worst node stands for all: a floor holds where it holds on each."""
-    who, worst, check = min(found, key=lambda each: each[1].median)
+    who, worst, check = min(found, key=lambda each: (each[1].median, not below_floor(each[1])))
     medians = sorted(metric.median for _, metric, _ in found)
     floor = max((metric.floor for _, metric, _ in found if metric.floor is not None), default=None)
     bad = sum(below_floor(metric) for _, metric, _ in found)
