@@ -7,7 +7,6 @@ credentials; `addresses` gives them without, for other machines.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaChannel, CondaSpec
-from envbuild.node.pip_config import without_credentials
+from envbuild.node.conda.logins import condarc_files, rattler_files, without_login
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -28,7 +27,6 @@ ALIAS = "https://conda.anaconda.org"
 ANACONDA_HOST = "repo.anaconda.com"
 ANACONDA_NAMES = frozenset({"defaults", "main", "anaconda", "r", "msys2"})
 _DEFAULTS = (f"https://{ANACONDA_HOST}/pkgs/main", f"https://{ANACONDA_HOST}/pkgs/r")
-_TOKEN = re.compile(r"/t/[^/]+(?=/)")
 
 
 @dataclass(frozen=True)
@@ -54,25 +52,6 @@ class CondaConfig:
     mirrored: Mapping[str, Sequence[str]] = field(default_factory=dict)
     defaults: Sequence[str] = _DEFAULTS
     mirrors: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-
-def condarc_files(environ: Mapping[str, str]) -> list[Path]:
-    """The `.condarc` files that are there, the strongest first."""
-    home = Path(environ.get("HOME") or Path.home())
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    named = [Path(environ[name]).expanduser() for name in ("CONDARC", "MAMBARC") if environ.get(name)]
-    own = [home / ".condarc", home / ".mambarc", home / ".conda/condarc", home / ".conda/.condarc"]
-    system = [Path("/etc/conda/condarc"), Path("/etc/conda/.condarc")]
-    return [path for path in (*named, *own, config / "conda/condarc", config / "conda/.condarc", *system)
-            if path.is_file()]  # fmt: skip
-
-
-def rattler_files(environ: Mapping[str, str]) -> list[Path]:
-    """rattler's configuration files that are there, the strongest first."""
-    home = Path(environ.get("HOME") or Path.home())
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    places = (config / "rattler/config.toml", Path("/etc/rattler/config.toml"))
-    return [path for path in places if path.is_file()]
 
 
 def read_config(environ: Mapping[str, str]) -> CondaConfig:
@@ -133,6 +112,8 @@ def places(spec: CondaSpec, config: CondaConfig | None = None) -> tuple[Place, .
     """
     config = config or read_config(os.environ)
     found = tuple(Place(each.name, tuple(_parts(each, config))) for each in spec.channels)
+    for url in (url for place in found for url in place.urls):
+        without_login(url)  # so that no message shows its token
     if not spec.allow_defaults:
         for place in found:
             _refuse_defaults(place)
@@ -141,10 +122,7 @@ def places(spec: CondaSpec, config: CondaConfig | None = None) -> tuple[Place, .
 
 def addresses(spec: CondaSpec, config: CondaConfig | None = None) -> dict[str, tuple[str, ...]]:
     """Channel name to base addresses, without credentials: each machine has its own. Raises as `places` does."""
-    return {
-        place.name: tuple(_TOKEN.sub("", without_credentials(url)) for url in place.urls)
-        for place in places(spec, config)
-    }
+    return {place.name: tuple(map(without_login, place.urls)) for place in places(spec, config)}
 
 
 def _parts(channel: CondaChannel, config: CondaConfig) -> Iterator[tuple[str, ...]]:
@@ -180,7 +158,7 @@ def _refuse_defaults(place: Place) -> None:
     raise EnvbuildError(
         "conda-defaults-refused",
         f"the channel {place.name} is Anaconda's own",
-        why=f"{', '.join(map(without_credentials, theirs or place.urls))}: Anaconda's terms ask organisations of more "
+        why=f"{', '.join(map(without_login, theirs or place.urls))}: Anaconda's terms ask organisations of more "
         "than 200 people for a paid licence",
         hint="use conda-forge; or, if you may, `allow_defaults: true` in the `conda:` section",
         exit_code=ExitCode.REFUSED,

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from envbuild.conda.channels import Place, rattler_files
+from envbuild.conda.channels import Place
 from envbuild.conda.records import VIRTUAL, from_the_future, package_of
 from envbuild.conda.virtual import met, name_of
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaPackage
+from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
     from rattler import Channel, Client, Config, Gateway, MatchSpec, RepoDataRecord
     from rattler.repo_data.multi_source import MultiSource
+
+_Made = TypeVar("_Made")
 
 MOST_LINES = 10
 # Channels that a channel names for itself are not followed: the stack says which there are.
@@ -85,14 +88,28 @@ def match_spec(text: str) -> MatchSpec:
 def _gateway() -> Gateway:
     from rattler import Gateway
 
-    return Gateway.from_config(_config())
+    return _configured(Gateway.from_config)
 
 
 def client() -> Client:
     """What asks channels, with the certificates, proxies and credentials of the user's rattler configuration."""
     from rattler import Client
 
-    return Client.from_config(_config())
+    return _configured(Client.from_config)
+
+
+def _configured(make: Callable[[Config], _Made]) -> _Made:
+    from rattler.exceptions import AuthenticationStorageError
+
+    try:
+        return make(_config())
+    except AuthenticationStorageError as error:
+        raise EnvbuildError(
+            "conda-config-invalid",
+            "rattler cannot read its file of credentials",
+            why=str(error).partition(": ")[0],  # what follows may be a secret at the wrong place
+            hint="see the file that RATTLER_AUTH_FILE names, and ~/.rattler/credentials.json",
+        ) from error
 
 
 def _config() -> Config:
@@ -136,15 +153,19 @@ class _Solver:
         by_name = {record.name.normalized: record for record in sorted(found, key=lambda each: each.name.normalized)}
         order = PackageRecord.sort_topologically(list(by_name.values()))
         records = [by_name[record.name.normalized] for record in order]
-        return tuple(package_of(record, self.names[record.channel], self.wish.subdir) for record in records)
+        return tuple(package_of(record, self._channel(record), self.wish.subdir) for record in records)
 
     async def offered(self) -> dict[tuple[str, str, str], str]:
         self.sources = [await self._source(place) for place in self.wish.places]
         there = await self._all(each.name for each in self.wish.keep)
         return {
-            (self.names[each.channel], each.subdir, each.file_name): each.sha256.hex() if each.sha256 else ""
+            (self._channel(each), each.subdir, each.file_name): each.sha256.hex() if each.sha256 else ""
             for each in there
         }
+
+    def _channel(self, record: RepoDataRecord) -> str:
+        """The name of its channel, in whose address rattler masks a token or a password."""
+        return self.names[without_login(record.channel or "")]
 
     async def _source(self, place: Place) -> MultiSource:
         """A channel whose parts all answer, each through the first of its mirrors that does."""
@@ -164,7 +185,7 @@ class _Solver:
             except (GatewayError, InvalidChannelError) as error:
                 failed = failed or _channel_error(name, url, str(error))
             else:
-                self.names[channel.base_url] = name
+                self.names[without_login(channel.base_url)] = name
                 return channel
         raise failed or EnvbuildError("channel-missing", f"the channel {name} has no address")
 
@@ -196,7 +217,7 @@ class _Solver:
         """The records of the previous lock that the channels still have."""
         kept = {(each.channel, each.subdir, each.file) for each in self.wish.keep}
         there = await self._all(each.name for each in self.wish.keep)
-        return [each for each in there if (self.names[each.channel], each.subdir, each.file_name) in kept]
+        return [each for each in there if (self._channel(each), each.subdir, each.file_name) in kept]
 
     async def _all(self, names: Iterable[str]) -> list[RepoDataRecord]:
         """Every record of these names."""

@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -62,15 +62,17 @@ def download(
     size_cap: int,
     deadline: float,
     progress: Progress | None = None,
+    authorization: str = "",
 ) -> Downloaded:
     """Fetch an http(s) or file URL to `dest`, at most `size_cap` bytes in at most `deadline` seconds, retries included.
 
     `dest` appears complete or not at all; its folder must exist. `progress` gets bytes so far and the total where it is
-    known. Proxies, certificates and netrc follow the rules of requests. Raises EnvbuildError: `hash-mismatch`,
+    known. Proxies, certificates and netrc follow the rules of requests, and `authorization` (that header's value, in
+    place of netrc) those of its redirects: no other host gets it. Raises EnvbuildError: `hash-mismatch`,
     `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`, `tls-failed` (exit 4),
     `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
     """
-    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress)
+    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress, authorization)
     scheme = urlsplit(url).scheme.lower()
     if scheme == "file":
         return job.store(job.file_chunks())
@@ -130,6 +132,7 @@ class _Job:
     ends: float
     deadline: float
     progress: Progress | None
+    authorization: str = field(repr=False)
 
     @property
     def shown(self) -> str:
@@ -254,7 +257,7 @@ class _Job:
         """Ask, in a thread that is left behind when the headers themselves drip in past the deadline."""
         outcome: list[requests.Response | Exception] = []
         given_up = threading.Event()
-        thread = threading.Thread(target=_ask, args=(self.url, self.remaining(), outcome, given_up), daemon=True)
+        thread = threading.Thread(target=_ask, args=(self, outcome, given_up), daemon=True)
         thread.start()
         thread.join(max(self.remaining(), 0.0))
         if not outcome:
@@ -314,12 +317,17 @@ class _Job:
         )
 
 
-def _ask(url: str, timeout: float, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
+def _ask(job: _Job, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
     import requests
 
-    quiet = max(0.1, min(timeout, QUIET_SECONDS))
+    def logged_in(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = job.authorization
+        return request
+
+    quiet = max(0.1, min(job.remaining(), QUIET_SECONDS))
+    plain, auth = {"Accept-Encoding": "identity"}, logged_in if job.authorization else None
     try:
-        response = requests.get(url, stream=True, timeout=(quiet, quiet), headers={"Accept-Encoding": "identity"})
+        response = requests.get(job.url, stream=True, timeout=(quiet, quiet), headers=plain, auth=auth)
     except Exception as error:  # noqa: BLE001 - handed to the thread that waits, which sorts it
         outcome.append(error)
         return

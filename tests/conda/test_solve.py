@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -15,6 +13,7 @@ from envbuild.conda.channels import Place
 from envbuild.conda.solve import Wish, solve
 from envbuild.errors import EnvbuildError, ExitCode
 from tests.conda.channel import LINUX, PYTHONS, channel, record
+from tests.support.private_channel import BASIC, guarded
 
 Answer = tuple[int, bytes]
 
@@ -239,35 +238,13 @@ def run_python() -> Callable[[str], str]:
     return lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
-@contextlib.contextmanager
-def guarded(folder: Path, word: str) -> Iterator[str]:
-    """A server of a channel that lets in who says `word` as the authorization header."""
-
-    class Handler(SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.headers.get("Authorization") != word:
-                self.send_error(401)
-                return
-            super().do_GET()
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize("where", ["netrc", "auth-file"])
 def test_credentials_are_the_user_s_own_files(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     channel(tmp_path / "forge", record("lib", "1.0"))
     home.mkdir()
-    word = "Basic " + base64.b64encode(b"me:hunter2hunter2").decode()
-    with guarded(tmp_path / "forge", word) as url:
+    with guarded(tmp_path / "forge", BASIC) as (url, _):
         asked = wish(Place("forge", ((url,),)), specs=("lib",))
         assert refused(asked).code == "channel-refused"
         if where == "netrc":
@@ -277,6 +254,24 @@ def test_credentials_are_the_user_s_own_files(
             (home / "auth.json").write_text(json.dumps(logins))
             monkeypatch.setenv("RATTLER_AUTH_FILE", str(home / "auth.json"))
         assert [each.version for each in solve(asked)] == ["1.0"]
+
+
+@pytest.mark.parametrize("word", ["/t/hunter2-hunter2", BASIC])
+def test_an_address_may_carry_the_credentials(tmp_path: Path, home: Path, word: str) -> None:
+    channel(tmp_path / "forge", record("lib", "1.0"))
+    with guarded(tmp_path / "forge", word) as (url, _):
+        full = f"{url}{word}" if word != BASIC else url.replace("://", "://me:hunter2hunter2@")
+        (found,) = solve(wish(Place("forge", ((full,),)), specs=("lib",)))
+    assert (found.version, found.channel) == ("1.0", "forge")
+
+
+def test_a_file_of_credentials_that_cannot_be_read_is_named(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "auth.json").write_text('{"127.0.0.1": "hunter2hunter2"}')
+    monkeypatch.setenv("RATTLER_AUTH_FILE", str(tmp_path / "auth.json"))
+    error = refused(wish(channel(tmp_path / "forge", record("lib", "1.0")), specs=("lib",)))
+    assert error.code == "conda-config-invalid" and "auth.json" in error.why and "hunter2" not in error.why
 
 
 def test_a_build_of_the_previous_lock_is_kept_though_another_comes_before_it_by_name(tmp_path: Path) -> None:

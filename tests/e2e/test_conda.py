@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.world import MINOR, World
 from tests.node.forge import ACTIVATED, FILES, PATCH, need_compiler
-from tests.support.conda import Channel, fill
+from tests.support.conda import Channel, Package, fill
+from tests.support.private_channel import guarded
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +84,55 @@ def test_an_environment_yml_becomes_a_verified_environment_in_three_commands(wor
     assert node["packages"]["alpha"] == "1.0"
     assert world.good("verify", "--stack", "environment.yml").rc == 0
     assert world.python("import alpha, pure; print(alpha.VERSION, pure.VERSION)") == "1.0 1.5"
+
+
+def test_private_channels_give_an_environment_and_their_words_are_written_nowhere(
+    world: World, conda_python: Path
+) -> None:
+    words = {name: f"canary-{name}-0123456789" for name in ("bearer", "basic", "token")}
+    hosts = {name: f"127.0.0.{last}" for last, name in enumerate(words, 1)}
+    asked = {
+        "bearer": f"Bearer {words['bearer']}",
+        "basic": "Basic " + base64.b64encode(f"me:{words['basic']}".encode()).decode(),
+        "token": f"/t/{words['token']}",
+    }
+    filled = {name: Channel(world.top / "served" / name / "forge", name) for name in words}
+    archive = next((conda_python / "linux-64").iterdir())
+    os.link(archive, filled["bearer"].folder / "linux-64" / archive.name)
+    said = json.loads((conda_python / "index.json").read_text())
+    filled["bearer"].take(filled["bearer"].folder / "linux-64" / archive.name, said)
+    filled["basic"].add(Package("tool", files={"lib/tool": b"1"}))
+    filled["token"].add(Package("data", files={"lib/data": b"2"}, subdir="noarch", index={"noarch": "generic"}))
+    with contextlib.ExitStack() as open_:
+        urls = {
+            name: open_.enter_context(guarded(each.folder.parent, asked[name], hosts[name]))[0]
+            for name, each in filled.items()
+        }
+        stored = {"BasicHTTP": {"username": "me", "password": words["basic"]}}
+        (world.home / ".rattler").mkdir()
+        (world.home / ".rattler" / "credentials.json").write_text(json.dumps({hosts["basic"]: stored}))
+        (world.home / "auth.json").write_text(json.dumps({hosts["bearer"]: {"BearerToken": words["bearer"]}}))
+        world.env |= {"RATTLER_AUTH_FILE": str(world.home / "auth.json"), "no_proxy": ",".join(hosts.values())}
+        mirrors = {name: [f"{urls[name]}{asked[name] if name == 'token' else ''}/forge"] for name in words}
+        (world.home / ".condarc").write_text(yaml.safe_dump({"mirrored_channels": mirrors}))
+        world.wheel()
+        section = {"channels": [{"name": name} for name in words], "packages": ["tool", "data"]}
+        path = world.stack(conda=section)
+        world.lock(path)
+        (world.work / "far.yaml").write_text("name: far\nextends: local\ndelivery: controller\n")
+        usual = ("provision", "--stack", f"./{path.name}", "--engine", "conda", "--json")
+        told = [world.good(*usual)]
+        shutil.rmtree(world.prefix)
+        told.append(world.good(*usual, "--target", "./far.yaml"))
+        shutil.rmtree(world.prefix)
+        (world.home / ".rattler" / "credentials.json").unlink()
+        refused = world.run(*usual)
+    assert told[0].node["root"] == told[1].node["root"]
+    assert (refused.rc, refused.node["error"]["code"]) == (7, "channel-refused")
+    encoded = base64.b64encode(f"me:{words['basic']}".encode()).decode()
+    for word in (*words.values(), encoded):
+        assert not any(word in each.out + each.err for each in (*told, refused))
+        files = [each for each in world.top.rglob("*") if each.is_file() and not each.is_symlink()]
+        found = {str(each.relative_to(world.home)) for each in files if word.encode() in each.read_bytes()}
+        # rattler keeps repodata under the address that it asked.
+        assert {each for each in found if not each.startswith(".cache/rattler/")} <= {".condarc", "auth.json"}

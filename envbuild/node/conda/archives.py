@@ -5,6 +5,7 @@ import os
 import threading
 
 from envbuild.node import hashing, paths, pip_config
+from envbuild.node.conda import logins
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
@@ -29,7 +30,7 @@ def bring(packages: "list[Json]", where: Json, folder: str) -> "dict[str, str]":
 
     `where`: `folder` that holds `<channel>/<subdir>/<file>`, or `channels` {name: base addresses}. What has to be
     fetched is written to `folder`. Raises NodeError: `hash-mismatch` (exit 5), `package-not-found`, `index-refused`
-    (4), `network-unreachable` (75); OSError.
+    (4), `channel-refused` (7), `conda-config-invalid` (2), `network-unreachable` (75); OSError.
     """
     cert = pip_config.read(os.environ).cert
     found: dict[str, str] = {}
@@ -89,16 +90,29 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
         except NodeError as error:
             if error.exit_code == Exit.INTEGRITY:
                 raise
-            failure = error
+            failure = _refused(package, error) if error.details.get("status") else error
     raise failure
+
+
+def _refused(package: Json, error: "NodeError") -> "NodeError":
+    return NodeError(
+        "channel-refused",
+        "the channel %s does not let this machine have %s" % (package["channel"], package["file"]),
+        why=error.why,
+        hint="its credentials belong into ~/.netrc or the file that RATTLER_AUTH_FILE names, there; or, to have the "
+        "controller fetch with its own, `delivery: controller`",
+        exit_code=Exit.REFUSED,
+        changed=True,
+    )
 
 
 def _fetch(package: Json, url: str, path: str, cert: str) -> str:
     total = hashlib.sha256()
+    asked, authorization = logins.login(url, os.environ)
     half = "%s.part-%d" % (path, threading.get_ident())
     try:
         with open(half, "wb") as stream:
-            for block in index_client.blocks(url, cert):
+            for block in index_client.blocks(asked, cert, authorization):
                 total.update(block)
                 stream.write(block)
         _check(package, total.hexdigest())

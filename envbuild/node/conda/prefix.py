@@ -102,7 +102,8 @@ def make(
 
 def _record(package: "dict[str, Any]", archive: "str", said: "dict[str, Any]") -> "dict[str, Any]":
     size = os.path.getsize(archive)
-    return {"archive": archive, "index": said["index"], "sha256": package["sha256"], "size": size}
+    named = {"archive": archive, "file": package["file"], "index": said["index"]}
+    return dict(named, sha256=package["sha256"], size=size)
 
 
 def _folds_case(folder: "str") -> "bool":

@@ -103,9 +103,12 @@ def _in_html(data: bytes, where: str, file: str) -> "Found | None":
     return None
 
 
-def blocks(url: str, cert: str = "") -> "Iterator[bytes]":
-    """The bytes behind an address, all that were announced. Raises NodeError as `find` does."""
-    with _open(url, cert) as stream:
+def blocks(url: str, cert: str = "", authorization: str = "") -> "Iterator[bytes]":
+    """The bytes behind an address, all that were announced. Raises NodeError as `find` does.
+
+    `authorization`: the value of that header, where it is not `login`'s to say; no other host gets it.
+    """
+    with _open(url, cert, authorization=authorization) as stream:
         yield from _received(stream, url)
 
 
@@ -144,23 +147,25 @@ def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "by
         return _most(stream, url, length)
 
 
-def _open(url: str, cert: str, more: "dict[str, str] | None" = None, timeout: float = TIMEOUT) -> "Any":
+def _open(
+    url: str, cert: str, more: "dict[str, str] | None" = None, timeout: float = TIMEOUT, authorization: str = ""
+) -> "Any":
     plain = pip_config.without_credentials(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
         raise _refused("its address is not one of http or https")
     headers = dict({"User-Agent": "envbuild", "Accept": _ACCEPT}, **(more or {}))
     request = urllib.request.Request(plain, headers=headers)  # noqa: S310 - the scheme was checked
-    login = _login(url)
-    if login:
+    authorization = authorization or login(url)
+    if authorization:
         # Not sent on when the answer is a redirect to another host.
-        request.add_unredirected_header("Authorization", login)
+        request.add_unredirected_header("Authorization", authorization)
     try:
         https = urllib.request.HTTPSHandler(context=_context(cert))
         return urllib.request.build_opener(_NoDowngrade(), https).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):
-            raise _refused("it answers %d to %s" % (error.code, plain)) from error
+            raise _refused("it answers %d to %s" % (error.code, plain), {"status": error.code}) from error
         raise _unreachable(url, "HTTP %d" % error.code) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _unreachable(url, error) from error
@@ -174,29 +179,31 @@ def _context(cert: str) -> "ssl.SSLContext":
     return context
 
 
-def _login(url: str) -> str:
+def login(url: str) -> str:
     """The value of `Authorization` for an address: what it carries itself, else what ~/.netrc says of its host."""
     parts = urlsplit(url)
     if parts.username is not None:
-        pair = "%s:%s" % (unquote(parts.username), unquote(parts.password or ""))
-    else:
-        try:
-            known = netrc.netrc(os.environ.get("NETRC") or None).authenticators(parts.hostname or "")
-        except (OSError, netrc.NetrcParseError):
-            known = None
-        if known is None:
-            return ""
-        pair = "%s:%s" % (known[0], known[2] or "")
-    return "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
+        return basic(unquote(parts.username), unquote(parts.password or ""))
+    try:
+        known = netrc.netrc(os.environ.get("NETRC") or None).authenticators(parts.hostname or "")
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    return basic(known[0], known[2] or "") if known else ""
 
 
-def _refused(why: str) -> "NodeError":
+def basic(user: str, password: str) -> str:
+    """The value of `Authorization` for a user and a password."""
+    return "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode("utf-8")).decode("ascii")
+
+
+def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
     return NodeError(
         "index-refused",
         "the package index cannot be used",
         why=redact_text(why),
         hint="check the credentials in ~/.netrc, or pip's and uv's configuration",
         exit_code=Exit.BUILD_FAILED,
+        details=details,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.lock.unpinned import conda_unrecorded
+from envbuild.node.protocol import NodeError
 
 if TYPE_CHECKING:
     from envbuild.model.conda import CondaPackage
@@ -46,6 +48,7 @@ def fetch_archives(
 
 def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
     """From the first address that has it; other contents end it."""
+    from envbuild.node.conda.logins import login
     from envbuild.transport.download import download
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,13 +61,17 @@ def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
     )
     for base in bases:
         try:
+            url, authorization = login(f"{base.rstrip('/')}/{package.subdir}/{package.file}", os.environ)
             download(
-                f"{base.rstrip('/')}/{package.subdir}/{package.file}",
+                url,
                 path,
                 package.sha256,
                 size_cap=package.size or _LARGEST,
                 deadline=_DEADLINE_S,
+                authorization=authorization,
             )
+        except NodeError as error:
+            raise EnvbuildError.from_dict(error.as_dict()) from error
         except EnvbuildError as error:
             if error.exit_code == ExitCode.INTEGRITY:
                 raise

@@ -4,8 +4,8 @@ Reads one JSON object from stdin: `rattler` (folder that holds the package), `ac
 
     read      `archives` (paths), `out`: writes {path: {"index", "paths", "link", "members" or "error"}} there;
               a member is [name, kind, target], kind one of file, folder, link, hardlink, other
-    install   `records` ([{"archive", "index", "sha256", "size"}]), `prefix`, and `cache`, a folder of this call alone,
-              which files are linked to until it goes; no script runs
+    install   `records` ([{"archive", "file", "index", "sha256", "size"}]), `prefix`, and `cache`, a folder of this call
+              alone, which files are linked to until it goes; no script runs
 
 Ends with 0, or with 1 and a reason as the last line of stderr.
 """
@@ -68,7 +68,7 @@ async def _install(asked: Dict[str, Any]) -> None:
         index.write_text(json.dumps(each["index"]), "utf-8")
         record = rattler.PackageRecord.from_index_json(index, each["size"], each["sha256"])
         address = pathlib.Path(each["archive"]).as_uri()
-        records.append(rattler.RepoDataRecord(record, os.path.basename(each["archive"]), address, "file:///"))
+        records.append(rattler.RepoDataRecord(record, each["file"], address, "file:///"))
     await rattler.install(
         records=records,
         target_prefix=asked["prefix"],

@@ -1,0 +1,50 @@
+"""Channels over HTTP that let in who has the word."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+BASIC = "Basic " + base64.b64encode(b"me:hunter2hunter2").decode()
+Asked = list[tuple[str, str | None]]
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, word: str, host: str = "127.0.0.1", moved: str = "") -> Iterator[tuple[str, Asked]]:
+    """The address of a folder's server, and what was asked: path and `Authorization`.
+
+    `word`: a value of that header, or a beginning of the path (`/t/TOKEN`); empty lets everybody in. `moved`: where
+    archives are, for those who are let in.
+    """
+    asked: Asked = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            said = self.headers.get("Authorization")
+            asked.append((self.path, said))
+            if word.startswith("/") and self.path.startswith(word + "/"):
+                self.path = self.path[len(word) :]
+            elif word not in ("", said):
+                self.send_error(401)
+                return
+            if moved and self.path.endswith(".conda"):
+                self.send_response(302)
+                self.send_header("Location", moved + self.path)
+                self.end_headers()
+                return
+            with contextlib.suppress(ConnectionError):  # who reads the sizes takes a part alone
+                super().do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer((host, 0), partial(Handler, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://{host}:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
