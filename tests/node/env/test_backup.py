@@ -105,7 +105,7 @@ def test_d38_a_step_that_is_still_at_work_is_ended_before_its_run_is_settled(rep
     # Steps are processes of their own: a lease that this one had taken would have it ended as the earlier step.
     hangs = (
         "import sys, time\nfrom envbuild.node import __main__; from envbuild.node.smoke import smoke\n"
-        "smoke.run_programs = lambda *_: time.sleep(60)\nsys.exit(__main__.main())\n"
+        "smoke.run_programs = lambda *_, **__: time.sleep(60)\nsys.exit(__main__.main())\n"
     )
     environment = str(repaired.environment)
     install = repaired.node.install_request(repaired.variant, repair=True)
