@@ -1,4 +1,4 @@
-"""What conda puts in the place of a package's placeholder prefix, taken back: the bytes as they are in the archive.
+"""The bytes of a file as they are in its conda package: rattler wrote the prefix into it, this takes that back.
 
 A text names the prefix wherever it named the placeholder; its first line may have become another where `#!` and the
 prefix are too long for the kernel, or hold a space. In a binary file each string that ends with NUL keeps its place,
