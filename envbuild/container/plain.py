@@ -294,4 +294,8 @@ def _diff(source: LockedSource) -> bytes:
         for name in source.patches:
             apply(f"{top}/b", load_patch(name).spec(source.commit))
         words = ["git", "diff", "--no-index", "--no-prefix", "--binary", "--no-color", "--no-ext-diff", "a", "b"]
-        return subprocess.run(words, cwd=top, capture_output=True, check=False).stdout
+        made = subprocess.run(words, cwd=top, capture_output=True, check=False)
+    if made.returncode != 1 or not made.stdout:  # 1: they differ
+        why = made.stderr.decode("utf-8", "replace").strip()[-300:] or "the patches change nothing"
+        raise NodeError("patch-failed", f"git could not say what the patches of {source.name} change", why=why)
+    return made.stdout

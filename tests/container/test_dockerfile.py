@@ -328,3 +328,16 @@ def test_the_catalog_names_profiles_variants_and_targets_that_are_there() -> Non
     for name, known in load_containers().stacks.items():
         recipe = recipe_for(Choice(name))
         assert (recipe.profile, recipe.variant.id) == (known.profile, known.variant)
+
+
+def test_edits_that_change_nothing_are_told_and_no_empty_patch_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(_source: object, folder: str, _origin: object) -> None:
+        Path(folder).mkdir()
+        Path(folder, "setup.py").write_text("pass\n")
+
+    monkeypatch.setattr(plain.git_source, "fetch", fetch)
+    monkeypatch.setattr(plain, "apply", lambda *_: None)
+    made, failed = plain.make_patches(plain.make_plain(recipe_for(Choice("megatron-alpa", profile="ported"))))
+    assert made == {}
+    assert "patches/apex.patch is not written" in "\n".join(failed)
+    assert all("the patches change nothing" in each for each in failed)

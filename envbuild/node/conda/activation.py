@@ -5,6 +5,7 @@ modulefiles, and a plain `sh`, which may not read what is written for bash.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -16,6 +17,7 @@ _DEADLINE = 60.0
 _SYSTEM_PATH = "/usr/bin:/bin"
 # A shell sets these itself.
 _SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # an exported function of bash has another form
 
 
 def scripts(environment: str, folder: str = "activate.d") -> "list[str]":
@@ -77,7 +79,7 @@ def is_list(name: str) -> bool:
 
 
 def _is_theirs(name: str) -> bool:
-    return name not in _SHELL and not looks_secret(name, any_key=False)
+    return bool(_NAME.match(name)) and name not in _SHELL and not looks_secret(name, any_key=False)
 
 
 def _added(name: str, value: str, before: "dict[str, str]") -> str:

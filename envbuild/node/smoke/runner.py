@@ -107,6 +107,8 @@ class Scratch:
         self.path = ""
         self._template: Template | None = None
         self._live: list[_Process] = []
+        self._lock = threading.Lock()
+        self._closed = False
         self._count = itertools.count(1)
 
     def __enter__(self) -> "Scratch":
@@ -125,13 +127,19 @@ class Scratch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End what still runs, and remove everything."""
+        """Remove everything."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """End what still runs; nothing is started any more."""
+        with self._lock:
+            self._closed = True
         for process in self._live:
             if not process.ended():
                 process.kill()
         if self._template:
             self._template.close()
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _write(self, name: str, text: str) -> None:
         with open(os.path.join(self.path, "envbuild_smoke", name + ".py"), "w", encoding="utf-8") as file:
@@ -151,9 +159,15 @@ class Scratch:
         """Program `name` as a copy; None where it needs a process of its own."""
         return self._template.start(name, request, output, seconds) if self._template else None
 
-    def add(self, process: "_Process") -> None:
-        """End it with the folder at the latest."""
-        self._live.append(process)
+    def run(
+        self, start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]", request: Json, keep: int
+    ) -> "_Process":
+        """Start a program, which ends with this folder at the latest. Raises RuntimeError once that is closed."""
+        with proc.starting(), self._lock:
+            if self._closed:
+                raise RuntimeError("the smoke test has ended")
+            self._live.append(_Process(start, self, request, keep))
+            return self._live[-1]
 
 
 def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
@@ -306,9 +320,7 @@ def _run(
         for request in requests:
             full = dict({"events": scratch.fresh("events")}, **request)
             full["deadline"] = max(deadline, 0.1)
-            with proc.starting():
-                processes.append(_Process(start, scratch, full, keep))
-                scratch.add(processes[-1])
+            processes.append(scratch.run(start, full, keep))
         _wait(processes, started + deadline + _GRACE)
     finally:
         for process in processes:

@@ -7,6 +7,7 @@ error: the answer has `ok` false and `exit` 1, or 6 when only floors were missed
 environment.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -91,8 +92,9 @@ def smoke_items(
             raise NodeError(
                 "smoke-unknown", "there is no smoke item %r" % (item.get("name"),), hint="known: %s" % ", ".join(_ITEMS)
             )
-    # The folder goes first: that ends the programs which a thread may wait for.
-    with futures.ThreadPoolExecutor(len(_UNTIMED)) as pool, Scratch(tmp, programs) as scratch:
+    # What runs is ended before the threads that wait for it are waited for; the folder goes last.
+    pool = futures.ThreadPoolExecutor(len(_UNTIMED))
+    with Scratch(tmp, programs) as scratch, pool, contextlib.closing(scratch):
         if any(item["name"] in _PRELOADED for item in items):
             scratch.preload(spec.environment, spec.variables)
         work = functools.partial(_item, spec, scratch)

@@ -13,6 +13,8 @@ import time
 from envbuild.node.protocol import Json
 
 _LARGEST = 65536
+_PATIENCE = 120.0  # s for the import of torch
+_ANSWER = 20.0  # s for a fork
 
 
 class Copy:
@@ -63,31 +65,33 @@ class Template:
             )
 
     def start(self, name: str, request: str, output: int, seconds: float) -> "Copy | None":
-        """Run program `name` on the file `request`; None where no copies can be had within `seconds`."""
+        """Run program `name` on the file `request`; None where it needs a process of its own.
+
+        Torch gets half of `seconds` to be imported, and two minutes at most; after that no more copies are made.
+        """
         with self._lock:
             try:
-                self._ready = self._ready or bool(self._receive(seconds).get("ready"))
-                if not self._ready:
-                    return None
+                while not self._ready:
+                    self._ready = bool(self._receive(min(seconds / 2, _PATIENCE)).get("ready"))
                 message = json.dumps({"name": name, "request": request}).encode("utf-8")
                 handed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output]).tobytes())
                 self._socket.sendmsg([message], [handed])
                 answer: Json = {}
                 while "started" not in answer:
-                    answer = self._receive(seconds)
-                return Copy(self, int(answer["started"]))
-            except (OSError, ValueError):  # it has ended, or did not answer: the program gets a process of its own
-                self._ready = False
+                    answer = self._receive(_ANSWER)
+            except (OSError, ValueError):  # it has ended, or does not answer
+                self.close()
                 return None
+            return Copy(self, int(answer["started"])) if answer["started"] else None
 
     def status(self, pid: int) -> "int | None":
-        """How the copy ended, None while it runs; 1 where nobody is left who could tell."""
+        """How the copy ended, None while it runs; the copies of a template that has ended are killed with it."""
         with self._lock:
             try:
                 while pid not in self._statuses and select.select([self._socket], [], [], 0)[0]:
                     self._receive(0.0)
             except (OSError, ValueError):
-                self._statuses[pid] = 1
+                self._statuses[pid] = -signal.SIGKILL
             return self._statuses.get(pid)
 
     def _receive(self, seconds: float) -> Json:
@@ -100,7 +104,7 @@ class Template:
         return answer
 
     def close(self) -> None:
-        """End it; its copies are ended by whoever started them."""
+        """End it, and its copies with it."""
         self._socket.close()
         try:
             os.killpg(self._popen.pid, signal.SIGKILL)

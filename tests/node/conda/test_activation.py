@@ -18,6 +18,8 @@ from tests.support.conda import ACTIVATE
 MORE = """
 export LD_LIBRARY_PATH="$CONDA_PREFIX/lib:$LD_LIBRARY_PATH" PATH="$CONDA_PREFIX/tools:$PATH"
 export FORGE_TOKEN=abc SEEN="${SECRET-nothing}"
+helper() { true; }
+export -f helper
 echo "what is printed is not taken for a variable"
 """
 

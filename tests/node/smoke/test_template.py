@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -84,3 +86,34 @@ def test_an_error_of_one_of_them_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="soon"):
         smoke.smoke_items(smoke.Spec(str(tmp_path / "env"), {}, True), items, str(tmp_path / "scratch"))
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_an_import_that_takes_too_long_costs_half_of_the_time_and_no_more(tmp_path: Path, log: Path) -> None:
+    name = "str(sys.modules['__main__'].__spec__)"
+    slow = f"import sys, time\nif 'envbuild_smoke.template' in {name}:\n    time.sleep(600)\n"
+    where = environment(tmp_path, log, slow)
+    items = [{"name": "training", "deadline": 6}, {"name": "training", "deadline": 6}]
+    spec = smoke.Spec(str(where), {}, False)
+    checks = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), PROGRAMS)
+    assert [check["status"] for check in checks] == ["passed"] * 2
+
+
+def test_nothing_is_started_after_the_end_and_the_folder_goes(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    programs = {"imports": f"import os, time\nopen({str(marks)!r} + '/' + str(os.getpid()), 'w')\ntime.sleep(60)\n"}
+    code = (
+        "import os, signal, sys, threading, time\nfrom envbuild.node.smoke import smoke\n"
+        "def stop():\n"
+        "    while not os.listdir(sys.argv[3]):\n        time.sleep(0.02)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=stop, daemon=True).start()\n"
+        "spec = smoke.Spec(sys.argv[1], {'imports': ['a', 'b']}, True)\n"
+        f"smoke.smoke_items(spec, [{{'name': 'sound', 'deadline': 50}}], sys.argv[2], {programs!r})\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "env"), str(tmp_path / "scratch"), str(marks)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=45)
+    assert "KeyboardInterrupt" in done.stderr
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert len(list(marks.iterdir())) == 1

@@ -1,13 +1,14 @@
 """Smoke program `template`: imports torch once and starts the other programs as copies of itself, which need not.
 
 Its stdin is a SOCK_SEQPACKET socket. It says `{"ready": true}` once, then takes messages `{"name": PROGRAM, "request":
-PATH}`, each with the descriptor of the copy's output, and answers `{"started": PID}`. When a copy has ended, `{"ended":
-PID, "status": S}` follows (S negative for a signal). It ends with the other end of the socket. Nothing here touches a
-GPU: a CUDA context does not survive a fork.
+PATH}`, each with the descriptor of the copy's output, and answers `{"started": PID}` (0: no fork). When a copy
+has ended, `{"ended": PID, "status": S}` follows (S negative for a signal). It ends with the other end of the socket.
+Nothing here touches a GPU: a CUDA context does not survive a fork.
 """
 
 import array
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import warnings
 from typing import Any, Dict, List, Tuple
 
 _LARGEST = 65536
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h: a copy ends with the process that could tell how it ended
 
 
 def _preload() -> bool:
@@ -65,7 +67,13 @@ def _become(asked: Dict[str, Any], output: int) -> int:
 
 
 def _copy(control: socket.socket, asked: Dict[str, Any], output: int, own: List[int]) -> None:
-    pid = os.fork()
+    own_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(output)
+        _send(control, {"started": 0})
+        return
     if pid:
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # both do it: whoever hears of the copy may end its group at once
@@ -75,6 +83,9 @@ def _copy(control: socket.socket, asked: Dict[str, Any], output: int, own: List[
     code = 1
     try:
         os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != own_pid:
+            return
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in own:
