@@ -86,7 +86,9 @@ def iterations(trace: Trace) -> list[Iteration]:
     first, last, until = dict[int, float](), dict[int, float](), dict[tuple[int, int], float]()
     busy: defaultdict[int, float] = defaultdict(float)
     spans = Counter(trace.iterations)
-    for number, rank, start, end in zip(trace.iterations, trace.ranks, trace.starts, trace.ends, strict=True):
+    # Spans are in the order of their ends, and what overlaps is told by the order of starts.
+    for row in sorted(range(len(trace)), key=trace.starts.__getitem__):
+        number, rank, start, end = trace.iterations[row], trace.ranks[row], trace.starts[row], trace.ends[row]
         first[number] = min(first.get(number, start), start)
         last[number] = max(last.get(number, end), end)
         since = until.get((number, rank), start)

@@ -23,7 +23,8 @@ _RECORD = re.compile(
 )
 # What only a record has: where it is left over, the line is broken.
 _LEFT = re.compile(
-    rb"(?:forward|backward) (?:start|finished)|can reduce, |iteration (?:starts|ends) at|^[0-9]+, [0-9]+, "
+    rb"(?:forward|backward) (?:start|finished)|can reduce, |iteration (?:starts|ends) at|^[0-9]+, [0-9]+, |"
+    rb"^rank [0-9]+ iteration"
 )
 _NAMED = 20  # broken lines that are named
 
@@ -77,12 +78,16 @@ class Trace:
 
 @dataclass(slots=True)
 class _Reader:
-    """`open`: when a pass began, by rank, direction and index; `current`: the iteration of a rank that says it."""
+    """`open`: when a pass began, by rank, direction and index; `seen`: in which iteration, the last time.
+
+    `current`: the iteration of a rank; `within`: whether its last mark began one, for ranks that write marks.
+    """
 
     trace: Trace
     open: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    current: dict[int, int] = field(default_factory=dict)
     seen: Counter[tuple[int, int, int]] = field(default_factory=Counter)
+    current: Counter[int] = field(default_factory=Counter)
+    within: dict[int, bool] = field(default_factory=dict)
 
     def line(self, text: bytes, name: str, number: int) -> None:
         """All records of a line."""
@@ -108,10 +113,11 @@ class _Reader:
         at = float(seconds)
         if what is None:
             rank = int(marked)
-            if event == b"iteration starts":
-                self.current[rank] = self.current.get(rank, 0) + 1
-            count = self.current.get(rank, 0)
-            self.trace.marks.append((at, rank, f"iteration {count} {event[10:].decode()}"))
+            starts = event == b"iteration starts"
+            if starts or self.within.get(rank) is False:  # the second end in a row: its start is lost
+                self.current[rank] += 1
+            self.within[rank] = starts
+            self.trace.marks.append((at, rank, f"iteration {self.current[rank]} {event[10:].decode()}"))
         elif what == b"can reduce":
             self.trace.marks.append((at, int(rank_), f"model chunk {int(index_)} can reduce"))
         else:
@@ -119,24 +125,37 @@ class _Reader:
             if what[-1] == 116:  # start
                 if key in self.open:
                     self.trace.fault(f"{name}:{number}", "a pass starts twice")
+                self._begins(key)
                 self.open[key] = at
             else:
                 self._finished(key, at, name, number)
 
+    def _begins(self, key: tuple[int, int, int]) -> None:
+        """The pass belongs to the rank's iteration or, where a mark is lost or none is written, begins the next one."""
+        rank, _, index = key
+        within = self.within.get(rank)
+        # Without marks: an index comes once in an iteration in each direction, forward before backward.
+        if within is False or (
+            within is None and max(self.seen[key], self.seen[rank, BACKWARD, index]) == self.current[rank]
+        ):
+            self.current[rank] += 1
+        if within is False:
+            self.within[rank] = True
+        self.seen[key] = self.current[rank]
+
     def _finished(self, key: tuple[int, int, int], end: float, name: str, number: int) -> None:
         start = self.open.pop(key, None)
+        if start is not None and self.seen[key] != self.current[key[0]]:
+            start = None  # an earlier iteration's
+        if start is None:
+            self._begins(key)
         if start is None or end < start:
             says = "a pass ends before it starts" if start is not None else "a pass ends that did not start"
             self.trace.fault(f"{name}:{number}", says)
             return
-        trace, rank = self.trace, key[0]
-        count = self.current.get(rank)
-        if count is None:
-            # No marks: every index comes once in an iteration, in each direction.
-            self.seen[key] += 1
-            count = self.seen[key]
-        trace.ranks.append(rank)
-        trace.iterations.append(count)
+        trace = self.trace
+        trace.ranks.append(key[0])
+        trace.iterations.append(self.seen[key])
         trace.directions.append(key[1])
         trace.indices.append(key[2])
         trace.starts.append(start)

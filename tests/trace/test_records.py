@@ -104,3 +104,35 @@ def test_files_of_several_nodes_are_one_trace(tmp_path: Path) -> None:
     parts = [[line for line in lines if line.removeprefix("rank ")[0] in ranks] for ranks in ("01", "23")]
     files = [write(tmp_path / f"{number}.txt", part) for number, part in enumerate(parts)]
     assert sorted(read(files).starts) == sorted(read([write(tmp_path / "all.txt", lines)]).starts)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        ("0, 0, forward start",),
+        ("0, 0, forward finished",),
+        ("0, 0, forward start", "0, 0, forward finished"),
+        ("1, 2, forward start",),
+        ("1, 2, backward finished",),
+        ("1, 1, backward start", "1, 1, backward finished"),
+        ("rank 0 iteration starts",),
+        ("rank 0 iteration ends",),
+    ],
+)
+def test_a_torn_line_costs_its_own_pass_and_shifts_no_later_iteration(
+    tmp_path: Path, marks: bool, torn: tuple[str, ...]
+) -> None:
+    parts = [iteration(2, 2, 3, begin=1700000000.0 + number, marks=marks) for number in range(5)]
+    parts[1] = [line[: len(line) - 25] if line.startswith(torn) else line for line in parts[1]]
+    trace = read([write(tmp_path / "t.txt", [line for part in parts for line in part])])
+    for number in (1, 2, 3, 4, 5):
+        spans = list(trace.spans(number))
+        assert {int(span.start - 1700000000.0) for span in spans} == {number - 1}, number
+        lost = len({line.rsplit(" ", 1)[0] for line in torn if line[0] != "r"}) if number == 2 else 0
+        assert len(spans) == 12 - lost, number
+
+
+def test_a_torn_mark_is_a_broken_record(tmp_path: Path) -> None:
+    trace = read([write(tmp_path / "t.txt", ["rank 0 iteration sta", "rank 0 is ready"])])
+    assert (trace.lines, trace.others) == (["t.txt:1: a broken record"], 1)

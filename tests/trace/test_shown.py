@@ -47,6 +47,14 @@ def test_the_share_of_the_bubble_is_that_of_the_schedule(folder: Path) -> None:
     assert [each["number"] for each in told["iterations"]] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("inner", [(12.0, 15.0), (10.0, 12.0), (10.0, 20.0)])
+def test_a_rank_that_is_busy_in_overlapping_passes_has_no_bubble(tmp_path: Path, inner: tuple[float, float]) -> None:
+    # Spans are in the order of their ends: the inner pass comes before the one that began first.
+    lines = ["0, 0, forward start, 10.0%", f"0, 1, forward start, {inner[0]}%", f"0, 1, forward finished, {inner[1]}%"]
+    (found,) = iterations(read([write(tmp_path / NAME, [*lines, "0, 0, forward finished, 20.0%"])]))
+    assert (found.seconds, found.bubble) == (10.0, 0.0)
+
+
 def test_a_chrome_trace_has_every_pass_in_microseconds(folder: Path) -> None:
     run(str(folder / NAME), "--output", str(folder), "--format", "chrome")
     events = json.loads((folder / NAME).with_suffix(".json").read_text())["traceEvents"]
