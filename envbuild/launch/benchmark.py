@@ -45,7 +45,10 @@ def metric(bench: Bench, values: Sequence[float]) -> Metric:
     """All figures as one sample."""
     name = bench.metric.split(" (")[0].replace(" ", "_")
     middle = statistics.median(values)
-    return Metric(name=name, unit=bench.unit, n=len(values), median=middle, least=min(values), greatest=max(values))
+    return Metric(
+        name=name, unit=bench.unit, n=len(values), median=middle, least=min(values), greatest=max(values),
+        lower_is_better=bench.lower_is_better,
+    )  # fmt: skip
 
 
 def compare(

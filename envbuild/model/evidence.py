@@ -15,12 +15,15 @@ from envbuild.model.finding import Severity
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
-EVIDENCE_VERSION = "1.2"
+EVIDENCE_VERSION = "1.3"
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
 class Metric(StrictModel):
-    """A measured number with its sample: `n` values, median, least and greatest, in `unit`."""
+    """A measured number with its sample: `n` values, median, least and greatest, in `unit`.
+
+    `floor` is the least that the median must be, `lower_is_better` whether less is more: a time, not a rate.
+    """
 
     name: str
     unit: str
@@ -29,6 +32,7 @@ class Metric(StrictModel):
     least: float
     greatest: float
     floor: float | None = None
+    lower_is_better: bool = False
 
 
 class Comparison(StrictModel):
@@ -191,7 +195,7 @@ class Evidence(StrictModel):
     `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
     """
 
-    schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
+    schema_version: Literal["1.0", "1.1", "1.2", "1.3"] = "1.3"
     envbuild: str
     verb: str
     run: str

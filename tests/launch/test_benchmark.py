@@ -91,6 +91,13 @@ def test_the_warm_up_is_left_out_and_counted(values: list[float], warmup: int) -
         assert made.least <= made.median <= made.greatest
 
 
+def test_a_time_is_a_figure_of_which_less_is_better() -> None:
+    for name, lower in (("megatronapp", True), ("megatron-deepspeed-slurm", True), ("megatron-alpa", False)):
+        reference = stack(name).reference
+        assert reference is not None and reference.bench is not None, name
+        assert metric(reference.bench, [1.0]).lower_is_better is lower, name
+
+
 def test_every_document_says_how_its_own_run_is_measured() -> None:
     for name in ("megatron-alpa", "opt-175b", "megatron-deepspeed-alcf", "megatronapp", "megatron-deepspeed-slurm"):
         reference = stack(name).reference

@@ -16,10 +16,10 @@ from tests.report.samples import checks, evidence, facts, fleet, node
 from tests.report.test_render import Page, hostile
 
 
-def faster(factor: float) -> dict[str, Any]:
+def faster(factor: float, **more: Any) -> dict[str, Any]:
     found = checks()
     for metric in found[2]["metrics"]:
-        metric.update({key: metric[key] * factor for key in ("median", "least", "greatest")})
+        metric.update(more | {key: metric[key] * factor for key in ("median", "least", "greatest")})
     return node(checks=found)
 
 
@@ -31,6 +31,14 @@ def test_a_run_does_not_differ_from_itself() -> None:
 @pytest.mark.parametrize(("factor", "kind", "code"), [(0.75, "slipped", 6), (0.9, None, 0), (1.2, "changed", 0)])
 def test_a_figure_slips_where_it_leaves_its_spread_downwards(factor: float, kind: str | None, code: int) -> None:
     changes = compare(evidence(), evidence(faster(factor)))
+    assert [change.kind for change in changes] == ([kind] if kind else [])
+    assert exit_code(changes) == code
+
+
+@pytest.mark.parametrize(("factor", "kind", "code"), [(0.75, "changed", 0), (1.0, None, 0), (1.3, "slipped", 6)])
+def test_a_time_slips_where_it_leaves_its_spread_upwards(factor: float, kind: str | None, code: int) -> None:
+    before, after = (evidence(faster(each, unit="ms", lower_is_better=True)) for each in (1.0, factor))
+    changes = compare(before, after)
     assert [change.kind for change in changes] == ([kind] if kind else [])
     assert exit_code(changes) == code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,18 @@ def test_claims_and_floors_stand_beside_what_was_measured() -> None:
     assert missed.says.startswith("1 of 63 nodes below the floor")
     assert "on gpu63" in missed.says
     assert sections(failing_fleet()).badges[0].tone == "amber", "no package has a hash there"
+
+
+@pytest.mark.parametrize(("lower", "worst"), [(False, "the lowest of 2 nodes, on a; the highest is 130"),
+                                              (True, "the highest of 2 nodes, on b; the lowest is 100")])  # fmt: skip
+def test_the_worst_node_is_the_slowest_where_lower_is_better(lower: bool, worst: str) -> None:
+    def told(value: float) -> list[dict[str, Any]]:
+        figure = {"name": "time", "unit": "ms", "n": 1, "lower_is_better": lower}
+        metric = figure | dict.fromkeys(("median", "least", "greatest"), value)
+        return [{"name": "bench", "status": "passed", "says": "", "metrics": [metric]}]
+
+    [found] = claims(evidence(node("a", checks=told(100.0)), node("b", checks=told(130.0))))
+    assert (found.measured, found.says) == ("130" if lower else "100", worst)
 
 
 def test_a_package_that_is_not_as_locked_is_the_first_pin_and_unfolded() -> None:

@@ -17,7 +17,7 @@ Kind = Literal["changed", "worse", "slipped"]
 
 @dataclass(frozen=True)
 class Change:
-    """Something is other, on `nodes` where it is about some: it is `worse`, or a figure `slipped` below its spread."""
+    """Something is other, on `nodes` where it is about some: it is `worse`, or a figure `slipped` out of its spread."""
 
     kind: Kind
     topic: str
@@ -113,13 +113,14 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
 
 
 def _metrics(was: Check, now: Check) -> Iterator[Change]:
-    """A median outside the other run's least and greatest is a change; below, it slipped: all figures are rates."""
+    """A median outside the other run's least and greatest is a change; on the worse side it slipped."""
     known = {metric.name: metric for metric in was.metrics}
     for metric in now.metrics:
         old = known.get(metric.name)
         if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
             continue
-        kind: Kind = "slipped" if metric.median < old.least else "changed"
+        lower_is_better = metric.lower_is_better or old.lower_is_better
+        kind: Kind = "slipped" if (metric.median > old.greatest) == lower_is_better else "changed"
         percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
         yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
 

@@ -73,13 +73,14 @@ def _figures(evidence: Evidence) -> Iterator[Claim]:
 
 def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
     """The worst node stands for all: a floor holds where it holds on each."""
-    who, worst, check = min(found, key=lambda each: (each[1].median, not below_floor(each[1])))
-    medians = sorted(metric.median for _, metric, _ in found)
+    sign, end, other = (-1, "highest", "lowest") if found[0][1].lower_is_better else (1, "lowest", "highest")
+    who, worst, check = min(found, key=lambda each: (sign * each[1].median, not below_floor(each[1])))
+    best = sign * max(sign * metric.median for _, metric, _ in found)
     floor = max((metric.floor for _, metric, _ in found if metric.floor is not None), default=None)
     bad = sum(below_floor(metric) for _, metric, _ in found)
     spread = f"median of n = {worst.n}, {number(worst.least)} to {number(worst.greatest)}"
     if len(found) > 1:
-        spread = f"the lowest of {plural(len(found), 'node')}, on {who}; the highest is {number(medians[-1])}"
+        spread = f"the {end} of {plural(len(found), 'node')}, on {who}; the {other} is {number(best)}"
     says = f"{bad} of {plural(len(found), 'node')} below the floor; {spread}" if bad else spread
     tone = "red" if bad else "green" if floor is not None else ""
     percent = "–" if not floor else f"{100 * worst.median / floor:.0f} %"
