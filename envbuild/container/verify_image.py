@@ -48,8 +48,11 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
     from xml.etree import ElementTree
 
     from envbuild.model.evidence import Check
+    from envbuild.redact import redact_data
     from envbuild.report.formats.junit import suite
+    from envbuild.report.text import visible_data
 
+    image, found = visible_data(redact_data([image, found]))
     checks = [Check.from_plain(each) for each in (*found["checks"], *found.get("smoke", {}).get("checks", []))]
     started = datetime.now(UTC).isoformat()
     return ElementTree.tostring(suite(found["stack"], image, checks, started), encoding="unicode") + "\n"

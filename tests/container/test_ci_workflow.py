@@ -66,6 +66,14 @@ def test_the_job_with_gpus_is_there_only_with_a_runner_for_it() -> None:
         assert "h200" in gpu.values() and "--gpus" in gpu.values()
 
 
+def test_junit_of_an_image_is_xml_whatever_its_checks_say() -> None:
+    check = {"name": "files", "status": "failed", "says": "a\x00b \x1b[31m", "details": {"output": "c\x08\ufffe"}}
+    [case] = ET.fromstring(as_junit("team/image:1", {"stack": "s\x01", "checks": [check]}))
+    failure = case.find("failure")
+    assert failure is not None
+    assert (failure.get("message"), failure.text) == ("a\\x00b \\x1b[31m", "c\\x08\\ufffe")
+
+
 def test_junit_has_a_case_for_each_check_with_what_it_says() -> None:
     checks = [
         {"name": "stamp", "status": "passed", "says": "it is there"},
