@@ -26,14 +26,24 @@ def pack(files: Files) -> bytes:
 
 def unpack(data: bytes) -> Files:
     """The list in what `pack` made, or a node. Raises ValueError for what is none, or is larger than 64 MiB."""
-    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        text = stream.decompress(data, LIMIT)
-        found: Any = json.loads(text) if stream.eof and not stream.unused_data else None
-    except (zlib.error, RecursionError) as error:
+        found: Any = json.loads(text(data))
+    except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(found, dict) or not all(map(_is_row, found.values())):
         raise ValueError("not a list of files")
+    return found
+
+
+def text(data: bytes) -> bytes:
+    """The JSON of a packed list. Raises ValueError for what is not one whole stream, or is larger than 64 MiB."""
+    stream = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        found = stream.decompress(data, LIMIT)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof or stream.unused_data:
+        raise ValueError(f"not one whole stream of at most {LIMIT} bytes")
     return found
 
 

@@ -7,22 +7,23 @@ stays: look at what you publish.
 
 from __future__ import annotations
 
-import gzip
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from envbuild.model import file_list
 from envbuild.model.evidence import Attachment, Evidence
 from envbuild.redact import redact_data, redact_text
 
-_MAC = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:])")
+_MAC = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?!:?[0-9A-Fa-f])")
 _MAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+")
 _HOME = re.compile(r"/(?:home|Users|u|users)/[^/\s\"':;,]+|/root(?![A-Za-z0-9_-])")
-_ADDRESS = re.compile(r"(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+)(?![\w.:]*[\w:])")
+_IPV6 = re.compile(r"(?<![\w.])(?=[0-9A-Fa-f]*:)[0-9A-Fa-f:.]++(?!\w)")
+_IPV4 = re.compile(r"(?<![A-Za-z0-9.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![A-Za-z0-9]|\.[0-9])")
 _VERSION = re.compile(r'"?version"?\s{0,2}[=:]\s{0,2}"([^"\n]{1,80})"')
 _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
-_ALONE = r"(?<![A-Za-z0-9_-])(?:%s)(?![A-Za-z0-9_-])"
+_ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
 # What says nothing to a reader of the page and much about a machine.
 _DROPPED = ("environments", "toolchain", "tmp", "modules", "visible_devices", "files_found", "reachable", "busy")
@@ -33,40 +34,54 @@ class Publisher:
 
     def __init__(self, evidence: Evidence) -> None:
         """Collect the names."""
+        from envbuild.catalog.loader import list_targets
+
         facts = [node.facts for node in evidence.nodes if node.facts]
         hosts = {node.node for node in evidence.nodes} | {name for each in facts for name in (each.hostname, each.node)}
         self.versions = {version for node in evidence.nodes for version in node.packages.values()}
         self.versions |= {row.version for variant in evidence.variants for row in variant.packages}
         self.versions |= {each.version for found in facts for each in found.compilers}
         self.versions |= {each.version for found in facts for each in found.pythons}
-        taken = {evidence.stack, evidence.profile, *_PLAIN}
+        taken = {evidence.stack, evidence.profile, *_PLAIN, *_vocabulary(Evidence.model_json_schema())}
         taken |= {name for node in evidence.nodes for name in node.packages}
         self.pseudonyms = _pseudonyms(host for host in hosts if host)
-        self._words = {name: to for name, to in self.pseudonyms.items() if name.lower() not in taken}
+        servers = {each.scheduler.job.partition(".")[2] for each in facts if each.scheduler.job}
+        words = {server.split(".", 1)[0]: "host" for server in servers}
+        words |= dict.fromkeys({evidence.target}.difference(list_targets()), "target") | self.pseudonyms
         homes = {each.home for each in facts if len(each.home) > 1}
         users = {each.user for each in facts} | {home.rsplit("/", 1)[-1] for home in homes}
-        self._words |= {user: "user" for user in users if len(user) > 1 and user.lower() not in taken}
-        domains = {host.split(".", 1)[1] for host in hosts if "." in host and not _is_address(host)}
+        words |= dict.fromkeys(users, "user")
+        words = {name: to for name, to in words.items() if len(name) > 1 and name.lower() not in taken}
+        # A name that is a part of one that stays (of a package, of a field) is none there.
+        words |= {name: "" for name in taken if any(word.lower() in name.lower() for word in words)}
+        domains = {host.split(".", 1)[1] for host in hosts | servers if "." in host and not _is_address(host)}
         self._domain = _alternatives(rf"(?:[A-Za-z0-9-]+\.)*{re.escape(each)}" for each in domains if "." in each)
         places = {each.prefix.path: "/prefix" for each in facts} | {each.shared: "/shared" for each in facts}
         self._places = {place: to for place, to in places.items() if len(place) > 1} | dict.fromkeys(homes, "~")
-        self._word = _alternatives(map(re.escape, sorted(self._words, key=len, reverse=True)))
-        self._lower = {name.lower(): to for name, to in self._words.items()}
+        longest = sorted(self._places, key=len, reverse=True)
+        # With the rest of its name it is another place, beside it.
+        self._place = re.compile(rf"({'|'.join(map(re.escape, longest)) or '(?!)'})([\w-]*)")
+        self._word = _alternatives(map(re.escape, sorted(words, key=len, reverse=True)))
+        self._lower = {name.lower(): to for name, to in words.items()}
 
     def text(self, text: str) -> str:
         """`text` without names, addresses and secrets."""
         text = redact_text(text)
-        for place in sorted(self._places, key=len, reverse=True):
-            text = text.replace(place, self._places[place])
+        text = self._place.sub(lambda found: "/path" if found[2] else self._places[found[1]], text)
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
         if self._word is not None:
-            text = self._word.sub(lambda found: self._lower[found[0].lower()], text)
+            text = self._word.sub(lambda found: self._lower[found[0].lower()] or found[0], text)
         if self._domain is not None:
             text = self._domain.sub("host", text)
-        return _ADDRESS.sub(self._address, text)
+        return _IPV4.sub(self._address, _IPV6.sub(self._address, text))
 
     def _address(self, found: re.Match[str]) -> str:
-        return "address" if found[0] not in self.versions and _is_address(found[0]) else found[0]
+        if found[0] in self.versions:
+            return found[0]
+        if _is_address(found[0]):
+            return "address"
+        rest, last = found[0][:-1], found[0][-1]
+        return f"address{last}" if last in ":." and _is_address(rest) else found[0]
 
     def data(self, value: Any) -> Any:
         """`text` for every string of JSON-like data, keys included."""
@@ -79,20 +94,16 @@ class Publisher:
 
 def published(evidence: Evidence) -> Evidence:
     """Evidence for everybody to see; its attachments are those that can go with it as they are (`may_go`)."""
-    from envbuild.catalog.loader import list_targets
-
     clean = Publisher(evidence)
     data = redact_data(evidence.to_json_dict())
     for node in data["nodes"]:
         for key in _DROPPED:
             node.get("facts", {}).pop(key, None)
+        node.get("facts", {}).get("scheduler", {}).pop("job", None)
         for nic in node.get("facts", {}).get("nics", ()):
             nic["addresses"] = []
         for gpu in node.get("facts", {}).get("gpus", ()):
             gpu["uuid"] = ""
-    if data["target"] not in list_targets():
-        data["command"] = ["target" if word == data["target"] else word for word in data.get("command", ())]
-        data["target"] = "target"
     kept = [item for item in data.pop("attachments", ()) if item["kind"] in ("lock", "variant", "files")]
     return Evidence.from_plain({**clean.data(data), "attachments": kept})
 
@@ -102,12 +113,21 @@ def may_go(evidence: Evidence, item: Attachment, data: bytes) -> bool:
     if item.kind not in ("lock", "variant", "files"):
         return False
     try:
-        text = (gzip.decompress(data) if item.kind == "files" else data).decode()
-    except (OSError, EOFError, ValueError):
+        text = (file_list.text(data) if item.kind == "files" else data).decode()
+    except ValueError:
         return False
     clean = Publisher(evidence)
     clean.versions |= set(_VERSION.findall(text))
     return clean.text(text) == text
+
+
+def _vocabulary(schema: Any) -> Iterator[str]:
+    """The names of fields and the fixed values of a JSON schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+        yield from schema.get("enum", ())
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _vocabulary(each)
 
 
 def _pseudonyms(hosts: Iterable[str]) -> dict[str, str]:

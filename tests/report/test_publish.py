@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from envbuild.cli.report_cmd import report
-from envbuild.model.evidence import Evidence
+from envbuild.model import file_list
+from envbuild.model.evidence import Attachment, Evidence
 from envbuild.report.copies import copy_report
 from envbuild.report.formats.every import FORMATS
-from envbuild.report.publish import published
+from envbuild.report.publish import Publisher, may_go, published
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_json, render_markdown
 from tests.report.samples import evidence, facts, fleet, node
@@ -82,6 +83,67 @@ def test_pseudonyms_are_the_same_all_over_and_versions_are_no_addresses() -> Non
     assert found.nodes[0].packages == {"ninja": "1.10.2.3"}
     assert published(fleet()).target == "target"
     assert published(evidence()).target == "local"
+
+
+def machine(**more: Any) -> Publisher:
+    told = {**facts("x3001", 1), "user": "alice", "home": "/home/alice", **more}
+    told["prefix"] = {"path": "/lus/x/env", "writable": True}
+    return Publisher(evidence(node("x3001", facts=told), target="mysite"))
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("10.1.2.3:61001", "address:61001"),
+        ("http://10.1.2.3:3128/", "http://address:3128/"),
+        ("10.1.2.3: connection refused", "address: connection refused"),
+        ("fd00:1:2::3: refused", "address: refused"),
+        ("fd00:1:2::3.", "address."),
+        ("addr:fd00::3 and ::ffff:10.1.2.3", "addr:address and address"),
+        ("52:54:00:ab:cd:ef: up", "address: up"),
+        ("at 10:20:30, std::vector<a>, 1.2.3.4.5", "at 10:20:30, std::vector<a>, 1.2.3.4.5"),
+        ("job 123456.polaris-pbs-01.hsn.example.edu", "job host"),
+        ("123456.polaris-pbs-01 on polaris-pbs-01", "123456.host on host"),
+        ("--target=mysite", "--target=target"),
+        ("x3001-hsn0 x3001_log", "node-1-hsn0 node-1_log"),
+        ("/tmp/alice_run /tmp/envbuild-alice", "/tmp/user_run /tmp/envbuild-user"),
+        ("/lus/x/env/a /lus/x/env", "/prefix/a /prefix"),
+        ("/lus/x/envs/a", "/path/a"),
+        ("malice", "malice"),
+    ],
+)
+def test_addresses_names_and_places_go_wherever_they_end(text: str, clean: str) -> None:
+    job = {"kind": "pbs", "job": "123456.polaris-pbs-01.hsn.example.edu"}
+    assert machine(scheduler=job).text(text) == clean
+
+
+def test_the_job_of_a_scheduler_goes() -> None:
+    told = facts("x3001", 1) | {"scheduler": {"kind": "pbs", "job": "123456.polaris-pbs-01.hsn.example.edu"}}
+    found = published(evidence(node("x3001", facts=told), target="mysite", command=["envbuild", "--target=mysite"]))
+    assert found.nodes[0].facts is not None
+    assert (found.nodes[0].facts.scheduler.kind, found.nodes[0].facts.scheduler.job) == ("pbs", None)
+    assert (found.target, found.command) == ("target", ("envbuild", "--target=target"))
+
+
+def test_names_that_are_part_of_packages_and_of_the_evidence_itself_change_neither() -> None:
+    told = facts("lock", 1) | {"user": "flash", "home": "/home/flash"}
+    run = evidence(
+        node("lock", facts=told, packages={"flash-attn": "2.0"}),
+        target="torch",
+        warnings=["flash failed", "Flash-Attn"],
+    )
+    found = published(run)
+    assert (found.stack, found.lock_digest, found.target) == (run.stack, run.lock_digest, "target")
+    assert found.nodes[0].packages == {"flash-attn": "2.0"}
+    assert found.warnings == ("user failed", "Flash-Attn")
+
+
+def test_a_file_that_unpacks_to_more_than_a_list_may_have_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = gzip.compress(b"{}" + b" " * 5000)
+    item = Attachment(kind="files", path="attachments/files.json.gz", sha256="a" * 64, bytes=len(data))
+    assert may_go(evidence(), item, data)
+    monkeypatch.setattr(file_list, "LIMIT", 4000)
+    assert not may_go(evidence(), item, data)
 
 
 def test_what_is_published_can_be_published_again_and_is_the_same() -> None:
