@@ -102,7 +102,7 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 def diff(ui: Ui, before: str, after: str, form: str) -> int:
     """What is other in the run AFTER than in BEFORE: two runs, sites, or before and after an update.
 
-    Exit 1 where something fails or drifted that did not, 6 where a figure fell below the least of BEFORE, else 0.
+    Exit 1 where something fails or drifted that did not, 6 where a figure is worse than the worst of BEFORE, else 0.
     """
     from envbuild.report.diff import told
     from envbuild.report.diff.compare import compare, exit_code

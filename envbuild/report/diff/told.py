@@ -18,7 +18,7 @@ def sentence(changes: Sequence[Change]) -> str:
     """`2 things got worse, 1 figure slipped, 3 changed`."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
     said = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
-    said += [f"{plural(counts['slipped'], 'figure')} slipped below the spread"] if counts["slipped"] else []
+    said += [f"{plural(counts['slipped'], 'figure')} slipped out of the spread"] if counts["slipped"] else []
     said += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
     return ", ".join(said) or "nothing that both runs looked at is other"
 
