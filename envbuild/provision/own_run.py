@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -27,10 +28,11 @@ from envbuild.redact import Redactor
 from envbuild.resolve.compat import Gpu
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
-# Every process of a run has this variable.
-_MARKER = "ENVBUILD_BENCH_RUN"
+# Every process of a run, and what watches it, has this variable.
+MARKER = "ENVBUILD_BENCH_RUN"
 _GRACE = 10.0
 _POLL = 0.1
+_LINE = 1 << 20  # bytes of a line that are read at once
 
 
 @dataclass(slots=True)
@@ -91,11 +93,11 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     steps = [step.text for step in steps_of(asked.launch, asked.output, asked.activate)]
     Path(asked.output).mkdir(parents=True, exist_ok=True)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
-    end_orphans(_MARKER)
+    end_orphans(MARKER)
     marker = marker_value()
     process = subprocess.Popen(
         ["bash", "-c", "\n".join(steps)],
-        env={**os.environ, _MARKER: marker},
+        env={**os.environ, MARKER: marker},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -108,19 +110,21 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
             work.progress.stage(f"{name}: {record.values[told.metric]:.5g} {told.unit}")
 
     # A thread of its own: a run that hangs prints nothing.
-    reader = threading.Thread(target=_copy, args=(process, log.path, show), daemon=True)
+    reader = threading.Thread(target=_copy, args=(process, log, show), daemon=True)
     reader.start()
     until = time.monotonic() + asked.deadline
     try:
-        while process.poll() is None and time.monotonic() < until and not work.settings.cancel():
+        while process.poll() is None and time.monotonic() < until and not (log.failure or work.settings.cancel()):
             time.sleep(_POLL)
-        log.late = process.poll() is None
+        log.late = process.poll() is None and not log.failure
     finally:
-        end_marked(_MARKER, marker, grace=_GRACE)
+        end_marked(MARKER, marker, grace=_GRACE)
         process.wait()
         reader.join(_GRACE)
     if work.settings.cancel():
         raise EnvbuildError("interrupted", "the run was interrupted", exit_code=ExitCode.INTERRUPTED)
+    if log.failure:
+        return log
     if log.late:
         log.failure = f"timed out after {asked.deadline:g} s"
     elif process.returncode:
@@ -128,13 +132,22 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     return log
 
 
-def _copy(process: subprocess.Popen[bytes], path: Path, show: Callable[[str], None]) -> None:
-    """What a run prints into its log, redacted, until all that it started have closed their output."""
+def _copy(process: subprocess.Popen[bytes], log: Log, show: Callable[[str], None]) -> None:
+    """What a run prints into its log, redacted, until all that it started have closed their output.
+
+    A log that cannot be written is the run's failure; its output is still read, so that it can end.
+    """
     redactor = Redactor(os.environ)
     assert process.stdout is not None  # noqa: S101 - it was made with a pipe
-    with path.open("w", encoding="utf-8") as log:
-        for line in process.stdout:
-            text = redactor.text(line.decode("utf-8", "replace"))
-            log.write(text)
-            log.flush()
-            show(text)
+    lines = iter(partial(process.stdout.readline, _LINE), b"")
+    try:
+        with log.path.open("w", encoding="utf-8") as file:
+            for line in lines:
+                text = redactor.text(line.decode("utf-8", "replace"))
+                file.write(text)
+                file.flush()
+                show(text)
+    except OSError as error:
+        log.failure = f"its log cannot be written: {error}"
+        for _ in lines:
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import statistics
@@ -18,7 +19,7 @@ from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.node.protocol import plural
-from envbuild.provision.own_run import OwnRun, carry_out, environment_in_use, facts_here, gpu_model, measured_by
+from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environment_in_use, facts_here, gpu_model, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -29,10 +30,11 @@ from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
 from envbuild.strategy.problem import Problem, as_row
 from envbuild.strategy.search import Answer, Ranked, Search, Trial
+from envbuild.transport.processes import marker_value
 
 CHECK = "strategy"
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
-# A run that takes so many times as long as the longest one before is ended.
+# A run that takes so many times as long as the longest that was measured is ended.
 _PATIENCE = 3.0
 # Where the first runs all fail, and not for memory, the cause is no case.
 _FAILURES = 2
@@ -71,13 +73,13 @@ class _Trials:
                 self.ended = f"the budget of {self.asked.budget:g} s is used up"
                 return
             began = time.monotonic()
-            self._one(ranked, min(left, _PATIENCE * longest or left), left)
-            longest = max(longest, time.monotonic() - began)
+            if self._one(ranked, min(left, _PATIENCE * longest or left)) == "measured":
+                longest = max(longest, time.monotonic() - began)
             if [trial.answer for trial in self.search.trials] == ["failed"] * _FAILURES:
                 self.ended = "they failed, and not for memory"
                 return
 
-    def _one(self, ranked: Ranked, deadline: float, left: float) -> None:
+    def _one(self, ranked: Ranked, deadline: float) -> Answer:
         number, found = len(self.search.trials) + 1, self.found
         launch = self.asked.make(found, ranked.case)
         self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
@@ -93,9 +95,8 @@ class _Trials:
         values, _ = samples(self.told, text)
         answer: Answer = "measured"
         if log.failure or len(values) < self.told.least:
-            answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "failed"
-            if log.late and deadline == left:
-                answer = "out-of-time"
+            # Where one rank is out of memory, the others may wait for it until the deadline.
+            answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "out-of-time" if log.late else "failed"
         median = statistics.median(values) if answer == "measured" else None
         self.search.trials.append(Trial(ranked, answer, median))
         says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU and {ranked.memory / 2**30:.1f} GiB"
@@ -118,6 +119,7 @@ class _Trials:
                 details=details,
             )
         )
+        return answer
 
 
 def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
@@ -174,7 +176,13 @@ def _watch_memory(path: Path) -> Iterator[None]:
     words = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
     with (
         path.open("wb") as file,
-        subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process,
+        subprocess.Popen(
+            words,
+            env={**os.environ, MARKER: marker_value()},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+        ) as process,
     ):
         try:
             yield

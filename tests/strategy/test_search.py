@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.strategy.memory import Case
-from envbuild.strategy.search import Answer, Ranked, Search, Trial, cases, rank
+from envbuild.strategy.search import USABLE, Answer, Ranked, Search, Trial, cases, rank
 from tests.strategy.support import H200, V100, machine, searched, shape
 
 Says = Callable[[Ranked], tuple[Answer, float | None]]
@@ -51,6 +52,27 @@ def test_a_search_ends_when_nothing_promises_more() -> None:
     assert 2 <= len(trials) <= 8
     best = max(trial.tflops or 0 for trial in trials)
     assert best == pytest.approx(0.9 * max(each.tflops for each in four_h200().ranked))
+
+
+def test_a_first_case_that_is_not_ranked_ends_no_search() -> None:
+    search = four_h200()
+    unknown = Case(1024, 3, 1, 1, 1)
+    search.first = [unknown, *search.first]
+    ranked = search.next()
+    assert ranked is not None and ranked.case == search.first[1]
+
+
+def test_what_fits_only_perhaps_is_tried_where_nothing_that_fits_promises_as_much() -> None:
+    gpu, case = machine(H200), Case(1024, 4, 1, 1, 16)
+    usable = USABLE * gpu.memory
+    first, slow, large = (
+        Ranked(replace(case, microbatches=count), memory, promise)
+        for count, memory, promise in [(16, 0.9 * usable, 300.0), (32, 0.5 * usable, 200.0), (8, 1.05 * usable, 294.0)]
+    )
+    search = Search(gpu, [first, slow, large], trials=[Trial(first, "measured", 300.0)])
+    assert search.next() == large, "98 % of the best is worth a trial"
+    search.trials.append(Trial(large, "out-of-memory"))
+    assert search.next() is None
 
 
 def test_out_of_memory_rules_out_what_needs_as_much() -> None:

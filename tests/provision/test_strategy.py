@@ -1,0 +1,73 @@
+"""The seconds that a trial has, and what a trial is called that used them up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild.model.reference import Bench
+from envbuild.provision import strategy
+from envbuild.provision.own_run import Log, OwnRun
+from envbuild.strategy.search import Search
+from tests.strategy.support import H200, searched
+
+SPEED = "Values: {'tflops': np.float64(%s), 'parameter_count': 1.3}\n"
+
+
+class Runs:
+    """Runs that take and print what they are told, on a clock of their own."""
+
+    def __init__(self, folder: Path, runs: list[tuple[float, str]]) -> None:
+        self.folder, self.left, self.now, self.deadlines = folder, iter(runs), 0.0, list[float]()
+
+    def carry_out(self, _work: object, _told: object, asked: OwnRun, name: str) -> Log:
+        seconds, text = next(self.left, (1.0, "NCCL error"))
+        self.deadlines.append(asked.deadline)
+        log = Log(self.folder / name)
+        log.late = seconds > asked.deadline
+        log.path.write_text("" if log.late and "memory" not in text else text)
+        if log.late or "Values" not in text:
+            log.failure = "timed out" if log.late else "it ended with exit code 1"
+        self.now += min(seconds, asked.deadline)
+        return log
+
+
+def tried(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, runs: list[tuple[float, str]], budget: float = 1000.0
+) -> tuple[Runs, list[str]]:
+    """What the search did, and its answers."""
+    told = Bench.model_validate({"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU", "warmup": 0})
+    fake = Runs(folder, runs)
+    monkeypatch.setattr(strategy, "carry_out", fake.carry_out)
+    monkeypatch.setattr(strategy, "_watch_memory", lambda _: nullcontext())
+    monkeypatch.setattr(strategy, "time", SimpleNamespace(monotonic=lambda: fake.now))
+    four = searched(H200, 4, per_node=4)
+    work: Any = SimpleNamespace(run=SimpleNamespace(path=folder), progress=SimpleNamespace(stage=lambda _: None))
+    asked: Any = SimpleNamespace(make=lambda _, __: None, activate="", output="", budget=budget)
+    trials = strategy._Trials(work, told, asked, four, Search(four.machine, four.ranked()[: len(runs)]), [])
+    trials.run()
+    return fake, [trial.answer for trial in trials.search.trials]
+
+
+def test_a_short_trial_that_failed_sets_no_limit_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [(20.0, "CUDA out of memory"), (90.0, SPEED % 250.0)]
+    fake, answers = tried(monkeypatch, tmp_path, runs)
+    assert (answers, fake.deadlines) == (["out-of-memory", "measured"], [1000.0, 980.0])
+
+
+def test_a_trial_that_takes_three_times_as_long_as_a_measured_one_is_out_of_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 200.0), (90.0, SPEED % 250.0)])
+    assert (answers, fake.deadlines) == (["measured", "out-of-time"], [1000.0, 60.0])
+
+
+def test_a_rank_that_waits_for_one_out_of_memory_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 200.0), (90.0, "CUDA out of memory")])
+    assert answers == ["measured", "out-of-memory"]
