@@ -20,6 +20,8 @@ class device:  # noqa: N801
 
 
 class Tensor(np.ndarray):
+    device = "cpu"
+
     def to(self, what):
         return self.astype(what) if isinstance(what, np.dtype) else self
 
@@ -40,6 +42,9 @@ class Tensor(np.ndarray):
 
 
 class Generator:
+    def __init__(self, device=None):
+        self.device = device
+
     def manual_seed(self, seed):
         self.numbers = np.random.default_rng(seed)
 
@@ -56,7 +61,7 @@ def arange(size, device=None):
     return np.arange(size).view(Tensor)
 
 
-def randn(*shape, generator):
+def randn(*shape, generator, device=None):
     return generator.numbers.standard_normal(shape).astype(float32).view(Tensor)
 
 
