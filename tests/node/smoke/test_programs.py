@@ -67,12 +67,12 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
 
 def test_a_nan_loss_is_named_with_its_step() -> None:
     program = broken("training", "return float(loss.item())", "return float('nan') and loss.item() * float('nan')")
-    check = checks({"name": "training", "deadline": 60}, program)[0]
+    check = checks({"name": "training", "deadline": 200}, program)[0]
     assert check["says"].startswith("the loss is nan at step 1")
 
 
 def test_a_model_that_does_not_learn_fails() -> None:
-    check = checks({"name": "training", "deadline": 60}, broken("training", "        self.optimizer.step()\n", ""))[0]
+    check = checks({"name": "training", "deadline": 200}, broken("training", "        self.optimizer.step()\n", ""))[0]
     assert check["status"] == "failed"
     assert check["says"].startswith("the loss did not fall")
 
@@ -86,7 +86,7 @@ def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
             "            dist.all_reduce(data)\n            data[-1] += rank\n",
         )
     )
-    gemm, reduce = checks({"name": "machine", "deadline": 60}, programs)
+    gemm, reduce = checks({"name": "machine", "deadline": 200}, programs)
     assert gemm["says"].startswith("CPU float32 1024×1024: wrong result")
     assert reduce["says"].startswith(
         "all-reduce of 1 × float32: wrong sum in 1 of 1 elements, element 0 is 2.0 instead of 1.0"
@@ -99,8 +99,8 @@ def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
         "    dist.init_process_group(",
         "    rank and __import__('time').sleep(600)\n    dist.init_process_group(",
     )
-    # Torch alone takes ten seconds to import on a busy machine.
-    reduce = checks({"name": "machine", "deadline": 25}, programs)[1]
+    # Half of it is for the import of torch, which takes more than ten seconds on a busy machine.
+    reduce = checks({"name": "machine", "deadline": 50}, programs)[1]
     assert reduce["status"] == "failed"
     assert any(
         "hung past its deadline" in text and "rendezvous of 2 ranks" in text for text in reduce["details"]["failures"]
