@@ -45,10 +45,10 @@ VERBS: dict[str, Verb] = {
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
     "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
     "image": Verb(
-        "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, apptainer, pods, workflow"
+        "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"
     ),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
-    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign"),
+    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
 }

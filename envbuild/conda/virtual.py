@@ -20,7 +20,7 @@ _KERNEL = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
 
 
 def of_facts(facts: NodeFacts) -> Virtual:
-    """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family where nobody has read the processor."""
+    """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family where the processor was not read."""
     kernel = _KERNEL.match(facts.os.kernel)
     found = {
         "__unix": "0",
@@ -33,7 +33,7 @@ def of_facts(facts: NodeFacts) -> Virtual:
 
 
 def microarchitecture(family: str, cpu: CpuFacts) -> str:
-    """What archspec, and so conda, calls a processor (`zen3`); its `family` alone where nobody has read it."""
+    """What archspec, and so conda, calls a processor (`zen3`); its `family` alone where it was not read."""
     if not cpu.features:
         return family
     from archspec.cpu import TARGETS

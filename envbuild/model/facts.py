@@ -37,7 +37,7 @@ class LibcFacts(_Fact):
 class CpuFacts(_Fact):
     """The first processor: its vendor and the instruction sets it has, as the kernel names them in one line.
 
-    `part` is Arm's number of the core. Empty where nobody has read them.
+    `part` is Arm's number of the core. Empty where they were not read.
     """
 
     vendor: str = ""
