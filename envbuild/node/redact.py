@@ -77,6 +77,8 @@ class Redactor:
     def __init__(self, environ: "Mapping[str, str]", extra: "Iterable[str]" = ()) -> None:
         """Collect the secrets once; the object can be used from several threads."""
         self._secrets = _secrets_pattern(frozenset(_secret_values(environ)) | frozenset(extra))
+        # Of many nodes nearly all texts are the same.
+        self._repeated = functools.lru_cache(maxsize=8192)(self.text)
 
     def text(self, text: str) -> str:
         """The text with every secret replaced by `***`."""
@@ -94,7 +96,7 @@ class Redactor:
     def data(self, value: "Any") -> "Any":
         """The same for JSON-like data: strings, keys, and values under secret-looking keys. Tuples become lists."""
         if isinstance(value, str):
-            return self.text(value)
+            return self._repeated(value)
         if isinstance(value, dict):
             return {self._key(key): self._field(key, item) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -106,7 +108,7 @@ class Redactor:
         return value
 
     def _key(self, key: "Any") -> "Any":
-        return self.text(key) if isinstance(key, str) else key
+        return self._repeated(key) if isinstance(key, str) else key
 
     def _field(self, key: "Any", item: "Any") -> "Any":
         if isinstance(key, str) and isinstance(item, str) and item and looks_secret(key, any_key=False):

@@ -10,9 +10,8 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report.evidence_file import LIMIT
 
-JSON, PACKED = "application/json", "application/x-bzip2;base64"
-# Evidence beyond this is packed, so that a page of many nodes stays small. bzip2, as all of its builds give the same
-# bytes: whoever makes the page again has the very same one.
+JSON, PACKED = "application/json", "application/x-xz;base64"
+# Evidence beyond this is packed, so that a page of many nodes stays small.
 _LARGE = 512 * 1024
 _BLOCK = re.compile(rf'<script type="({JSON}|{PACKED})" id="(evidence|signature)">\n(.*?)\n</script>', re.DOTALL)
 _ESCAPES = {b"<": b"\\u003c", b">": b"\\u003e", b"&": b"\\u0026"}
@@ -38,19 +37,30 @@ def block(text: bytes) -> tuple[str, str]:
     data = embeddable(text)
     if len(data) <= _LARGE:
         return JSON, data.decode().strip("\n")
-    import bz2
+    import lzma
 
-    return PACKED, base64.b64encode(bz2.compress(data)).decode()
+    return PACKED, base64.b64encode(lzma.compress(data, preset=1)).decode()
 
 
 def _unpack(text: str) -> bytes:
-    import bz2
+    import lzma
 
-    unpacker = bz2.BZ2Decompressor()
-    data = unpacker.decompress(base64.b64decode(text, validate=True), LIMIT + 1)
+    packed = base64.b64decode(text, validate=True)
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LIMIT)
+    try:
+        data = unpacker.decompress(packed, LIMIT + 1)
+    except lzma.LZMAError as error:
+        raise ValueError(str(error)) from error
     if len(data) > LIMIT or not unpacker.eof:
         raise ValueError(f"it is truncated, or larger than {LIMIT:,} bytes")
+    if unpacker.unused_data or base64.b64encode(packed).decode() != text:
+        raise ValueError("something follows its end")
     return data
+
+
+def around(html: str) -> str:
+    """A page without what it carries: packed evidence need not have the same bytes everywhere."""
+    return _BLOCK.sub(r'<script type="\1" id="\2">', html)
 
 
 def carried(html: str, path: Path) -> Carried:
