@@ -130,27 +130,38 @@ def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: floa
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
         prepared = replace(prepared, target=as_login(prepared.target))
-    earlier = _evidence_of(since) if since else None
+    earlier = _earlier(since, prepared) if since else None
     with RunProgress(ui) as progress:
         evidence, run = inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline)
         return _show_since(ui, earlier, evidence) if earlier else show_evidence(ui, evidence, run)
 
 
-def _evidence_of(run: str) -> Evidence:
+def _earlier(run: str, prepared: Prepared) -> Evidence:
+    """What a run of this stack saw. Raises EnvbuildError `since-of-another` (exit 2), and as `open_run` does."""
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run
     from envbuild.report.recheck.opened import open_report
 
-    return open_report(open_run(load_config().runs_root, run).path).evidence
+    found = open_report(open_run(load_config().runs_root, run).path).evidence
+    asked = (prepared.stack.name, prepared.profile)
+    if (found.stack, found.profile) != asked:
+        raise EnvbuildError(
+            "since-of-another",
+            f"the run {found.run} is of {found.stack} ({found.profile}), not of {asked[0]} ({asked[1]})",
+            why="what is there cannot be compared with another stack",
+            hint="`envbuild run list` names the runs with their stacks",
+        )
+    return found
 
 
 def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
-    """What is other than in an earlier run; silence where nothing is, as cron mails what is printed."""
+    """What is other than in an earlier run; silence where nothing is and all is good, as cron mails what is printed."""
     from envbuild.errors import gravest
     from envbuild.report.diff import told
     from envbuild.report.diff.compare import compare, exit_code
 
-    changes = [change for change in compare(earlier, evidence) if change.topic != "run"]
+    # Another envbuild that looks is nothing that happened to the nodes.
+    changes = [change for change in compare(earlier, evidence) if (change.topic, change.what) != ("run", "envbuild")]
     if changes or evidence.exit or ui.json:
         data = {"since": earlier.run, "run": evidence.run, "changes": [change.as_dict() for change in changes]}
         ui.lines(data, lambda width: told.lines(earlier, evidence, changes, width))

@@ -106,7 +106,9 @@ def write_json(data: dict[str, Any]) -> None:
     """One JSON document on stdout, redacted like every sink."""
     from envbuild.redact import redact_data
 
-    document = {"schema": JSON_SCHEMA, **redact_data(data)}
+    # Evidence names its own schema, and is read again as it is printed.
+    head = {} if "schema_version" in data else {"schema": JSON_SCHEMA}
+    document = {**head, **redact_data(data)}
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

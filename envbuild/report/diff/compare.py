@@ -9,10 +9,11 @@ from typing import Any, Literal
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report.equality import names
-from envbuild.report.verdict import GOOD
+from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import fact_rows, number
 
 Kind = Literal["changed", "worse", "slipped"]
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,16 @@ def _pairs(old: Sequence[NodeEvidence], new: Sequence[NodeEvidence]) -> Iterator
 
 def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterator[Change]:
     if one.status != other.status and (one.status in GOOD) != (other.status in GOOD):
-        yield Change("changed" if other.status in GOOD else "worse", "node", "outcome", one.status, other.status)
+        kind: Kind = "changed" if other.status in GOOD else "worse"
+        now = f"{other.status}: {reason(other)}" if other.error else other.status
+        yield Change(kind, "node", "outcome", one.status, now)
     if one.root and other.root and one.root != other.root:
-        kind: Kind = "worse" if same_lock and one.variant_digest == other.variant_digest else "changed"
+        kind = "worse" if same_lock and one.variant_digest == other.variant_digest else "changed"
         yield Change(kind, "contents", "Merkle root", one.root[:12], other.root[:12])
-    if other.drift_count and not one.drift_count:
-        yield Change("worse", "contents", "drifted files", "0", str(other.drift_count))
+    drifted = [item for item in other.drift if item not in one.drift]
+    if drifted or other.drift_count > one.drift_count:
+        files = "".join(f", {item.get('kind')} {item.get('path')}" for item in drifted[:_SHOWN])
+        yield Change("worse", "contents", "drifted files", str(one.drift_count), f"{other.drift_count}{files}")
     if one.facts and other.facts:
         yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
     if one.packages and other.packages:

@@ -9,7 +9,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report import equality, render
 from envbuild.report.diff.compare import Change, compare
 from envbuild.report.text import visible
-from envbuild.report.verdict import plural
+from envbuild.report.verdict import make_verdict, plural
 
 _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
 
@@ -24,15 +24,18 @@ def sentence(changes: Sequence[Change]) -> str:
 
 
 def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: int) -> list[tuple[str, str]]:
-    """Lines of (text, style)."""
+    """Lines of (text, style); what `changes` leave open, the verdict of `after` says."""
     bad = any(change.kind != "changed" for change in changes)
-    title = f"{'✗' if bad else '✓'} {after.run} against {before.run}: {sentence(changes)}"
-    out = [(visible(title), "bold red" if bad else "bold green")]
+    title = f"{'✗' if bad or after.exit else '✓'} {after.run} against {before.run}: {sentence(changes)}"
+    if after.exit and not bad:
+        title += f". {make_verdict(after).sentence}"
+    out = [(visible(title), "bold red" if bad or after.exit else "bold green")]
     for change in changes:
         mark, colour = _MARKS[change.kind]
         where = f" on {equality.names(change.nodes)}" if change.nodes else ""
         text = f"{change.topic} {change.what}{where}: {change.before} → {change.after}"
-        first, *rest = textwrap.wrap(visible(text), max(40, width - 4)) or [""]
+        wrapped = textwrap.wrap(visible(text), max(40, width - 4), break_on_hyphens=False, break_long_words=False)
+        first, *rest = wrapped or [""]
         out += [(f"  {mark} {first}", colour), *((f"    {part}", "") for part in rest)]
     return out
 
