@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import choice_of, configured, place_options, settings_of
 from envbuild.cli.launch_cmd import launch_settings, place_here
 from envbuild.cli.nodes_cmd import show_evidence
@@ -15,7 +16,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 
 
 @click.command("bench")
-@click.argument("stack_name", metavar="STACK")
+@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
 @place_options
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to use (default: the target's).")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from envbuild.cli import names
+
 if TYPE_CHECKING:
     from envbuild.cli.output import Ui
     from envbuild.config import Config
@@ -25,8 +27,9 @@ def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 target_option = click.option(
-    "-t", "--target", metavar="TARGET", help="Where: a shipped target, or a file (./my-target.yaml)."
-)
+    "-t", "--target", metavar="TARGET", shell_complete=names.targets,
+    help="Where: a shipped target, or a file (./my-target.yaml).",
+)  # fmt: skip
 engine_option = click.option(
     "--engine",
     type=click.Choice(["venv", "conda", "container"]),
@@ -37,15 +40,34 @@ installer_option = click.option(
 )
 node_options = options(
     click.option(
-        "--host", "hosts", multiple=True, metavar="HOSTS", help="These hosts instead of the target's: gpu[01-04]."
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="HOSTS",
+        shell_complete=names.hosts,
+        help="These hosts instead of the target's: gpu[01-04].",
     ),
-    click.option("--limit", multiple=True, metavar="HOSTS", help="Of the target's hosts only these; repeatable."),
-    click.option("--exclude", multiple=True, metavar="HOSTS", help="Without these hosts; repeatable."),
+    click.option(
+        "--limit",
+        multiple=True,
+        metavar="HOSTS",
+        shell_complete=names.hosts,
+        help="Of the target's hosts only these; repeatable.",
+    ),
+    click.option(
+        "--exclude", multiple=True, metavar="HOSTS", shell_complete=names.hosts, help="Without these hosts; repeatable."
+    ),
 )
 place_options = options(
     target_option,
-    click.option("-s", "--stack", metavar="STACK", help="What: a shipped stack, or a file (./my.yaml)."),
-    click.option("--profile", metavar="NAME", help="Profile of the stack."),
+    click.option(
+        "-s",
+        "--stack",
+        metavar="STACK",
+        shell_complete=names.stacks,
+        help="What: a shipped stack, or a file (./my.yaml).",
+    ),
+    click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
     click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
     node_options,
 )

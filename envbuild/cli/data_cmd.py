@@ -6,13 +6,16 @@ from typing import Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.output import Ui, common_options
 
 
 @click.command("data")
-@click.argument("stack")
-@click.option("-t", "--target", metavar="TARGET", help="Whose prefix: a shipped target, or a file.")
+@click.argument("stack", shell_complete=names.stacks)
+@click.option(
+    "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose prefix: a shipped target, or a file."
+)
 @click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
 @click.option("--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix).")
 @click.option("--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")

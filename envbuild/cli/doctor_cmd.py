@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import node_options, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.option("-t", "--target", metavar="TARGET", help="Look at a target instead: login host or nodes, in 30 s.")
+@click.option(
+    "-t",
+    "--target",
+    metavar="TARGET",
+    shell_complete=names.targets,
+    help="Look at a target instead: login host or nodes, in 30 s.",
+)
 @click.option("--prefix", type=click.Path(path_type=Path), help="Also check that this prefix can be built in.")
 @node_options
 @common_options

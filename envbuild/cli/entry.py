@@ -9,6 +9,7 @@ import sys
 from envbuild import __version__
 
 _INTERRUPTED = 130
+_COMPLETE = "_ENVBUILD_COMPLETE"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,10 +19,17 @@ def main(argv: list[str] | None = None) -> int:
     if arguments in (["--version"], ["-V"], ["version"]):
         sys.stdout.write(f"envbuild {__version__}\n")
         return 0
+    if not arguments and _COMPLETE not in os.environ:
+        from envbuild.cli import begin
+
+        sys.stdout.write(begin.text())
+        return 0
     # Nothing of what is imported is garbage, and looking for some after every 700 objects costs a twentieth of a run.
     gc.set_threshold(200_000)
     # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if _COMPLETE in os.environ:
+        return _completed(os.environ[_COMPLETE])
     from envbuild.cli.run import run
 
     code = run(arguments)
@@ -35,3 +43,15 @@ def main(argv: list[str] | None = None) -> int:
         # Else Python looks through everything once more when it ends: a fifth of the time that `plan` takes.
         gc.freeze()
     return code
+
+
+def _completed(instruction: str) -> int:
+    """Answer the tab key of a shell; what is wrong, a file that cannot be read, must not write into the line."""
+    from click.shell_completion import shell_complete
+
+    from envbuild.cli.verbs import cli
+
+    try:
+        return shell_complete(cli, {}, "envbuild", _COMPLETE, instruction)
+    except Exception:  # noqa: BLE001 - as the docstring says
+        return 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import configured, installer_option, keep_days, place_options, target_of
 from envbuild.cli.output import Ui, common_options, pruned
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
@@ -58,7 +59,7 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
 
 
 @env.command("path")
-@click.argument("name", required=False, metavar="[STACK]")
+@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
 @installer_option
 @place_options
 @common_options
@@ -69,7 +70,7 @@ def path(ui: Ui, /, **flags: Any) -> None:
 
 
 @env.command("activate")
-@click.argument("name", required=False, metavar="[STACK]")
+@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
 @installer_option
 @place_options
 @common_options
@@ -86,7 +87,7 @@ def activate(ui: Ui, /, **flags: Any) -> None:
 
 
 @env.command("use")
-@click.argument("environment")
+@click.argument("environment", shell_complete=names.environments)
 @installer_option
 @place_options
 @common_options
@@ -98,7 +99,7 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 
 
 @env.command("remove")
-@click.argument("environment")
+@click.argument("environment", shell_complete=names.environments)
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
 @installer_option
 @place_options

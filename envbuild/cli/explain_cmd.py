@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import engine_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode
@@ -25,12 +26,21 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("explain")
-@click.argument("stack")
-@click.option("--profile", help="Profile of the stack (default: the target's, else exact).")
-@click.option("--target", help="Target for the decisions: a shipped name or a path (default: local).")
+@click.argument("stack", shell_complete=names.stacks)
+@click.option(
+    "--profile", shell_complete=names.profiles, help="Profile of the stack (default: the target's, else exact)."
+)
+@click.option(
+    "--target",
+    shell_complete=names.targets,
+    help="Target for the decisions: a shipped name or a path (default: local).",
+)
 @engine_option
 @click.option(
-    "--facts", metavar="FILE|NAME", help="Recorded facts of nodes (JSON), or a shipped example; they give decisions."
+    "--facts",
+    metavar="FILE|NAME",
+    shell_complete=names.facts,
+    help="Recorded facts of nodes (JSON), or a shipped example; they give decisions.",
 )
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
 @click.option("--html", type=_FILE, help="Write the annotated document to this file.")

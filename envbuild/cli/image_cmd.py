@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import installer_option, options
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 recipe_options = options(
-    click.option("--profile", metavar="NAME", help="Profile of the stack."),
+    click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
     click.option("--variant", metavar="ID", help="Variant of the lock."),
     installer_option,
-    click.option("-t", "--target", metavar="TARGET", help="Whose GPUs and variables it is for."),
+    click.option(
+        "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose GPUs and variables it is for."
+    ),
     click.option("--base", metavar="IMAGE", help="Build and run on this image."),
     click.option("--runtime", metavar="IMAGE", help="Run on this image."),
     click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
@@ -51,7 +54,7 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 
 
 @image.command("dockerfile")
-@click.argument("stacks", metavar="[STACK]...", nargs=-1)
+@click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
 @click.option("--plain", is_flag=True, help="The form without envbuild: uv, git and the sources' own builds.")
 @click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write the whole build context there.")
@@ -148,7 +151,7 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 
 
 @image.command("build")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @recipe_options
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
@@ -247,9 +250,9 @@ def _differences(found: dict[str, Any]) -> str:
 
 
 @image.command("pin")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @click.argument("reference", metavar="[IMAGE]", required=False)
-@click.option("--profile", metavar="NAME", help="Profile of the stack.")
+@click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
 @click.option("--digest", metavar="sha256:HEX", help="Ask nobody: record this digest of IMAGE.")
 @click.option("--witness", metavar="TEXT", help="Whose word that digest is; with --digest.")
 @click.option("--upgrade", is_flag=True, help="Take the new digest of a tag that has moved.")
@@ -295,7 +298,7 @@ def pin(
 
 
 @image.command("apptainer")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @recipe_options
 @click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write it with everything it needs there.")
 @common_options
@@ -313,7 +316,7 @@ def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> None:
 
 
 @image.command("pods")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @recipe_options
 @click.option("--image", "reference", required=True, metavar="REF", help="The image, where the cluster can pull it.")
 @click.option("--name", metavar="NAME", help="Name of the service and the pods (default: the stack's).")
@@ -346,7 +349,7 @@ def pods(
 
 @image.command("workflow")
 @click.argument("system", type=click.Choice(["github", "gitlab"]))
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @recipe_options
 @click.option(
     "--install", default=".", show_default=True, metavar="WHAT",

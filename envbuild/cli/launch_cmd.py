@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import configured
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 
 
 @click.command("launch")
-@click.argument("stack")
-@click.option("--profile", help="Profile of the stack (default: exact).")
-@click.option("-t", "--target", metavar="TARGET", help="Whose prefix: a shipped target, or a file.")
+@click.argument("stack", shell_complete=names.stacks)
+@click.option("--profile", shell_complete=names.profiles, help="Profile of the stack (default: exact).")
+@click.option(
+    "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose prefix: a shipped target, or a file."
+)
 @click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's).")

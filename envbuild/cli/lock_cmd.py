@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import configured
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_profile = click.option("--profile", metavar="NAME", help="Profile of the stack (default: exact, else its first).")
+_profile = click.option(
+    "--profile",
+    metavar="NAME",
+    shell_complete=names.profiles,
+    help="Profile of the stack (default: exact, else its first).",
+)
 _find_links = click.option(
     "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
 )
@@ -33,7 +39,7 @@ def lock() -> None:
 
 
 @lock.command("create")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @_profile
 @click.option("--as-of", type=click.DateTime(["%Y-%m-%d"]), help="Take nothing that was published after this date.")
 @click.option("--upgrade", is_flag=True, help="Forget the versions of the lock that is there.")
@@ -41,7 +47,13 @@ def lock() -> None:
 @_find_links
 @click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
-@click.option("--facts", multiple=True, metavar="FILE|NAME", help="Solve conda for nodes with these recorded facts.")
+@click.option(
+    "--facts",
+    multiple=True,
+    metavar="FILE|NAME",
+    shell_complete=names.facts,
+    help="Solve conda for nodes with these recorded facts.",
+)
 @click.option("--conda-unrecorded", is_flag=True, help="Ask no conda channel: its packages stay unrecorded.")
 @click.option("--images", is_flag=True, help="Ask registries for the digests of the images it is built on.")
 @click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
@@ -113,7 +125,7 @@ def create(
 
 
 @lock.command("sizes")
-@click.argument("stack", required=False)
+@click.argument("stack", required=False, shell_complete=names.stacks)
 @_profile
 @_lock_file
 @_find_links
@@ -147,7 +159,7 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
 
 @lock.command("check")
-@click.argument("stack", required=False)
+@click.argument("stack", required=False, shell_complete=names.stacks)
 @_profile
 @_lock_file
 @click.option("--offline", is_flag=True, help="Do not ask indexes and repositories.")
@@ -221,7 +233,7 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 
 
 @lock.command("export")
-@click.argument("stack")
+@click.argument("stack", shell_complete=names.stacks)
 @click.option("--variant", "variant_id", metavar="ID", help="Which variant (needed when the lock has several).")
 @click.option(
     "--format",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import choice_of, configured, engine_option, place_options, settings_of, target_of
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
@@ -114,7 +115,12 @@ def _facts_lines(facts: dict[str, Any]) -> list[str]:
 @engine_option
 @click.option("--quick", is_flag=True, help="Read no contents: stamp, names and versions of packages, link.")
 @click.option("--deep", is_flag=True, hidden=True, help="What is done without --quick anyway.")
-@click.option("--since", metavar="RUN", help="Say what is other than in that run, and nothing else: for cron.")
+@click.option(
+    "--since",
+    metavar="RUN",
+    shell_complete=names.runs,
+    help="Say what is other than in that run, and nothing else: for cron.",
+)
 @DEADLINE_OPTION
 @common_options
 def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: float | None, **flags: Any) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode
 
@@ -44,7 +45,7 @@ def _table(patches: list[Patch]) -> Table:
 
 
 @patch.command("apply")
-@click.argument("name")
+@click.argument("name", shell_complete=names.patches)
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the patch is not applied yet.")
 @click.option("--diff", is_flag=True, help="Print the unified diff.")

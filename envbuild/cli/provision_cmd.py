@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
@@ -119,7 +120,10 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @click.command("plan")
 @build_options
 @click.option(
-    "--facts", metavar="FILE|NAME", help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node."
+    "--facts",
+    metavar="FILE|NAME",
+    shell_complete=names.facts,
+    help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node.",
 )
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
@@ -215,9 +219,9 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
     by_name = {node.node: node for node in plan.nodes}
     for node in plan.nodes:
         groups.setdefault(tuple((step.kind, step.what, step.why) for step in node.steps), []).append(node.node)
-    for steps, names in groups.items():
-        node = by_name[names[0]]
-        lines.append(f"  {_names(names)}: {node.resolution.variant_id} in {node.environment}")
+    for steps, nodes in groups.items():
+        node = by_name[nodes[0]]
+        lines.append(f"  {_names(nodes)}: {node.resolution.variant_id} in {node.environment}")
         if not steps:
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
 
@@ -20,7 +21,7 @@ def report() -> None:
 
 
 @report.command("show")
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
     "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx", "csv"]), default="summary",
     show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON); csv: every figure.",
@@ -74,7 +75,7 @@ def _other(form: str, evidence: Evidence) -> str:
 
 
 @report.command("verify")
-@click.argument("path", metavar="REPORT", default="last")
+@click.argument("path", metavar="REPORT", default="last", shell_complete=names.runs)
 @click.option("--run", help="The run that the report has to be of.")
 @click.option(
     "--signers", type=click.Path(path_type=Path, dir_okay=False),
@@ -95,8 +96,8 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 
 
 @report.command("diff")
-@click.argument("before")
-@click.argument("after", default="last")
+@click.argument("before", shell_complete=names.runs)
+@click.argument("after", default="last", shell_complete=names.runs)
 @click.option("--format", "form", type=click.Choice(["summary", "html"]), default="summary", show_default=True)
 @common_options
 def diff(ui: Ui, before: str, after: str, form: str) -> int:
@@ -119,7 +120,7 @@ def diff(ui: Ui, before: str, after: str, form: str) -> int:
 
 
 @report.command("sign")
-@click.argument("run", default="last")
+@click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
     "--key", type=click.Path(path_type=Path, dir_okay=False), required=True,
     help="A private SSH key, or the public one of a key that the agent has.",

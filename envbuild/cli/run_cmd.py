@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import keep_days
 from envbuild.cli.output import Ui, common_options, pruned
 
@@ -40,7 +41,7 @@ def list_command(ui: Ui, limit: int) -> None:
 
 
 @run.command("show")
-@click.argument("run_id", metavar="RUN", default="last")
+@click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
 @common_options
 def show(ui: Ui, run_id: str) -> None:
     """Show the journal of RUN (an id, its beginning or its end, or `last`)."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.output import Ui, common_options, named, validate_each
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def list_command(ui: Ui) -> None:
 
 
 @stack.command("show")
-@click.argument("stack", required=False)
+@click.argument("stack", required=False, shell_complete=names.stacks)
 @common_options
 def show(ui: Ui, stack: str | None) -> None:
     """Show STACK: a shipped name or the path of a file (default: the configured one)."""
@@ -46,7 +47,7 @@ def show(ui: Ui, stack: str | None) -> None:
 
 
 @stack.command("validate")
-@click.argument("stacks", nargs=-1, required=True)
+@click.argument("stacks", nargs=-1, required=True, shell_complete=names.stacks)
 @common_options
 def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
     """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""

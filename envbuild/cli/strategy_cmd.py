@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.choose import choice_of, configured, place_options, settings_of
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.nodes_cmd import show_evidence
@@ -27,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @click.command("strategy")
-@click.argument("stack_name", metavar="STACK")
+@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
 @place_options
 @click.option("--gpus", type=click.IntRange(1, 16384), required=True, metavar="N", help="GPUs to train on.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), help="GPUs of a node (default: N, at most 8).")

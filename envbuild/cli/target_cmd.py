@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from envbuild.cli import names
 from envbuild.cli.output import Ui, common_options, named, validate_each
+from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from envbuild.catalog.target_file import Answers
+
+_SUBMIT = {"sbatch": "slurm", "qsub": "pbs"}
+_HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
 
 @click.group("target")
@@ -28,7 +40,7 @@ def list_command(ui: Ui) -> None:
 
 
 @target.command("validate")
-@click.argument("targets", nargs=-1, required=True)
+@click.argument("targets", nargs=-1, required=True, shell_complete=names.targets)
 @common_options
 def validate(ui: Ui, targets: tuple[str, ...]) -> int:
     """Check each of TARGETS (names or paths); the exit code is that of the first that is refused.
@@ -48,7 +60,7 @@ def validate(ui: Ui, targets: tuple[str, ...]) -> int:
 
 
 @target.command("show")
-@click.argument("target", required=False)
+@click.argument("target", required=False, shell_complete=names.targets)
 @common_options
 def show(ui: Ui, target: str | None) -> None:
     """Show TARGET after its `extends:`: a shipped name or the path of a file (default: the configured one)."""
@@ -63,6 +75,72 @@ def show(ui: Ui, target: str | None) -> None:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(data)]))
+
+
+@target.command("init")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--from-facts", "facts", metavar="FILE|NAME", shell_complete=names.facts,
+              help="Ask nothing: as recorded facts say (`envbuild probe --json`).")  # fmt: skip
+@common_options
+def init(ui: Ui, file: Path, facts: str | None) -> None:
+    """Write a first target file FILE, with comments: from eight answers at most, or from facts of its nodes.
+
+    A file that is there is never replaced.
+    """
+    from envbuild.catalog import target_file
+    from envbuild.catalog.loader import is_template, load_target
+    from envbuild.catalog.node_facts import load_facts
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
+    if file.exists():
+        raise _unwritable(file, "a file of that name is there", "name another file, or remove this one first")
+    answers = target_file.of_facts(load_facts(facts)) if facts else _asked()
+    text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise _unwritable(file, error.strerror or str(error), "name a file in a folder that you can write") from None
+    try:
+        made = load_target(str(file), template=True).target
+    except EnvbuildError:
+        file.unlink()
+        raise
+    if is_template(made):
+        ui.note(f"still a template: add to it what `envbuild target show {file}` has in <angle brackets>")
+    said = f"wrote {file}\nnext: envbuild doctor --target {file}"
+    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: said)
+
+
+def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
+    return EnvbuildError("target-not-written", f"{file} was not written", why=why, hint=hint)
+
+
+def _asked() -> Answers:
+    """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets."""
+    from envbuild.catalog.target_file import KINDS, Answers
+
+    def ask(text: str, default: Any = "", kind: Any = str) -> Any:
+        return click.prompt(text, default=default, type=kind, err=True, show_default=default != "")
+
+    try:
+        here = next((kind for program, kind in _SUBMIT.items() if shutil.which(program)), "ssh")
+        kind = ask("How are its nodes reached", here, click.Choice(KINDS))
+        stack = ask("Which stack is built there", "torch-smoke")
+        hosts = ask(_HOSTS[kind]) if kind != "local" else ""
+        job = kind in _SUBMIT.values()
+        login = ask("Host to submit jobs from (empty: this machine)") if job else ""
+        user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
+        account = ask("Account that jobs are charged to (empty: none)") if job else ""
+        prefix = ask("Folder for environments", "{home}/envbuild" if job else "{data}/envbuild")
+        gpu = ask("GPU model, as nvidia-smi has it (empty: any)")
+        count = ask("GPUs of a node", 1, click.IntRange(0, 64)) if gpu else 0
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("the answers on standard input ended; `--from-facts` asks nothing") from None
+    return Answers(kind, stack, hosts, user, login, account, prefix, gpu.removeprefix("NVIDIA "), count)
 
 
 def _text(data: dict[str, Any]) -> str:

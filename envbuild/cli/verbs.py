@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from envbuild import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Verb(NamedTuple):
@@ -38,7 +41,7 @@ VERBS: dict[str, Verb] = {
     "data": Verb("envbuild.cli.data_cmd", "data", "Make small synthetic data for a stack's own run"),
     "trace": Verb("envbuild.cli.trace_cmd", "trace", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
     "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
-    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate"),
+    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate, init"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
     "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, activate, use, remove, prune"),
@@ -51,6 +54,27 @@ VERBS: dict[str, Verb] = {
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
+}
+
+
+# What other tools call it. A second name for a verb would be one more thing to know, so it is only told.
+MEANT = {
+    **dict.fromkeys(("install", "build", "create", "setup", "sync", "up", "apply", "update"), "provision"),
+    **dict.fromkeys(("list", "ls", "status", "envs", "environments"), "env list"),
+    **dict.fromkeys(("activate", "deactivate", "shell", "exec", "kernel", "use"), "env activate"),
+    **dict.fromkeys(("uninstall", "remove", "rm", "delete", "destroy"), "env remove"),
+    **dict.fromkeys(("clean", "prune", "gc"), "cache clean"),
+    **dict.fromkeys(("init", "new"), "target init"),
+    **dict.fromkeys(("check", "validate", "diff"), "verify"),
+    **dict.fromkeys(("test", "tests"), "smoke"),
+    **dict.fromkeys(("info", "facts", "inspect"), "probe"),
+    **dict.fromkeys(("logs", "log", "history", "runs"), "run list"),
+    **dict.fromkeys(("docs", "show", "describe"), "explain"),
+    **dict.fromkeys(("docker", "container", "images"), "image"),
+    **dict.fromkeys(("start", "submit", "train"), "launch"),
+    "export": "lock export",
+    "stacks": "stack list",
+    "targets": "target list",
 }
 
 
@@ -83,9 +107,16 @@ class LazyGroup(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            ctx.fail(f"no such verb: {args[0]}" + (f" (did you mean `{near[0]}`?)" if near else ""))
+            meant = MEANT.get(args[0]) or next(iter(difflib.get_close_matches(args[0], VERBS, n=1)), "")
+            ctx.fail(f"no such verb: {args[0]}" + (f" (did you mean `{meant}`?)" if meant else ""))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs and options from the table, without importing the commands."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=verb.help) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help lines from the table, without importing the commands."""

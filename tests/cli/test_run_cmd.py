@@ -31,7 +31,7 @@ def _make(runs: Path, **last: Any) -> RunDir:
     return made
 
 
-@pytest.mark.parametrize("words", [[], ["image"], ["run"]])
+@pytest.mark.parametrize("words", [["image"], ["run"]])
 def test_a_group_alone_shows_what_it_has_and_is_a_mistake(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
     out, err = capsys.readouterr()

@@ -55,8 +55,8 @@ def test_plans_and_decisions_from_recorded_facts_import_nothing_that_asks_nodes_
     assert imported(world, HEAVY + others, *lines) == {line: [0, []] for line in lines}
 
 
-@pytest.mark.parametrize("line", ["--version", "-V"])
-def test_the_version_does_not_even_need_click(world: World, line: str) -> None:
+@pytest.mark.parametrize("line", ["--version", "-V", ""])
+def test_the_version_and_envbuild_alone_do_not_even_need_click(world: World, line: str) -> None:
     assert imported(world, ("click", *HEAVY, *LIBRARIES), line) == {line: [0, []]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from envbuild import __version__
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
+from envbuild.cli.verbs import MEANT
 from envbuild.provision.survey.in_use import of_stack
+from tests.e2e.world import World
 
 
 def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +30,43 @@ def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["provison"]) == 2
     assert "did you mean `provision`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "verb"), MEANT.items())
+def test_what_other_tools_call_it_names_a_verb_that_is_there(
+    typed: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed]) == 2
+    assert f"no such verb: {typed} (did you mean `{verb}`?)" in capsys.readouterr().err
+    assert main([*verb.split(), "--help"]) == 0
+    assert f"envbuild {verb}" in capsys.readouterr().out
+
+
+def alone(world: World, *programs: str) -> list[str]:
+    """The commands that `envbuild` alone names where these programs are."""
+    (world.top / "bin").mkdir(exist_ok=True)
+    for program in programs:
+        (world.top / "bin" / program).write_text("#!/bin/sh\n")
+        (world.top / "bin" / program).chmod(0o755)
+    done = world.good(env={"PATH": str(world.top / "bin")})
+    assert max(map(len, done.out.splitlines())) <= 60
+    return [line.strip() for line in done.out.splitlines() if re.match("  [a-z]", line)]
+
+
+def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World) -> None:
+    first = alone(world)
+    assert [line.split()[1] for line in first] == ["provision", "explain", "target"]
+    assert alone(world, "sbatch")[0].startswith("envbuild target init")
+    (world.prefix / "envs" / "e").mkdir(parents=True)
+    (world.prefix / "current").mkdir()
+    for name in ("gone", "torch-smoke"):
+        (world.prefix / "current" / name).symlink_to(f"../envs/{'e' if name == 'torch-smoke' else 'none'}")
+    used = alone(world)
+    assert used[:2] == ['eval "$(envbuild env activate torch-smoke)"', "envbuild verify --stack torch-smoke"]
+    assert len(first) == len(used) == 3
+    for line in [*first, *used]:
+        words = line.removeprefix('eval "$(').removesuffix(')"').split()
+        assert main([*words[1:], "--help"]) == 0
 
 
 def test_an_engine_names_the_environment_in_use_or_the_last_that_it_finished() -> None:

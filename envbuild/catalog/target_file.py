@@ -1,0 +1,89 @@
+"""A first target file, from answers or from recorded facts of its nodes: pure text, with a comment for every key."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from envbuild.model.facts import NodeFacts
+
+KINDS = ("local", "ssh", "slurm", "pbs")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What somebody says of a target; an empty text leaves it to the shipped target `kind`.
+
+    `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
+    this machine.
+    """
+
+    kind: str
+    stack: str = "torch-smoke"
+    hosts: str = ""
+    user: str = ""
+    login: str = ""
+    account: str = ""
+    prefix: str = ""
+    gpu: str = ""
+    gpus_per_node: int = 0
+    driver: str = ""
+
+
+def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
+    """What the recorded facts of at least one node say; a partition or queue they do not know."""
+    first = next(iter(nodes.values()))
+    kind = first.scheduler.kind if first.scheduler.kind in KINDS else "ssh"
+    models = {gpu.name.removeprefix("NVIDIA ") for node in nodes.values() for gpu in node.gpus}
+    counts = {len(node.gpus) for node in nodes.values()}
+    prefix = first.prefix.path
+    if first.home and prefix.startswith(f"{first.home}/"):
+        prefix = "{home}" + prefix[len(first.home) :]
+    return Answers(
+        kind,
+        hosts=",".join(nodes) if kind == "ssh" else "",
+        prefix=re.sub(rf"/{re.escape(first.user)}(?=/|$)", "/{user}", prefix) if first.user else prefix,
+        gpu=models.pop() if len(models) == 1 else "",
+        gpus_per_node=counts.pop() if len(counts) == 1 else 0,
+        driver=f">={first.driver.version.partition('.')[0]}" if first.driver.version else "",
+    )
+
+
+def text(name: str, said: Answers) -> str:
+    """The file of the target `name`."""
+    expects = {"gpu": said.gpu, "gpus_per_node": said.gpus_per_node, "driver": said.driver}
+    login = {"host": said.login, "user": said.user} if said.login else {}
+    connection = {"kind": "job", "login": _said(login)} if login else {"user": said.user}
+    keys: list[tuple[str, str, object]] = [
+        ("", "name", name),
+        ("what is not said here is as in this shipped target", "extends", said.kind),
+        ("what is built when no stack is named", "stack", said.stack),
+        *_hosts(said),
+        ("who logs in; keys and jumps are those of ssh's own configuration", "connection", _said(connection)),
+        ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", said.prefix),
+        ("the hardware; what differs is a warning in plan and report", "expects", _said(expects)),
+    ]
+    lines = ["---", "# Written by `envbuild target init`; docs/targets.md has every key."]
+    for comment, key, value in keys:
+        if value:
+            lines += [f"# {comment}"] if comment else []
+            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join([*lines, ""])
+
+
+def _hosts(said: Answers) -> list[tuple[str, str, object]]:
+    """Which nodes: their names, or the partition or queue that gives them."""
+    if said.kind == "ssh":
+        hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", said.hosts)
+        return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
+    if said.kind == "slurm":
+        partition = {"slurm": said.hosts} if said.hosts else {}
+        return [("the partition", "hosts", partition), ("", "scheduler", _said({"account": said.account}))]
+    scheduler = _said({"queue": said.hosts, "account": said.account})
+    return [("how a job is asked for", "scheduler", scheduler)]
+
+
+def _said(values: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in values.items() if value}
