@@ -21,6 +21,7 @@ LAYERS = (
     ("lock", "report"),
     ("explain", "export", "plan", "trace"),
     ("launch", "strategy", "container", "provision.contact"),
+    ("kit",),
     ("provision.run",),
     ("provision.ansible",),
     ("provision.delivery",),

@@ -75,7 +75,7 @@ def _other(form: str, evidence: Evidence) -> str:
 
 
 @report.command("verify")
-@click.argument("path", metavar="REPORT", default="last", shell_complete=names.runs)
+@click.argument("path", metavar="REPORT|KIT", default="last", shell_complete=names.runs)
 @click.option("--run", help="The run that the report has to be of.")
 @click.option(
     "--signers", type=click.Path(path_type=Path, dir_okay=False),
@@ -85,12 +85,20 @@ def _other(form: str, evidence: Evidence) -> str:
 def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     """Check REPORT again without trusting it: a run (as `report show` takes it), its evidence.json or its report.html.
 
-    Asks no network and no node. Exit 5 where something does not hold; what could not be checked is listed.
+    A KIT of `report kit` (its folder, or a tar file) is checked with all that lies in it. Asks no network and no node.
+    Exit 5 where something does not hold; what could not be checked is listed.
     """
+    from envbuild.kit.read import is_kit
     from envbuild.report.recheck.told import as_dict, lines
-    from envbuild.report.recheck.verify import verify_report
 
-    opened, findings = verify_report(_place(path), run=run, signers=signers)
+    if is_kit(Path(path)):
+        from envbuild.kit.verify import verify_kit
+
+        opened, findings = verify_kit(Path(path), run=run, signers=signers)
+    else:
+        from envbuild.report.recheck.verify import verify_report
+
+        opened, findings = verify_report(_place(path), run=run, signers=signers)
     ui.lines(as_dict(opened, findings), lambda width: lines(opened, findings, width=width))
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
 
@@ -133,6 +141,41 @@ def sign(ui: Ui, run: str, key: Path) -> None:
     path = _place(run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
+
+
+@report.command("kit")
+@click.argument("run", default="last", shell_complete=names.runs)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder or FILE.tar to write (default: KIT-STACK-RUN here)."
+)
+@click.option("--tar", is_flag=True, help="One tar file; the same report gives the same bytes.")
+@click.option("--publish/--full", default=True, help="Without names of people and machines (default), or with all.")
+@click.option(
+    "--author", "authors", multiple=True, metavar="'FAMILY, GIVEN'|GROUP", help="For CITATION.cff; repeatable."
+)
+@click.option(
+    "--key", type=click.Path(path_type=Path, dir_okay=False), help="Sign the report in the kit with this key."
+)
+@click.option("-s", "--stack", help="The stack's file, where it is one of your own.")
+@click.option("--document", type=click.Path(path_type=Path), help="Its document's text; without it, it is fetched.")
+@click.option("--without-document", is_flag=True, help="Annotate no document.")
+@common_options
+def kit(ui: Ui, run: str, out: Path | None, tar: bool, authors: tuple[str, ...], without_document: bool,
+        publish: bool, key: Path | None, stack: str | None, document: Path | None) -> None:  # fmt: skip
+    """Make the reviewer's kit of RUN: its report and lock, how to repeat it, what to expect, everything by sha256."""
+    from envbuild.kit.make import Wanted, default_name, make_kit
+
+    path = _place(run)
+    output = out or Path(default_name(path))
+    if tar and output.suffix != ".tar":
+        output = output.with_name(f"{output.name}.tar")
+    wanted = Wanted(publish, authors, stack, document, not without_document, key)
+    files, left = make_kit(path, output, wanted)
+    for text in left:
+        ui.warn(text)
+    size = sum(map(len, files.values()))
+    told = {"kit": str(output), "files": len(files), "bytes": size, "left": left}
+    ui.result(told, lambda: f"written: {output} ({len(files)} files, {size / 1e6:.2f} MB)")
 
 
 def _place(run: str) -> Path:

@@ -22,9 +22,12 @@ _HOME = re.compile(r"/(?:home|Users|u|users)/[^/\s\"':;,]+|/root(?![A-Za-z0-9_-]
 _IPV6 = re.compile(r"(?<![\w.])(?=[0-9A-Fa-f]*:)[0-9A-Fa-f:.]++(?!\w)")
 _IPV4 = re.compile(r"(?<![A-Za-z0-9.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![A-Za-z0-9]|\.[0-9])")
 _VERSION = re.compile(r'"?version"?\s{0,2}[=:]\s{0,2}"([^"\n]{1,80})"')
+_REQUIRED = re.compile(r"[=<>~!]=\s?([0-9][0-9.]{1,80})")
+_FILE_VERSION = re.compile(r"-([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?![0-9])")
 _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
+_MAY_GO = ("lock", "profile", "variant", "files")
 # What says nothing to a reader of the page and much about a machine.
 _DROPPED = ("environments", "toolchain", "tmp", "modules", "visible_devices", "files_found", "reachable", "busy")
 
@@ -104,21 +107,29 @@ def published(evidence: Evidence) -> Evidence:
             nic["addresses"] = []
         for gpu in node.get("facts", {}).get("gpus", ()):
             gpu["uuid"] = ""
-    kept = [item for item in data.pop("attachments", ()) if item["kind"] in ("lock", "variant", "files")]
+    kept = [item for item in data.pop("attachments", ()) if item["kind"] in _MAY_GO]
     return Evidence.from_plain({**clean.data(data), "attachments": kept})
 
 
 def may_go(evidence: Evidence, item: Attachment, data: bytes) -> bool:
     """Whether an attachment names nobody: it goes as it is, because of its digest, or not at all."""
-    if item.kind not in ("lock", "variant", "files"):
-        return False
-    try:
-        text = (file_list.text(data) if item.kind == "files" else data).decode()
-    except ValueError:
+    if item.kind not in _MAY_GO:
         return False
     clean = Publisher(evidence)
-    clean.versions |= set(_VERSION.findall(text))
+    try:
+        # No path in a list of files is that of a home or prefix: all begin below the environment.
+        text = (file_list.text(data).replace(b"/", b" ") if item.kind == "files" else data).decode()
+    except ValueError:
+        return False
+    clean.versions |= {*_VERSION.findall(text), *_REQUIRED.findall(text)}
+    if item.kind == "files":
+        clean.versions |= {each for each in _FILE_VERSION.findall(text) if _is_public(each)}
     return clean.text(text) == text
+
+
+def _is_public(address: str) -> bool:
+    """Whether four numbers in the name of a file are more likely a version: no address of a site's own network."""
+    return _is_address(address) and ipaddress.ip_address(address).is_global
 
 
 def _vocabulary(schema: Any) -> Iterator[str]:

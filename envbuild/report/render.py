@@ -121,10 +121,8 @@ def _templates() -> jinja2.Environment:
     import jinja2
 
     package = resources.files("envbuild.report") / "templates"
-    names = ("report.html.j2", "report.md.j2", "pictures.html.j2", "diff.html.j2")
-    texts = {name: (package / name).read_text(encoding="utf-8") for name in names}
     templates = jinja2.Environment(
-        loader=jinja2.DictLoader(texts),
+        loader=jinja2.FunctionLoader(lambda name: (package / name).read_text(encoding="utf-8")),
         autoescape=jinja2.select_autoescape(("html.j2",), default_for_string=True),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -6,29 +6,36 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report import page, ssh_signature
-from envbuild.report.recheck.opened import SIGNATURE
+from envbuild.report.recheck.opened import SIGNATURE, Opened
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_markdown, write_whole
 from envbuild.report.statement import pae, seal, statement
 
 
-def sign_report(folder: Path, key: Path) -> Path:
-    """Write the signature into the folder of a report, and the page anew, which carries it; the signature's path.
+def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opened:
+    """The report, where it holds but for what the caller makes anew: findings about the topics `remade`.
 
-    An earlier signature is replaced. Raises EnvbuildError `report-not-holding` (exit 5) where the report does not hold
-    without it, `report-not-signed`, and what `verify_report` raises.
+    Raises EnvbuildError `report-not-holding` (exit 5), and what `verify_report` raises.
     """
-    report, findings = verify_report(folder)
-    # Pages and an earlier signature are made anew below.
-    problems = [each for each in findings if each.kind == "problem" and each.topic not in ("page", "signature")]
+    report, findings = verify_report(path)
+    problems = [each for each in findings if each.kind == "problem" and each.topic not in remade]
     if problems:
         raise EnvbuildError(
             "report-not-holding",
-            f"{folder} is not signed: its report does not hold",
+            f"the report at {path} does not hold",
             why="; ".join(f"{each.code}: {each.says}" for each in problems[:3]),
             hint="`envbuild report verify` says all of it",
             exit_code=ExitCode.INTEGRITY,
         )
+    return report
+
+
+def sign_report(folder: Path, key: Path) -> Path:
+    """Write the signature into the folder of a report, and the page anew, which carries it; the signature's path.
+
+    An earlier signature is replaced. Raises EnvbuildError `report-not-signed`, and what `require_holding` raises.
+    """
+    report = require_holding(folder, remade=("page", "signature"))
     # Evidence of an early envbuild may hold signs that could end its element in the page.
     text = page.embeddable(report.text)
     payload = statement(text, report.evidence)

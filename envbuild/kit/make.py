@@ -1,0 +1,149 @@
+"""Makes a kit: what lies in it is what lies in the report, and what follows from that."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild import __version__
+from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, render
+from envbuild.kit.texts import Contents, lock_name, texts
+from envbuild.lock.files import parse_lock
+from envbuild.model.evidence import Evidence
+from envbuild.model.lock import Lock
+from envbuild.model.stack import Document
+from envbuild.report.copies import copy_report
+from envbuild.report.recheck.opened import open_report
+from envbuild.report.sign import require_holding, sign_report
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a kit is made. `stack`: its file, where envbuild ships none; `document`: the text to annotate, else fetched.
+
+    `annotated`: whether to annotate it at all. `key`: an SSH key that signs the report in the kit.
+    """
+
+    publish: bool = True
+    authors: tuple[str, ...] = ()
+    stack: str | None = None
+    document: Path | None = None
+    annotated: bool = True
+    key: Path | None = None
+
+
+def default_name(path: Path) -> str:
+    """What a kit of the report at `path` is called: by its stack and run."""
+    evidence = open_report(path).evidence
+    return f"kit-{evidence.stack}-{evidence.run}"
+
+
+def make_kit(path: Path, output: Path, wanted: Wanted) -> tuple[dict[str, bytes], list[str]]:
+    """Write the kit of the report at `path` to `output`: a folder, or a tar file where its name ends in `.tar`.
+
+    Returns its files, and in sentences what was left out. The same report gives the same bytes.
+    Raises EnvbuildError `kit-exists`, `kit-stack-differs` (exit 2), `kit-without-lock` (exit 7), `report-not-holding`
+    (exit 5), `report-not-written`, and what reading the report, the stack and its document raises.
+    """
+    if os.path.lexists(output):
+        raise EnvbuildError("kit-exists", f"{output} is there", hint="remove it, or name another with --out")
+    require_holding(path)
+    try:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".kit-") as scratch:
+            files, left = _files(path, Path(scratch), wanted)
+            _write(files, output, Path(scratch) / "whole")
+    except OSError as error:
+        raise EnvbuildError(
+            "report-not-written", f"the kit could not be written to {output}", why=str(error), hint="free some space"
+        ) from error
+    return files, left
+
+
+def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes], list[str]]:
+    folder = scratch / REPORT
+    _, behind = copy_report(path, folder, publish=wanted.publish)
+    why = "does not go with it: it may name somebody" if wanted.publish else "is not there"
+    left = [f"{name} belongs to the report and {why}" for name in behind]
+    if wanted.key is not None:
+        sign_report(folder, wanted.key)
+    report = open_report(folder)
+    name = lock_name(report.evidence)
+    data = _lock(folder, report.evidence, left)
+    lock = parse_lock(data.decode(), name)
+    page, document = _annotated(report.evidence, lock, wanted)
+    if not page:
+        left.append(f"{ANNOTATED} is not in the kit: no document is known (--stack FILE names a stack of your own)")
+    manifest = Manifest(
+        envbuild=__version__, form="published" if wanted.publish else "full", authors=wanted.authors, document=document
+    )
+    files = {each.relative_to(scratch).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+    files |= {name: data} | ({ANNOTATED: page.encode()} if page else {})
+    files |= texts(Contents(manifest, report.evidence, lock, signed=report.envelope is not None))
+    return files | {NAME: render(manifest.model_copy(update={"files": listed(files)}))}, left
+
+
+def _lock(folder: Path, evidence: Evidence, left: list[str]) -> bytes:
+    item = next((each for each in evidence.attachments if each.kind == "lock"), None)
+    if item is not None:
+        return (folder / item.path).read_bytes()
+    why = "it may name somebody" if left else "the report does not name one"
+    raise EnvbuildError(
+        "kit-without-lock",
+        "there is no lock to put into the kit",
+        why=f"no lock goes with the report: {why}",
+        hint="--full takes all that is there; a page alone has no lock: give the run's folder",
+        exit_code=ExitCode.REFUSED,
+    )
+
+
+def _annotated(evidence: Evidence, lock: Lock, wanted: Wanted) -> tuple[str, Document | None]:
+    """The page and what it is made from; nothing where the stack has no document, or nobody wants it."""
+    if not wanted.annotated or (wanted.stack is None and evidence.stack not in list_stacks()):
+        return "", None
+    stack = load_stack(wanted.stack or evidence.stack).stack
+    if evidence.profile not in stack.profiles or manifest_digest(stack, evidence.profile) != lock.manifest_digest:
+        raise EnvbuildError(
+            "kit-stack-differs",
+            f"{wanted.stack or evidence.stack} is not the stack that the report's lock was made from",
+            hint="give the file of that time with --stack, or --without-document",
+        )
+    if stack.document is None:
+        return "", None
+    from envbuild.explain.page import render_page
+    from envbuild.explain.recipes import document_recipes
+    from envbuild.explain.source import read_document
+    from envbuild.explain.view import explain
+
+    text = read_document(stack, wanted.document)
+    recipes = document_recipes(stack, evidence.profile)
+    return render_page(explain(stack, evidence.profile, recipes=recipes), text.text, text.doubt), stack.document
+
+
+def _write(files: Mapping[str, bytes], output: Path, whole: Path) -> None:
+    """All at once: nobody sees half a kit."""
+    if output.suffix == ".tar":
+        whole.write_bytes(_tar(files, output.stem))
+    else:
+        for name, data in files.items():
+            (whole / name).parent.mkdir(parents=True, exist_ok=True)
+            (whole / name).write_bytes(data)
+    whole.rename(output)
+
+
+def _tar(files: Mapping[str, bytes], top: str) -> bytes:
+    """The files below the folder `top`: no times, no owners, in one order."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in sorted(files.items()):
+            member = tarfile.TarInfo(f"{top}/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return out.getvalue()

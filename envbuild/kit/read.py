@@ -1,0 +1,175 @@
+"""A kit as it comes from somebody: a folder, or a tar file that is unpacked with no trust in its names and sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.kit import manifest
+from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
+from envbuild.report.recheck.finding import Finding, checked, problem
+from envbuild.report.recheck.opened import read_attachment
+from envbuild.report.text import visible
+
+_PATH = re.compile(manifest.PATH)
+
+
+def is_kit(path: Path) -> bool:
+    """Whether somebody means a kit by this path, a broken one included."""
+    if path.is_dir():
+        inside = os.path.lexists(path / REPORT / "evidence.json") and not os.path.lexists(path / "evidence.json")
+        return inside or os.path.lexists(path / NAME)
+    return path.suffix == ".tar"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
+    """The folder of the kit and its files with their bytes: all of them regular, with plain names, of bounded size.
+
+    Raises EnvbuildError `kit-missing`, `kit-unsafe`, `kit-too-large` and `kit-invalid` (exit 5).
+    """
+    if path.is_dir():
+        yield path, _tree(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
+        folder = _unpack(path, Path(scratch))
+        yield folder, _tree(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """`kit.json`. Raises EnvbuildError `kit-invalid`, `kit-version`, `kit-too-large` (exit 5)."""
+    data = _read(folder, NAME, LARGEST_MANIFEST)
+    if data is None:
+        raise manifest.invalid(NAME, "it is not there")
+    return manifest.parse(data)
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes | None:
+    try:
+        return read_attachment(folder, name, limit)
+    except ValueError as error:
+        raise _unsafe(name, str(error)) from error
+
+
+def check_files(folder: Path, there: dict[str, int], listed: Manifest) -> Iterator[Finding]:
+    """Every file against the manifest, and none that it does not list."""
+    wrong = 0
+    rows = {file.path: file for file in listed.files}
+    for name in sorted(rows.keys() - there.keys()):
+        wrong += 1
+        yield problem("kit-file-missing", "kit", f"{name} is listed in {NAME} and is not there")
+    for name in sorted(there.keys() - rows.keys() - {NAME}):
+        wrong += 1
+        yield problem("kit-file-unlisted", "kit", f"{name} is there and {NAME} does not list it")
+    for name in sorted(rows.keys() & there.keys()):
+        data = _read(folder, name, LARGEST) or b""
+        if (len(data), hashlib.sha256(data).hexdigest()) != (rows[name].bytes, rows[name].sha256):
+            wrong += 1
+            yield problem("kit-file-differs", "kit", f"{name} is not the file that {NAME} lists")
+    if not wrong:
+        yield checked("kit", f"its {len(rows)} files are those of {NAME}, by size and sha256, and there is no other")
+
+
+def _tree(folder: Path) -> dict[str, int]:
+    found = dict[str, int]()
+    for top, folders, files in os.walk(folder, onerror=_stop):
+        for name in sorted([*folders, *files]):
+            path = Path(top, name)
+            shown = path.relative_to(folder).as_posix()
+            facts = path.lstat()
+            _check_name(shown)
+            if stat.S_ISDIR(facts.st_mode):
+                continue
+            if not stat.S_ISREG(facts.st_mode):
+                what = "a link" if stat.S_ISLNK(facts.st_mode) else "no regular file"
+                raise _unsafe(shown, f"it is {what}")
+            found[shown] = facts.st_size
+            _check_sizes(shown, found)
+    return found
+
+
+def _stop(error: OSError) -> None:
+    raise _unsafe(str(error.filename), f"it cannot be read: {error.strerror}")
+
+
+def _check_name(name: str) -> None:
+    if not _PATH.fullmatch(name):
+        raise _unsafe(name, "a name in a kit has letters, digits, dots, dashes and no `..`")
+
+
+def _check_sizes(name: str, found: dict[str, int]) -> None:
+    """After each file, so that nothing large is read or written first."""
+    limit = LARGEST_MANIFEST if Path(name).name == NAME else LARGEST
+    if found[name] > limit:
+        raise _too_large(name, f"{found[name]:,} bytes, {limit:,} are the most")
+    if len(found) > MOST_FILES + 1 or sum(found.values()) > LARGEST_ALL:
+        raise _too_large(name, f"with it there are more than {MOST_FILES:,} files, or more than {LARGEST_ALL:,} bytes")
+
+
+def _unpack(path: Path, scratch: Path) -> Path:
+    """Its one folder, or `scratch` where it has none."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_ALL + MOST_FILES * 4096:
+            raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
+        with tarfile.open(path, "r:") as tar:
+            _members(tar, scratch)
+    except (OSError, tarfile.TarError, ValueError, EOFError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise EnvbuildError(
+                "kit-missing", f"cannot read {path}", why=str(error), exit_code=ExitCode.INTEGRITY
+            ) from error
+        raise manifest.invalid(path.name, f"it is not an uncompressed tar file, or truncated: {error}") from error
+    tops = [each for each in scratch.iterdir() if each.is_dir()]
+    return tops[0] if len(tops) == 1 and not os.path.lexists(scratch / NAME) else scratch
+
+
+def _members(tar: tarfile.TarFile, scratch: Path) -> None:
+    found = dict[str, int]()
+    for count, member in enumerate(tar):
+        name = member.name.removeprefix("./")
+        if count > 2 * MOST_FILES:
+            raise _too_large(name, f"more than {2 * MOST_FILES:,} entries")
+        if member.isdir() and name in ("", "."):
+            continue
+        _check_name(name)
+        if member.isdir():
+            continue
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            what = "a link" if member.issym() or member.islnk() else "no regular file"
+            raise _unsafe(name, f"it is {what}")
+        if name in found:
+            raise _unsafe(name, "it is there twice")
+        found[name] = member.size
+        _check_sizes(name, found)
+        stream = tar.extractfile(member)
+        data = stream.read() if stream is not None else b""
+        if len(data) != member.size:
+            raise ValueError(f"{name} ends in the middle")
+        target = scratch / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def _unsafe(name: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "kit-unsafe",
+        f"{visible(name)[:200]} does not belong into a kit",
+        why=why,
+        hint="a kit has regular files only; do not unpack this one elsewhere before you know who made it",
+        exit_code=ExitCode.INTEGRITY,
+    )
+
+
+def _too_large(name: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "kit-too-large", f"{visible(name)[:200]} is too large for a kit", why=why, exit_code=ExitCode.INTEGRITY
+    )

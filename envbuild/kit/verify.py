@@ -1,0 +1,77 @@
+"""A kit checked by somebody who trusts nobody: its files, the report in it, and whether they belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from envbuild import __version__
+from envbuild.kit.manifest import ANNOTATED, LARGEST, REPORT, Manifest
+from envbuild.kit.read import check_files, opened, read_manifest
+from envbuild.kit.texts import SOURCES, Contents, lock_name, texts
+from envbuild.lock.files import parse_lock
+from envbuild.model.lock import Lock
+from envbuild.report.formats.every import FORMATS
+from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
+from envbuild.report.recheck.opened import Opened, read_attachment
+from envbuild.report.recheck.verify import verify_report
+
+# The bill of materials is written by a library, whose next version may write it otherwise.
+_REMADE = [row for name, row in FORMATS.items() if name != "cyclonedx"]
+
+
+def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
+    """Check a kit, a folder or a tar file; then as `verify_report` does for the report in it.
+
+    Raises EnvbuildError with exit 5: `kit-missing`, `kit-invalid`, `kit-version`, `kit-unsafe`, `kit-too-large`, and
+    what `verify_report` raises.
+    """
+    with opened(path) as (folder, there):
+        manifest = read_manifest(folder)
+        findings = list(check_files(folder, there, manifest))
+        report, found = verify_report(folder / REPORT, run=run, signers=signers)
+        findings += _together(folder, manifest, report)
+        return report, [*findings, *found]
+
+
+def _together(folder: Path, manifest: Manifest, report: Opened) -> Iterator[Finding]:
+    name = lock_name(report.evidence)
+    data = read_attachment(folder, name, LARGEST) if "/" not in name else None
+    if data is None:
+        yield problem("kit-file-missing", "kit", f"{name}, the lock of the report, is not there")
+        return
+    item = next((each for each in report.evidence.attachments if each.kind == "lock"), None)
+    same = item is not None and data == read_attachment(report.folder, item.path, LARGEST)
+    bad = [] if same else [problem("kit-lock-differs", "kit", f"{name} is not the lock of the report")]
+    yield from judged("kit", f"{name} is the lock of the report", bad)
+    if same:
+        yield from _texts(folder, Contents(manifest, report.evidence, _lock(data, name), report.envelope is not None))
+    yield from _document(folder, manifest)
+
+
+def _lock(data: bytes, name: str) -> Lock:
+    return parse_lock(data.decode(errors="replace"), name)
+
+
+def _texts(folder: Path, contents: Contents) -> Iterator[Finding]:
+    """README, appendix and the like, made again; they are what a reviewer reads and no signature covers."""
+    if contents.manifest.envbuild != __version__:
+        says = f"envbuild {contents.manifest.envbuild} made it, this is {__version__}: its texts may say it otherwise"
+        yield not_checked("kit", says)
+        return
+    made = texts(contents) | {f"{REPORT}/{name}": render(contents.evidence).encode() for name, render in _REMADE}
+    wrong = [name for name, data in made.items() if read_attachment(folder, name, LARGEST) != data]
+    bad = [problem("kit-text-differs", "kit", f"{name} does not say what the report and the lock do") for name in wrong]
+    yield from judged("kit", f"{', '.join(made)} say what the report and the lock do", bad)
+
+
+def _document(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    there = (folder / ANNOTATED).is_file()
+    if there != (manifest.document is not None):
+        yield problem("kit-text-differs", "kit", f"{ANNOTATED} is{' not' * (not there)} there; kit.json says otherwise")
+    elif there:
+        yield checked("kit", f"{ANNOTATED} has its digest")
+        says = f"what {ANNOTATED} shows, and that {SOURCES} names the right document: `envbuild explain` makes it again"
+        yield not_checked("kit", says)
+    if manifest.authors:
+        yield not_checked("kit", "who made it: the authors are as they call themselves")

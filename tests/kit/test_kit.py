@@ -1,0 +1,504 @@
+"""The reviewer's kit: what is made holds, says nothing that nobody knows, and what is done to it is told by name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envbuild import __version__
+from envbuild.catalog.loader import load_stack
+from envbuild.cli.report_cmd import report as command
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.kit import manifest, read
+from envbuild.kit.claims import UNKNOWN, rows
+from envbuild.kit.make import Wanted, make_kit
+from envbuild.kit.manifest import KitFile, listed, parse, render
+from envbuild.kit.verify import verify_kit
+from tests.report import samples
+from tests.report.recheck.test_verify import add, cut, swap
+from tests.report.sealed import RUN, Sealed
+from tests.report.test_publish import CANARIES, telling
+from tests.test_docs import COMMAND, walked
+
+LOCK = "torch-smoke.exact.lock.toml"
+
+
+@pytest.fixture(scope="module")
+def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kits")
+
+
+@pytest.fixture(scope="module")
+def report(top: Path) -> Path:
+    return Sealed(top).folder
+
+
+@pytest.fixture(scope="module")
+def made(top: Path, report: Path) -> Path:
+    make_kit(report, top / "kit", Wanted())
+    return top / "kit"
+
+
+@pytest.fixture
+def kit(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "kit")
+
+
+def problems(path: Path, **more: Any) -> list[tuple[str, str]]:
+    """Codes of what does not hold, with their sentences."""
+    return [(each.code, each.says) for each in verify_kit(path, **more)[1] if each.kind == "problem"]
+
+
+def unchecked(path: Path) -> str:
+    return "\n".join(each.says for each in verify_kit(path)[1] if each.kind == "not-checked")
+
+
+def relist(kit: Path) -> None:
+    """What a careful forger does: a manifest of the files that are there."""
+    files = {each.relative_to(kit).as_posix(): each.read_bytes() for each in kit.rglob("*") if each.is_file()}
+    files.pop(manifest.NAME)
+    found = parse((kit / manifest.NAME).read_bytes()).model_copy(update={"files": listed(files)})
+    (kit / manifest.NAME).write_bytes(render(found))
+
+
+def refused(path: Path) -> EnvbuildError:
+    with pytest.raises(EnvbuildError) as caught:
+        verify_kit(path)
+    assert caught.value.exit_code == ExitCode.INTEGRITY
+    return caught.value
+
+
+def test_a_kit_holds_as_folder_and_as_tar_and_the_same_report_gives_the_same_bytes(
+    made: Path, report: Path, tmp_path: Path
+) -> None:
+    assert problems(made) == []
+    for name in ("one.tar", "two.tar"):
+        make_kit(report, tmp_path / name / "kit.tar", Wanted())
+    one, two = (tmp_path / name / "kit.tar" for name in ("one.tar", "two.tar"))
+    assert one.read_bytes() == two.read_bytes()
+    assert problems(one) == []
+    with tarfile.open(one) as tar:
+        members = tar.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m in members} == {(0, 0, 0, "", 0o644)}
+    assert {m.name.removeprefix("kit/") for m in members} == {
+        each.relative_to(made).as_posix() for each in made.rglob("*") if each.is_file()
+    }
+
+
+def test_the_first_command_of_the_readme_verifies_the_kit(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (made / "README.md").read_text()
+    first = next(line for line in text.splitlines() if line.startswith("envbuild "))
+    assert first == "envbuild report verify ."
+    monkeypatch.chdir(made)
+    assert command.main(first.split()[2:], standalone_mode=False) == 0
+    assert "what could be checked holds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["README.md", "APPENDIX.md"])
+def test_every_command_of_a_kit_is_there_with_its_options(made: Path, name: str) -> None:
+    text = (made / name).read_text().replace("timeout 30m ", "").replace("\\`", "`")
+    blocks = re.findall(r"```sh\n(.*?)\n```", text)
+    found = [*blocks, *(each[1] for each in COMMAND.finditer(text))]
+    assert len(blocks) == 3
+    assert len(found) > 5
+    for line in found:
+        command, rest = walked(line.split()[1:])
+        options = {name for each in command.params for name in each.opts}
+        assert {word for word in rest if word.startswith("-")} <= options, line
+
+
+def test_the_kit_says_what_to_expect_and_what_it_costs_as_measured(made: Path) -> None:
+    text = (made / "README.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| training\\_tokens\\_per\\_second"))
+    assert "at least 100,000 token/s" in row
+    assert row.endswith("| 0.021 |")  # 2 nodes × 8 GPUs × 4.7 s
+    for missing in (
+        {"checks": [{**each, "seconds": None} for each in samples.checks(100_000.0)]},
+        {"facts": None},
+    ):
+        unknown = rows(samples.evidence(samples.node(gpus=8, **missing)))
+        assert {row.hours for row in unknown if "smoke" in row.claim} == {UNKNOWN}
+    assert {row.hours for row in rows(samples.evidence()) if "smoke" in row.claim} == {"none"}
+
+
+def test_a_document_that_was_measured_elsewhere_is_said_to_be_so() -> None:
+    found = next(row for row in rows(samples.fleet(1)) if row.claim.startswith("bench"))
+    assert found.expected.startswith("147 TFLOP/s per GPU, or no more than 3 % worse")
+    assert "8 GPUs here, 992 in the claim" in found.here
+    assert found.hours == "0.689"  # 8 GPUs × 310 s
+
+
+def test_nobody_is_invented_and_names_are_as_given(made: Path, report: Path, tmp_path: Path) -> None:
+    cited = yaml.safe_load((made / "CITATION.cff").read_text())
+    assert cited["authors"] == [{"name": "anonymous"}]
+    assert {"cff-version", "message", "title", "authors", "version", "date-released"} <= cited.keys()
+    authors = ("Lovelace, Ada", "The Analytical Engine Group")
+    make_kit(report, tmp_path / "kit", Wanted(authors=authors))
+    cited = yaml.safe_load((tmp_path / "kit" / "CITATION.cff").read_text())
+    assert cited["authors"] == [{"family-names": "Lovelace", "given-names": "Ada"}, {"name": authors[1]}]
+    assert "the authors are as they call themselves" in unchecked(tmp_path / "kit")
+
+
+def test_a_published_kit_names_nobody_and_a_full_one_keeps_everything(tmp_path: Path, report: Path) -> None:
+    sealed = Sealed(tmp_path / "private")
+    told = telling().to_json_dict()["nodes"][0]["facts"]
+    keep = ("user", "home", "hostname", "prefix", "nics", "gpus")
+    sealed.forge(lambda data: [n["facts"].update({key: told[key] for key in keep}) for n in data["nodes"]])
+    make_kit(sealed.folder, tmp_path / "kit", Wanted())
+    text = b"".join(each.read_bytes() for each in (tmp_path / "kit").rglob("*") if each.is_file()).decode("latin-1")
+    assert [canary for canary in (*CANARIES, "gpu01", "gpu02") if canary in text] == []
+    assert problems(tmp_path / "kit") == []
+    make_kit(sealed.folder, tmp_path / "full", Wanted(publish=False))
+    assert problems(tmp_path / "full") == []
+    assert (tmp_path / "full" / "report" / "plan.json").is_file()
+    assert "gpu01" in (tmp_path / "full" / "README.md").read_text() + (tmp_path / "full/report/report.md").read_text()
+
+
+def test_the_report_of_a_kit_can_be_signed_and_a_full_kit_keeps_a_signature(report: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    signers = tmp_path / "signers"
+    signers.write_text(f'ada@example.org namespaces="envbuild" {key.with_suffix(".pub").read_text()}')
+    make_kit(report, tmp_path / "kit", Wanted(key=key))
+    assert problems(tmp_path / "kit", signers=signers) == []
+    assert "signed |" in (tmp_path / "kit" / "README.md").read_text()
+    again = tmp_path / "again"
+    make_kit(tmp_path / "kit" / "report", again, Wanted(publish=False))
+    assert problems(again, signers=signers) == []
+    make_kit(tmp_path / "kit" / "report", tmp_path / "unsigned", Wanted())
+    assert [code for code, _ in problems(tmp_path / "unsigned", signers=signers)] == ["report-unsigned"]
+
+
+def own_stack(tmp_path: Path, **document: str) -> str:
+    path = tmp_path / "torch-smoke.yaml"
+    data = yaml.safe_load(load_stack("torch-smoke").path.read_text())
+    path.write_text(yaml.safe_dump(data | {"document": {"title": "T", "url": "https://example.org/x"} | document}))
+    return str(path)
+
+
+def test_the_annotated_document_is_in_the_kit_with_its_digest(report: Path, tmp_path: Path) -> None:
+    text = tmp_path / "setup.md"
+    text.write_text("# Set-up\n\n    pip install torch\n")
+    wanted = Wanted(stack=own_stack(tmp_path), document=text)
+    make_kit(report, tmp_path / "kit", wanted)
+    assert problems(tmp_path / "kit") == []
+    assert "Set-up" in (tmp_path / "kit" / "document.html").read_text()
+    assert json.loads((tmp_path / "kit" / "sources.json").read_text())["document"]["url"] == "https://example.org/x"
+    assert "`document.html`" in (tmp_path / "kit" / "README.md").read_text()
+    add(tmp_path / "kit" / "document.html")
+    assert [code for code, _ in problems(tmp_path / "kit")] == ["kit-file-differs"]
+    (tmp_path / "kit" / "document.html").unlink()
+    relist(tmp_path / "kit")
+    assert [code for code, _ in problems(tmp_path / "kit")] == ["kit-text-differs"]
+
+
+def test_a_document_of_another_stack_a_report_without_a_lock_and_what_is_there_are_refused(
+    report: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(own_stack(tmp_path)).read_text().replace("python:", "packages: [six]\n    python:", 1))
+    alone = shutil.copy(report / "report.html", tmp_path / "mailed.html")
+    (tmp_path / "there").mkdir()
+    forged = Sealed(tmp_path / "forged")
+    forged.forge(lambda data: data.update(exit=1))
+    for path, output, wanted, code, exit_code in (
+        (report, "a", Wanted(stack=str(other)), "kit-stack-differs", 2),
+        (alone, "b", Wanted(), "kit-without-lock", 7),
+        (report, "there", Wanted(), "kit-exists", 2),
+        (forged.folder, "c", Wanted(), "report-not-holding", 5),
+    ):
+        with pytest.raises(EnvbuildError) as caught:
+            make_kit(path, tmp_path / output, wanted)
+        assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
+    assert {each.name for each in tmp_path.iterdir() if each.name.startswith((".kit", "a", "b", "c"))} == set()
+
+
+# What is done to the files of a kit, the code that tells it, and the file that is named. A careful forger relists.
+TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a changed README": (lambda k: add(k / "README.md"), "kit-file-differs", "README.md"),
+    "a shorter lock": (lambda k: cut(k / LOCK), "kit-file-differs", LOCK),
+    "a missing appendix": (lambda k: (k / "APPENDIX.md").unlink(), "kit-file-missing", "APPENDIX.md"),
+    "an extra file": (lambda k: (k / "run.sh").write_text("rm -rf"), "kit-file-unlisted", "run.sh"),
+    "an extra file in the report": (
+        lambda k: (k / "report" / "more.json").write_text("{}"), "kit-file-unlisted", "report/more.json",
+    ),
+    "a changed attachment": (
+        lambda k: add(k / "report" / "attachments" / "variant.json"), "report-file-differs", "attachments/variant.json",
+    ),
+    "a README with another command": (
+        lambda k: (swap(k / "README.md", b"report verify .", b"report show  ."), relist(k)), "kit-text-differs",
+        "README.md",
+    ),
+    "a claim that nobody measured": (
+        lambda k: (swap(k / "README.md", b"at least 100,000", b"at least 900,000"), relist(k)), "kit-text-differs",
+        "README.md",
+    ),
+    "sources from elsewhere": (
+        lambda k: ((k / "sources.json").write_text("{}"), relist(k)), "kit-text-differs", "sources.json",
+    ),
+    "another table of figures": (
+        lambda k: (add(k / "report" / "metrics.csv"), relist(k)), "kit-text-differs", "report/metrics.csv",
+    ),
+    "a lock that is not the report's": (lambda k: (add(k / LOCK), relist(k)), "kit-lock-differs", LOCK),
+    "a lock left out with care": (lambda k: ((k / LOCK).unlink(), relist(k)), "kit-file-missing", LOCK),
+    "a page that shows another number": (
+        lambda k: (swap(k / "report" / "report.html", b"<td>", b"<td>9"), relist(k)), "report-page-differs",
+        "report.html",
+    ),
+    "a document that kit.json does not know": (
+        lambda k: ((k / "document.html").write_text("<p>"), relist(k)), "kit-text-differs", "document.html",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "code", "name"), TOUCHED.values(), ids=TOUCHED)
+def test_what_was_done_to_a_kit_is_told_by_name(
+    kit: Path, change: Callable[[Path], object], code: str, name: str
+) -> None:
+    change(kit)
+    found = problems(kit)
+    assert code in {each for each, _ in found}
+    assert name in next(says for each, says in found if each == code)
+
+
+def far(kit: Path) -> None:
+    shutil.move(kit / "README.md", kit.parent / "README.md")
+    (kit / "README.md").symlink_to(kit.parent / "README.md")
+
+
+def far_folder(kit: Path) -> None:
+    shutil.move(kit / "report", kit.parent / "report")
+    (kit / "report").symlink_to(kit.parent / "report")
+
+
+def grown(path: Path, size: int) -> None:
+    with path.open("ab") as stream:
+        stream.truncate(size)
+
+
+UNSAFE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a link": (far, "kit-unsafe", "README.md"),
+    "a folder that is a link": (far_folder, "kit-unsafe", "report"),
+    "a pipe": (lambda k: os.mkfifo(k / "pipe"), "kit-unsafe", "pipe"),
+    "a hidden file": (lambda k: (k / ".git").mkdir(), "kit-unsafe", ".git"),
+    "a name that acts on terminals": (lambda k: (k / "a\x1b[2J").touch(), "kit-unsafe", "a\\x1b[2J"),
+    "a name that is no UTF-8": (lambda k: Path(os.fsdecode(bytes(k) + b"/\xff")).touch(), "kit-unsafe", ""),
+    "a hundred megabytes": (lambda k: grown(k / "README.md", 100_000_000), "kit-too-large", "README.md"),
+    "a manifest of two megabytes": (lambda k: grown(k / "kit.json", 2_000_000), "kit-too-large", "kit.json"),
+    "too many files": (lambda k: [(k / f"f{n}").touch() for n in range(2001)], "kit-too-large", "f"),
+    "no manifest": (lambda k: (k / "kit.json").unlink(), "kit-invalid", "kit.json"),
+    "half a manifest": (lambda k: cut(k / "kit.json"), "kit-invalid", "kit.json"),
+    "a truncated evidence": (lambda k: cut(k / "report" / "evidence.json"), "evidence-invalid", "evidence.json"),
+    "no evidence": (lambda k: (k / "report" / "evidence.json").unlink(), "evidence-missing", "evidence.json"),
+}
+
+
+@pytest.mark.parametrize(("change", "code", "name"), UNSAFE.values(), ids=UNSAFE)
+def test_what_is_no_kit_or_a_hostile_one_is_refused_by_the_name_of_the_file(
+    kit: Path, change: Callable[[Path], object], code: str, name: str
+) -> None:
+    change(kit)
+    error = refused(kit)
+    assert error.code == code
+    assert name in error.what
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def made(path: Path) -> None:
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return made
+
+
+ROW = {"path": "x", "sha256": "0" * 64, "bytes": 1}
+MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a byte order mark": (lambda f: f.write_bytes(b"\xef\xbb\xbf" + f.read_bytes()), "byte order mark"),
+    "a key twice": (lambda f: swap(f, b'"form"', b'"form": "full", "form"'), "there twice"),
+    "NaN": (lambda f: swap(f, b'"bytes": ', b'"bytes": NaN, "b": '), "NaN"),
+    "deeply nested": (lambda f: f.write_bytes(b"[" * 200_000), "nested"),
+    "a list": (lambda f: f.write_bytes(b"[]"), "object"),
+    "invalid UTF-8": (lambda f: f.write_bytes(b'{"a": "\xff"}'), "UTF-8"),
+    "a path that leaves": (edited(lambda d: d["files"].append({**ROW, "path": "../x"})), "path"),
+    "an absolute path": (edited(lambda d: d["files"].append({**ROW, "path": "/etc/passwd"})), "path"),
+    "a file twice": (edited(lambda d: d["files"].insert(0, d["files"][0])), "listed once"),
+    "itself": (edited(lambda d: d["files"].insert(3, {**ROW, "path": "kit.json"})), "listed once"),
+    "a huge number": (edited(lambda d: d["files"][0].update(bytes=10**18)), "bytes"),
+    "an unknown key": (edited(lambda d: d.update(more=1)), "more"),
+    "no version": (edited(lambda d: d.pop("form")), "form"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), MANIFESTS.values(), ids=MANIFESTS)
+def test_a_manifest_that_means_two_things_or_none_is_refused(
+    kit: Path, change: Callable[[Path], Any], why: str
+) -> None:
+    change(kit / "kit.json")
+    error = refused(kit)
+    assert error.code == "kit-invalid"
+    assert why in error.why
+
+
+def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
+    edited(lambda d: d.update(schema_version="2.0"))(kit / "kit.json")
+    assert refused(kit).code == "kit-version"
+
+
+def test_a_kit_of_another_envbuild_is_checked_but_for_its_texts(kit: Path) -> None:
+    edited(lambda d: d.update(envbuild="9.9"))(kit / "kit.json")
+    add(kit / "README.md")
+    relist(kit)
+    assert problems(kit) == []
+    assert "envbuild 9.9 made it" in unchecked(kit)
+
+
+def packed(files: dict[str, bytes], *members: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        for member in members:
+            tar.addfile(member)
+    return out.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size = kind, link, size
+    return found
+
+
+TARS: dict[str, tuple[bytes, str, str]] = {
+    "a way out": (packed({"../evil": b""}), "kit-unsafe", "../evil"),
+    "a way out further in": (packed({"kit/a/../../../evil": b""}), "kit-unsafe", "evil"),
+    "an absolute path": (packed({"/etc/cron.d/evil": b""}), "kit-unsafe", "/etc/cron.d/evil"),
+    "a link": (packed({}, member("kit/README.md", tarfile.SYMTYPE, "/etc/passwd")), "kit-unsafe", "README.md"),
+    "a hard link": (packed({}, member("kit/README.md", tarfile.LNKTYPE, "/etc/passwd")), "kit-unsafe", "README.md"),
+    "a device": (packed({}, member("kit/null", tarfile.CHRTYPE)), "kit-unsafe", "kit/null"),
+    "a pipe": (packed({}, member("kit/pipe", tarfile.FIFOTYPE)), "kit-unsafe", "kit/pipe"),
+    "a file twice": (packed({"kit/a": b"1"}) [:1024] + packed({"kit/a": b"2"}), "kit-unsafe", "kit/a"),
+    "a file below a file": (packed({"kit/a": b"1", "kit/a/b": b"2"}), "kit-invalid", "kit.tar"),
+    "a file said to be huge": (packed({}, member("kit/a", size=10**12)), "kit-too-large", "kit/a"),
+    "a name that acts on terminals": (packed({"kit/\x1b[2J": b""}), "kit-unsafe", "\\x1b[2J"),
+    "no tar file": (b"hello", "kit-invalid", "kit.tar"),
+    "an empty file": (b"", "kit-invalid", "kit.tar"),
+    "another format": (b"\x1f\x8b\x08\x00" + b"0" * 600, "kit-invalid", "kit.tar"),
+    "half of one": (packed({"kit/kit.json": b"x" * 9000})[:4000], "kit-invalid", "kit.tar"),
+    "no manifest": (packed({"kit/a": b""}), "kit-invalid", "kit.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "code", "name"), TARS.values(), ids=TARS)
+def test_a_hostile_tar_file_is_refused_by_name_and_writes_nothing_elsewhere(
+    tmp_path: Path, data: bytes, code: str, name: str
+) -> None:
+    path = tmp_path / "in" / "kit.tar"
+    path.parent.mkdir()
+    path.write_bytes(data)
+    error = refused(path)
+    assert (error.code, name in error.what) == (code, True)
+    assert {each.name for each in tmp_path.rglob("*")} == {"in", "kit.tar"}
+
+
+def test_a_tar_file_larger_than_any_kit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kit.tar"
+    grown(path, 10**10)
+    assert refused(path).code == "kit-too-large"
+    assert refused(tmp_path / "none.tar").code == "kit-missing"
+
+
+def test_a_tar_file_that_somebody_made_of_the_folder_holds_too(kit: Path) -> None:
+    path = kit.parent / "again.tar"
+    subprocess.run(["tar", "-cf", str(path), "-C", str(kit.parent), "./kit"], check=True)
+    assert problems(path) == []
+
+
+def test_a_kit_of_more_bytes_than_all_may_have_is_refused(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "LARGEST_ALL", 10_000)
+    assert refused(kit).code == "kit-too-large"
+
+
+def accepted(path: Path) -> bool:
+    """Whether its files are those of its manifest; what the report says is another test's."""
+    try:
+        with read.opened(path) as (folder, there):
+            findings = list(read.check_files(folder, there, read.read_manifest(folder)))
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.INTEGRITY
+        return False
+    return all(each.kind != "problem" for each in findings)
+
+
+def test_no_byte_of_a_file_in_a_tar_can_be_another_and_no_byte_at_all_breaks_the_reader(
+    report: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "kit.tar"
+    make_kit(report, path, Wanted())
+    data = path.read_bytes()
+    with tarfile.open(path) as tar:
+        spans = [(m.offset_data, m.offset_data + m.size) for m in tar if not m.name.endswith("kit.json")]
+    chance, missed = random.Random(15), []
+    for _ in range(200):
+        at = chance.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
+        if accepted(path) and any(begin <= at < end for begin, end in spans):
+            missed.append(at)
+    assert missed == []
+    path.write_bytes(data)
+    assert accepted(path)
+
+
+def test_the_command_makes_a_kit_and_checks_it(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command.main(["kit", str(report), "--tar", "--json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert told["kit"] == f"kit-torch-smoke-{RUN}.tar"
+    assert stat.S_ISREG(Path(told["kit"]).stat().st_mode)
+    assert command.main(["verify", told["kit"], "--json"], standalone_mode=False) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    Path("broken.tar").write_bytes(Path(told["kit"]).read_bytes().replace(b"at least 100,000", b"at least 900,000"))
+    assert command.main(["verify", "broken.tar", "--json"], standalone_mode=False) == 5
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "kit-file-differs"
+
+
+def test_the_manifest_has_every_other_file(made: Path) -> None:
+    found = parse((made / "kit.json").read_bytes())
+    there = {each.relative_to(made).as_posix() for each in made.rglob("*") if each.is_file()}
+    assert {file.path for file in found.files} == there - {"kit.json"}
+    data = (made / LOCK).read_bytes()
+    assert KitFile(path=LOCK, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data)) in found.files
+
+
+def test_every_code_is_in_the_documentation() -> None:
+    folder = Path(manifest.__file__).parent
+    codes = {word for path in folder.glob("*.py") for word in re.findall(r'"(kit-[a-z-]+[a-z])"', path.read_text())}
+    told = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    assert len(codes) > 8
+    assert sorted(code for code in codes if f"`{code}`" not in told) == []
+
+
+def test_the_projects_own_citation_names_its_version_and_nobody_who_is_not_there() -> None:
+    cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
+    assert cited["version"] == __version__
+    assert cited["authors"] == [{"name": "envbuild contributors"}]
