@@ -26,6 +26,22 @@ def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
     return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(each), function)
 
 
+PROGRESS = "envbuild.progress"
+
+
+def _keep(context: click.Context, _: click.Parameter, value: str) -> None:
+    context.meta[PROGRESS] = value
+
+
+progress_option = click.option(
+    "--progress",
+    type=click.Choice(["auto", "plain", "json", "none"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,
+    callback=_keep,
+    help="Rows on a terminal, else lines (auto); lines; one JSON object a line; or nothing.",
+)
 target_option = click.option(
     "-t", "--target", metavar="TARGET", shell_complete=names.targets,
     help="Where: a shipped target, or a file (./my-target.yaml).",
@@ -59,6 +75,7 @@ node_options = options(
     ),
 )
 place_options = options(
+    progress_option,
     target_option,
     click.option(
         "-s",

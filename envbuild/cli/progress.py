@@ -1,69 +1,85 @@
-"""Progress on stderr: one live row a node on a terminal, one plain line per change of state elsewhere."""
+"""Progress on stderr: live rows on a terminal; elsewhere a line at every change and a heartbeat, or every event."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+import click
+
+from envbuild.cli.choose import PROGRESS
 from envbuild.cli.output import Ui
+from envbuild.provision.run import live
+from envbuild.provision.run.outcome import Progress
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
+    from rich.text import Text
 
-_STEPS = {
-    "toolchain": "toolchain",
-    "deliver": "delivering files",
-    "carry": "sending the image",
-    "container": "testing inside the image",
-    "fetch": "fetching files without a recorded hash",
-    "install": "building the environment",
-    "unpack": "taking over the environment",
-    "smoke": "smoke test",
-    "activate": "hashing and stamping",
-    "verify": "verifying",
-}
+Mode = Literal["live", "plain", "json", "none"]
+HEARTBEAT = 30.0
+# Twice a second is enough to see that it lives, and costs little.
+_REFRESH = 2
 
 
-class RunProgress:
-    """Shows stages and steps; silent under `--quiet`."""
+def mode_of(ui: Ui) -> Mode:
+    """What was asked for; `auto` is live on a terminal that can show it, unless `CI` says that nobody looks."""
+    context = click.get_current_context(silent=True)
+    asked = context.meta.get(PROGRESS, "auto") if context is not None else "auto"
+    if asked != "auto":
+        return cast(Mode, asked)
+    if ui.quiet:
+        return "none"
+    seen = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+    return "live" if seen else "plain"
+
+
+class RunProgress(Progress):
+    """Shows what a run tells, and a heartbeat where it tells nothing for a while."""
 
     def __init__(self, ui: Ui) -> None:
-        """Live rows only where stderr is a terminal."""
-        self._ui = ui
-        self._rows: dict[str, tuple[str, str, float]] = {}
-        self._done: dict[str, list[str]] = {}
+        """Nothing is written before the `with` block begins."""
+        self._ui, self.mode = ui, mode_of(ui)
+        self._view = live.View()
+        self._lock = threading.RLock()
         self._live: Live | None = None
-        self._stage = ""
-        self._tty = sys.stderr.isatty() and not ui.quiet
+        self._stop = threading.Event()
+        self._said = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Start the live display when there is a terminal; a question to the user makes it go away for a while."""
-        if self._tty:
+        """Start the display; a question to the user makes a live one go away for a while."""
+        if self.mode == "live":
             from rich.live import Live
 
             from envbuild.transport import questions
 
             questions.around = self.pause
-
             self._live = Live(
-                get_renderable=self._table, console=self._ui.stderr_console(), refresh_per_second=8, transient=True
+                get_renderable=self._screen,
+                console=self._ui.stderr_console(),
+                refresh_per_second=_REFRESH,
+                transient=True,
             )
             self._live.start()
+        elif self.mode == "plain":
+            threading.Thread(target=self._beat, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the live display away; what it showed last stays as plain lines of the summary."""
-        if self._tty:
+        """Take the display away; what it showed last stays as plain lines of the summary."""
+        self._stop.set()
+        if self._live is not None:
             from envbuild.transport import questions
 
             questions.around = questions.at_once
-        if self._live is not None:
             self._live.stop()
             self._live = None
 
@@ -77,42 +93,45 @@ class RunProgress:
             if self._live is not None:
                 self._live.start()
 
-    def stage(self, text: str) -> None:
-        """The run as a whole begins something."""
-        self._stage = text
-        if self._live is None and text:
-            self._ui.note(text)
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Take an event in and say what has changed."""
+        event = {"t": round(time.time(), 3), **event}
+        with self._lock:
+            changed = live.fold(self._view, event)
+            if self.mode == "json":
+                sys.stderr.write(json.dumps(event) + "\n")
+                sys.stderr.flush()
+            elif self.mode == "plain" and changed:
+                self._say(self._changed(event))
 
-    def step(self, node: str, step: str, state: str, text: str = "") -> None:
-        """A node begins or ends a step."""
-        label = _STEPS.get(step, step)
-        began = time.monotonic()
-        if state == "started":
-            self._rows[node] = (label, "", began)
-        else:
-            started = self._rows.get(node, (label, "", began))[2]
-            mark = f"{label} {state} ({began - started:.1f} s)" + (f": {text}" if text else "")
-            self._done.setdefault(node, []).append(f"{label} {began - started:.1f} s")
-            self._rows[node] = (label, state, started)
-            if self._live is None:
-                self._ui.note(f"{node}: {mark}")
-        if self._live is not None:
-            self._live.refresh()
+    def _changed(self, event: Mapping[str, Any]) -> list[str]:
+        if event["kind"] == "stage":
+            return [str(event["text"])]
+        node, many = str(event["node"]), len(self._view.rows) > live.MOST_ROWS
+        row = self._view.rows[node]
+        # Of a large fleet only what ends is told at once, and the rest by the heartbeat.
+        return [] if many and row.running else [live.plain(node, row, event["t"])]
 
-    def _table(self) -> Table:
-        from rich.spinner import Spinner
-        from rich.table import Table
+    def _say(self, lines: list[str]) -> None:
+        if lines:
+            self._said = time.monotonic()
+            self._ui.note("\n".join(lines))
+
+    def _beat(self) -> None:
+        while not self._stop.wait(1.0):
+            with self._lock:
+                if time.monotonic() - self._said >= HEARTBEAT:
+                    self._say(self._still(time.time()))
+
+    def _still(self, now: float) -> list[str]:
+        view = self._view
+        running = [row for row in view.rows.values() if row.running]
+        lines = live.rows(view, now) if running else [view.stage] * bool(view.stage)
+        return [*lines, f"… {live.total(view, now)}"]
+
+    def _screen(self) -> Text:
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        if not self._rows:
-            table.add_row(Spinner("dots"), Text(self._stage))
-        for node, (label, state, since) in sorted(self._rows.items()):
-            now = f"{label}, {time.monotonic() - since:.0f} s" if not state else f"{label}: {state}"
-            table.add_row(
-                Spinner("dots") if not state else Text(" "),
-                Text(node),
-                Text(now),
-                Text(" · ".join(self._done.get(node, [])), style="dim"),
-            )
-        return table
+        with self._lock:
+            lines = live.screen(self._view, time.time(), self._live.console.height if self._live else 24)
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")

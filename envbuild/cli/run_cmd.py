@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import keep_days
+from envbuild.cli.choose import keep_days, progress_option
 from envbuild.cli.output import Ui, common_options, pruned
 
 if TYPE_CHECKING:
@@ -63,6 +63,34 @@ def show(ui: Ui, run_id: str) -> None:
         ],
     }
     ui.result(data, lambda: _story(found, files))
+
+
+@run.command("watch")
+@click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
+@progress_option
+@common_options
+def watch(ui: Ui, run_id: str) -> int:
+    """Show what RUN (default: the newest) does until it ends; its exit code is this one's.
+
+    Only runs of this machine. Ctrl-C ends the watching, not the run.
+    """
+    from envbuild.cli.progress import RunProgress
+    from envbuild.config import load_config
+    from envbuild.errors import ExitCode
+    from envbuild.provision.run.progress_events import told
+    from envbuild.provision.run.run_dir import open_run
+
+    found = open_run(load_config().runs_root, run_id)
+    try:
+        with RunProgress(ui) as shown:
+            for event in told(found):
+                shown.tell(event)
+    except KeyboardInterrupt:
+        ui.note(f"{found.id} goes on; `envbuild run watch {found.id}` shows it again")
+        return ExitCode.INTERRUPTED
+    row = _row(open_run(found.path.parent, found.id))
+    ui.result(row, lambda: _table([row]))
+    return int(row.get("exit", ExitCode.OK if row["status"] == "finished" else ExitCode.CHECK_FAILED))
 
 
 @run.command("prune")

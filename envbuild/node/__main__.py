@@ -29,7 +29,12 @@ def _dispatch(verb: str) -> "tuple[bool, Json]":
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
-    return verbs.run(verb, request)
+    if "progress" not in request["args"]:
+        return verbs.run(verb, request)
+    from envbuild.node.logs import progress
+
+    with progress.following(request["args"]["progress"], verb):
+        return verbs.run(verb, request)
 
 
 def _execute(verb: str) -> "tuple[Json, int]":

@@ -1,19 +1,117 @@
-"""The verb `log`: the end of what the node program wrote down while a run changed this prefix."""
+"""What the node program writes down while a run changes this prefix: what it does now, and the verb `log`.
+
+Progress is JSON lines in a file of this host, which the controller reads: bounded (the file begins anew at `FULL`),
+lossy (the state of each second, where it has changed), and never in the way: what cannot be asked or written is not
+told, and the work goes on.
+"""
 
 import contextlib
 import json
 import os
 import re
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.read_text import names
+from envbuild.node.redact import redact_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FOLDER = "logs"
 MOST_LINES = 2000
 # The output of one build is some megabytes; only the end of a log is ever read.
 READ_BYTES = 1024 * 1024
+BEAT = 1.0  # seconds
+FULL = 64 * 1024
+_LONGEST = 200  # characters of a name
+_DAY = 86400.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
+
+
+class Progress:
+    """`progress(phase, ...)` says what is done from now on; it costs an assignment, and a thread writes it."""
+
+    def __init__(self) -> None:
+        """Told to nobody until `following` names a file."""
+        self._state: Json = {}
+        self._ask: Callable[[], Json] | None = None
+        self._path = ""
+        self._step = ""
+        self._count = 0
+        self._last: Json = {}
+
+    def __call__(
+        self,
+        phase: str,
+        what: str = "",
+        done: "float | None" = None,
+        total: "float | None" = None,
+        unit: str = "",
+        ask: "Callable[[], Json] | None" = None,
+    ) -> None:
+        """`phase` in words, `what` it works on, `done` of `total` in the `unit` (`bytes`, or a plural).
+
+        `ask` is called once a second in another thread; what it returns stands above the other words.
+        """
+        self._state, self._ask = {"phase": phase, "what": what, "done": done, "total": total, "unit": unit}, ask
+
+    @contextlib.contextmanager
+    def following(self, path: "Any", step: str) -> "Iterator[None]":
+        """Write what `step` does to `<path>.<host>` until the end of the block; nothing where `path` is no path."""
+        if not (isinstance(path, str) and path.startswith("/")):
+            yield
+            return
+        self._path, self._step = "%s.%s" % (path, os.uname().nodename), step
+        stop = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(BEAT)
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _beat(self, stop: "threading.Event") -> None:
+        folder = os.path.dirname(self._path)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+        _sweep(folder)
+        while not stop.wait(BEAT):
+            with contextlib.suppress(Exception):  # whatever it is, the work goes on
+                self._write()
+
+    def _write(self) -> None:
+        ask = self._ask
+        state = dict(self._state, **(ask() if ask else {}))
+        state = {key: value for key, value in state.items() if value not in (None, "")}
+        if not state or state == self._last:
+            return
+        self._last, self._count = state, self._count + 1
+        words = {key: redact_text(str(state.get(key, "")))[:_LONGEST] for key in ("phase", "what")}
+        line = dict(state, **words, t=round(time.time(), 3), seq="%d.%d" % (os.getpid(), self._count), step=self._step)
+        full = os.path.exists(self._path) and os.path.getsize(self._path) > FULL
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if full else os.O_APPEND)
+        with os.fdopen(os.open(self._path, flags, 0o600), "wb") as stream:
+            stream.write(json.dumps(line).encode("ascii") + b"\n")
+
+
+progress = Progress()
+
+
+def _sweep(folder: str) -> None:
+    """Remove what killed runs left here."""
+    for name in names(folder):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):  # another user's, or it goes meanwhile
+            if ".progress." in name and time.time() - os.stat(path).st_mtime > _DAY:
+                os.unlink(path)
 
 
 def run(request: Json) -> "tuple[bool, Json]":

@@ -43,7 +43,7 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
     told, reference = measured_by(prepared), prepared.stack.reference
     assert reference is not None  # noqa: S101 - it says how it is measured
     with one_run("bench", settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, progress)
+        work = Work(prepared, settings, run.run, run.journal, run.progress)
         node = NodeEvidence(node="localhost", status="ok", exit=0) if asked.logs else environment_in_use(work)
         facts = facts_here(work)
         if node.exit == ExitCode.OK:

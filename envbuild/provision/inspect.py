@@ -43,7 +43,7 @@ def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[E
 
 def _inspect(prepared: Prepared, settings: Settings, progress: Progress, question: Question) -> tuple[Evidence, RunDir]:
     with one_run(question.verb, settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, progress)
+        work = Work(prepared, settings, run.run, run.journal, run.progress)
         nodes = route_of(prepared.target).ask(work, question)
         evidence = write_evidence(work, question.verb, nodes, warnings=tuple(work.notes))
         run.exit = evidence.exit

@@ -25,7 +25,7 @@ def provision(
     Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
     """
     with one_run("provision", settings, progress, **about(prepared)) as run:
-        work, route = Work(prepared, settings, run.run, run.journal, progress), route_of(prepared.target)
+        work, route = Work(prepared, settings, run.run, run.journal, run.progress), route_of(prepared.target)
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
@@ -67,7 +67,7 @@ def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tu
     from envbuild.provision.jobs.route import InJobs
 
     with one_run("fetch", settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, progress)
+        work = Work(prepared, settings, run.run, run.journal, run.progress)
         route = InJobs()
         plan = route.look_and_plan(work, bring_python=True)
         if not plan.nothing_to_do:

@@ -129,7 +129,7 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
     """
     told = measured_by(prepared)
     with one_run(CHECK, settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, progress)
+        work = Work(prepared, settings, run.run, run.journal, run.progress)
         node = environment_in_use(work)
         if node.exit == ExitCode.OK:
             facts = facts_here(work)

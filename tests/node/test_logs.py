@@ -1,4 +1,4 @@
-"""The verb `log`: the end of what a run wrote down on a node."""
+"""The verb `log`: the end of what a run wrote down on a node; and what it tells while it works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +89,56 @@ def test_the_digest_of_a_log_is_over_its_file_and_a_run_without_one_has_none(tmp
     assert found is not None
     assert (found["bytes"], found["sha256"]) == (6, hashlib.sha256(b"built\n").hexdigest())
     assert [logs.digest(str(tmp_path), name) for name in ("r2", "../x", None)] == [None, None, None]
+
+
+def _told(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_progress_is_told_while_a_step_works_and_gone_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BEAT", 0.01)
+    progress, path = logs.Progress(), tmp_path / "logs" / f"r1.progress.{os.uname().nodename}"
+    asked = iter([{"done": 3}, ZeroDivisionError, {"done": 4, "what": "token=hunter2hunter2"}])
+
+    def ask() -> dict[str, Any]:
+        found = next(asked, {"done": 5})
+        if isinstance(found, type):
+            raise found
+        return found
+
+    with progress.following(str(tmp_path / "logs" / "r1.progress"), "install"):
+        progress("compiling", done=2, total=9, unit="files", ask=ask)
+        _until(lambda: _told(path)[-1:] != [] and _told(path)[-1]["done"] == 5)
+        rows = _told(path)
+    assert [row["done"] for row in rows] == [3, 4, 5]
+    assert {row["step"] for row in rows} == {"install"} and len({row["seq"] for row in rows}) == 3
+    assert "hunter2" not in json.dumps(rows)
+    assert not path.exists()
+
+
+def test_progress_is_bounded_and_a_file_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "BEAT", 0.001)
+    monkeypatch.setattr(logs, "FULL", 1000)
+    count = iter(range(10**9))
+    progress, most = logs.Progress(), 0
+    path = tmp_path / f"r1.progress.{os.uname().nodename}"
+    with progress.following(str(tmp_path / "r1.progress"), "install"):
+        progress("compiling", ask=lambda: {"done": next(count)})
+        while next(count) < 200:
+            _until(path.exists)
+            most = max(most, path.stat().st_size)
+            time.sleep(0.005)
+    assert 0 < most <= 1300
+    (tmp_path / "file").write_text("")
+    with progress.following(str(tmp_path / "file" / "r1.progress"), "install"):
+        progress("compiling", ask=lambda: {"done": next(count)})
+        _until(lambda: next(count) > 1000)

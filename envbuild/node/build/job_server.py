@@ -18,6 +18,7 @@ import threading
 
 from envbuild.node.build import build_dir
 from envbuild.node.probe import system
+from envbuild.node.probe.processes import at_work
 from envbuild.node.protocol import Json, log, plural
 from envbuild.node.read_text import read
 
@@ -60,6 +61,7 @@ class _Line:
         self.cores = 0
         self.memory = 0.0
         self.kills = 0
+        self.file = ""
 
 
 class Budget:
@@ -75,6 +77,7 @@ class Budget:
         self.memory = free_memory() if memory is None else memory
         self.retried: set[str] = set()
         self.peak = 0
+        self._files, self._compiled = 0, 0
         self._lock = threading.RLock()
         self._waiting: list[tuple[int, int, _Line, Json]] = []
         self._lines: dict[socket.socket, _Line] = {}
@@ -92,6 +95,16 @@ class Budget:
         each = memory_per_job or MEMORY_PER_JOB
         with self._lock:
             return max(1, self.jobs if self.memory is None else min(self.jobs, int(self.memory / each)))
+
+    def told(self) -> Json:
+        """For `progress`: how many files are compiled, of how many, and one that is compiled now."""
+        with self._lock:
+            running = [line for line in list(self._lines.values()) if line.file and line.cores]
+            if not self._files and not running:
+                return at_work()
+            what = "%s: %s" % (running[0].source, running[0].file) if running else ""
+            total = max(self._files, self._compiled + len(running))
+            return {"what": what, "done": self._compiled, "total": total, "unit": "files"}
 
     def halve(self, source: str) -> None:
         """After an OOM kill of a compiler of `source` (its name): half as many as ran."""
@@ -165,6 +178,7 @@ class Budget:
     def _close(self, line: "_Line") -> None:
         self._selector.unregister(line.connection)
         with self._lock:
+            self._compiled += bool(line.file and line.cores)
             del self._lines[line.connection]
             self._waiting = [each for each in self._waiting if each[2] is not line]
             heapq.heapify(self._waiting)
@@ -174,7 +188,7 @@ class Budget:
         if message["op"] == "take":
             with self._lock:
                 self._count += 1
-                line.source = str(message.get("source", ""))
+                line.source, line.file = str(message.get("source", "")), str(message.get("file", ""))
                 heapq.heappush(self._waiting, (-int(message["weight"]), self._count, line, message))
         elif message["op"] == "killed":
             with self._lock:
@@ -187,6 +201,9 @@ class Budget:
             self._send(line, {"again": line.kills == 1})
         elif message["op"] == "event":
             log(str(message["text"])[:500])
+        elif message["op"] == "files":
+            with self._lock:
+                self._files += int(message["count"])
 
     def _grant(self) -> None:
         """Start what fits, the longest first; the first that does not fit holds back the rest, so that none starves."""

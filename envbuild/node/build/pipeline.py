@@ -17,7 +17,9 @@ from envbuild.node import git_source, paths, proc, program_files
 from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
+from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv, wheel_file
+from envbuild.node.probe.processes import at_work
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels import build_key, transferred
 from envbuild.node.wheels.acquire import obtain
@@ -65,7 +67,8 @@ class Builder:
         """
         self.handed.take_in(self.store_path)
         store: Store | None = None
-        for source in self.pins:
+        for number, source in enumerate(self.pins):
+            progress("fetching sources", source["name"], number, len(self.pins), "sources")
             if _is_wheel(source):
                 store = store or Store(self.store_path)
                 inputs = self._inputs(source)
@@ -96,6 +99,7 @@ class Builder:
         for source in self.pins:
             how = source.get("install", "wheel")
             log("installing source %s (%s)" % (source["name"], how))
+            progress("installing source %s" % source["name"], ask=at_work)
             if _build_of(source).get("kind") == "inplace":
                 flags = git_source.option_flags(_build_of(source).get("flags") or [])
                 self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
@@ -121,6 +125,7 @@ class Builder:
             names = facts.get("extensions")
             if not names:
                 continue
+            progress("importing what was compiled", source["name"])
             try:
                 facts["imports"] = import_check.check(self.python, source["name"], names, self._own_env(source))
             except NodeError as error:

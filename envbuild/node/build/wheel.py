@@ -15,6 +15,7 @@ from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable, job_client
+from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError, log, plural
 
@@ -78,6 +79,7 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
             failures[name] = error
 
     with job_server.Budget(jobs) as budget:
+        progress("compiling %s" % ", ".join(calls), ask=budget.told)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
         if name in failures:

@@ -9,12 +9,12 @@ from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
 from envbuild.node.env import backup, contents, foundation, packages, stamp
 from envbuild.node.env import interpreter as base
+from envbuild.node.logs import progress
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
 from envbuild.node.protocol import Exit, Json, NodeError, argument
 from envbuild.node.read_text import names
 
-_BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 _INODES_PER_PACKAGE = 20
 
 
@@ -112,7 +112,7 @@ def _check_space(job: "_Job") -> None:
     """Refuse early when the disk cannot hold what the lock says; sizes that are not recorded count as nothing."""
     needed = job.args.get("needed") or {}
     sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
-    size = needed.get("bytes", sum(sizes) * _BYTES_PER_FETCHED)
+    size = needed.get("bytes", sum(sizes) * packages.BYTES_PER_FETCHED)
     inodes = needed.get("inodes", len(sizes) * _INODES_PER_PACKAGE)
     paths.check_room(paths.envs_dir(job.prefix), job.prefix, size, inodes)
 
@@ -130,6 +130,7 @@ def _sweep(environment: str, own: str) -> None:
 def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:
     locked = job.variant.get("packages", [])
     job.phase("checks")
+    progress("making the environment's interpreter")
     interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
     job.phase(stands_on.phase)
     if job.part == "packages":
@@ -153,6 +154,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
         made.prove()
         job.phase("builds")
     tool.drop_cache()
+    progress("comparing every file with its RECORD")
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     _check_set(locked, installed)

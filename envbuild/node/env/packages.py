@@ -4,11 +4,14 @@ import http.client
 import os
 import tempfile
 import urllib.request
+from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import hashing, pip_config, variables
 from envbuild.node.build import diagnose
+from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv, wheel_file
+from envbuild.node.probe.processes import at_work, written
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.read_text import names
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from envbuild.node import proc
 
 UNRECORDED = "unrecorded"
+BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 FIRST_USE = "first use on "  # how the witness of such a hash begins
 
 
@@ -156,17 +160,18 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
     check_recorded(packages)
     _install_wheels(tool, environment, [package for package in packages if not is_sdist(package)], artifacts, [])
     # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
-    for package in packages:
-        if is_sdist(package):
-            for group in groups([package], artifacts, tool.config):
-                log("building %s %s" % (package["name"], package["version"]))
-                try:
-                    _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
-                except NodeError as error:
-                    if error.code != "install-failed":
-                        raise
-                    what = "package %s %s" % (package["name"], package["version"])
-                    raise diagnose.of_output(what, error.why) from None
+    archives = [package for package in packages if is_sdist(package)]
+    for number, package in enumerate(archives):
+        what = "%s %s" % (package["name"], package["version"])
+        progress("building %s" % what, "", number, len(archives), "packages", at_work)
+        for group in groups([package], artifacts, tool.config):
+            log("building %s" % what)
+            try:
+                _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+            except NodeError as error:
+                if error.code != "install-failed":
+                    raise
+                raise diagnose.of_output("package %s" % what, error.why) from None
 
 
 def _install_wheels(
@@ -178,6 +183,7 @@ def _install_wheels(
             wheel_file.refuse_unsafe(os.path.join(folder, name))
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
+        progress("fetching %s" % plural(len(group.packages), "package"), ask=partial(_moved, tool, environment, group))
         try:
             _install_group(tool, environment, group, options)
         except NodeError as error:
@@ -248,6 +254,28 @@ def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "li
     if error.code == "hash-mismatch":
         _name_first_use(group, error)
     raise error
+
+
+def _moved(tool: "uv.Uv", environment: str, group: "Group") -> Json:
+    """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
+    there = {
+        installed.normal_name(name.split("-")[0])
+        for site in installed.site_packages(environment)
+        for name in names(os.path.join(environment, site))
+        if name.endswith(".dist-info")
+    }
+    count = sum(installed.normal_name(each["name"]) in there for each in group.packages)
+    if count:
+        return {"phase": "installing packages", "done": count, "total": len(group.packages), "unit": "packages"}
+    total = sum(max(map(_unpacked, each["files"])) for each in group.packages)
+    done = written(tool.program)
+    return {"done": min(done, total) if total else done, "total": total or None, "unit": "bytes"}
+
+
+def _unpacked(file: Json) -> int:
+    """Bytes that one file takes unpacked, by what the lock says or by its size; 0 where neither is known."""
+    told = file.get("unpacked") or {}
+    return int(told.get("bytes") or (file.get("size") or 0) * BYTES_PER_FETCHED)
 
 
 def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 
+from envbuild.node.logs import progress
 from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
 
@@ -45,6 +46,7 @@ class Part:
     def __init__(self, name: str) -> None:
         """`name` as in the evidence, `smoke/…`."""
         self.name = name
+        progress("check", name.partition("/")[2])
         self.failures: list[str] = []
         self.missed: list[str] = []
         self.metrics: list[Json] = []

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import posixpath
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.target import Connection
 from envbuild.provision.ansible.adapter import run_playbook
 from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
@@ -15,6 +21,7 @@ from envbuild.provision.ansible.steps import StepsResult, TaskEvent
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
+from envbuild.provision.run.progress_events import TAIL, followed, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
 
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
     from envbuild.provision.run.context import Work
 
 FORKS = 32
+# A node that is too busy to tell what it does is asked again.
+ASK_SECONDS = 10.0
 
 
 def run_hosts(
@@ -43,7 +52,8 @@ def run_hosts(
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
     watcher = _Watcher(outcome, work.journal, work.progress)
     try:
-        result = _carried_out(playbook, hosts, watcher, work)
+        with _following(requests, work):
+            result = _carried_out(playbook, hosts, watcher, work)
     except EnvbuildError as error:
         if error.code != "playbook-deadline":
             raise
@@ -109,8 +119,36 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
 
 def _logged(request: dict[str, Any], run: str) -> dict[str, Any]:
     """The request with a log file on the node, for who looks there by hand and for nodes that end without an answer."""
-    log = posixpath.join(str(request["prefix"]), "logs", f"{run}.log")
-    return {**request, "args": {"log": log, **request["args"]}}
+    log = _log(request, run)
+    return {**request, "args": {"log": log, "progress": _progress(log), **request["args"]}}
+
+
+def _log(request: Mapping[str, Any], run: str) -> str:
+    return posixpath.join(str(request["prefix"]), "logs", f"{run}.log")
+
+
+def _progress(log: str) -> str:
+    return f"{log.removesuffix('.log')}.progress"
+
+
+def _following(requests: Mapping[str, Mapping[str, dict[str, Any]]], work: Work) -> AbstractContextManager[None]:
+    """Tell what the nodes do under their steps while the block runs."""
+    connection, ask = work.prepared.target.connection, dict[str, Callable[[], str]]()
+    for node, verbs in requests.items():
+        for request in list(verbs.values())[:1]:
+            path = _progress(_log(request, work.run.id))
+            ask[node] = partial(_tail, node, path, connection)
+    return followed(ask, work.progress.now, 1.0 if connection.kind == "local" else max(3.0, 0.1 * len(ask)))
+
+
+def _tail(node: str, path: str, connection: Connection) -> str:
+    """The end of what a node has told in its file; over the connection that is open already."""
+    if connection.kind == "local":
+        return tail_of(Path(f"{path}.{os.uname().nodename}"))
+    from envbuild.transport.ssh import exchange
+
+    script = f"tail -c {TAIL} -- {shlex.quote(path)}.$(uname -n) 2>/dev/null"
+    return exchange(node, script.encode(), connection, ASK_SECONDS, 2 * TAIL).out
 
 
 class _Watcher:

@@ -92,6 +92,7 @@ class Work:
         """The plan, written down."""
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
+        self.progress.planned({node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes})
         return plan
 
     def unplanned(self, plan: Plan) -> list[NodeEvidence]:

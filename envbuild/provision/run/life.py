@@ -13,6 +13,7 @@ from envbuild.provision.run.context import Run, Settings
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import Progress
+from envbuild.provision.run.progress_events import Recorded
 from envbuild.provision.run.run_dir import RunDir
 
 
@@ -25,7 +26,7 @@ def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
     run = RunDir.create(settings.runs_root)
     with run.open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
-        made = Run(settings, run, journal, progress)
+        made = Run(settings, run, journal, Recorded(run.progress, progress))
         try:
             yield made
         except BaseException as error:

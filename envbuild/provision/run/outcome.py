@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.run.evidence import all_well, first_error
 
 
-class Progress(Protocol):
-    """Who wants to see a run as it goes: one call per change of state."""
+class Progress:
+    """Who wants to see a run as it goes: `tell` gets every event, an object of JSON (docs/runs.md, Progress)."""
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """One change."""
 
     def stage(self, text: str) -> None:
         """The run as a whole begins something."""
+        self.tell({"kind": "stage", "text": text})
+
+    def planned(self, seconds: Mapping[str, Mapping[str, float]]) -> None:
+        """How long each step of each node takes by the plan."""
+        self.tell({"kind": "planned", "seconds": seconds})
 
     def step(self, node: str, step: str, state: str, text: str = "") -> None:
         """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
+        self.tell({"kind": "step", "node": node, "step": step, "state": state, "text": text})
+
+    def now(self, node: str, told: Mapping[str, Any]) -> None:
+        """What a node does under its step, as its node program told it."""
+        self.tell({"kind": "now", "node": node, **told})
 
 
 @dataclass

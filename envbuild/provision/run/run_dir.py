@@ -1,6 +1,7 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
-    plan.json  journal.jsonl  evidence.json  attachments/  report.*  ansible/  logs/  staging/ (while it runs)
+    plan.json  journal.jsonl  progress.jsonl  evidence.json  attachments/  report.*  ansible/  logs/
+    staging/ (while it runs)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
 """
@@ -43,6 +44,11 @@ class RunDir:
     def journal_path(self) -> Path:
         """The journal, one JSON object a line."""
         return self.path / "journal.jsonl"
+
+    @property
+    def progress(self) -> Path:
+        """What was told while it went, one JSON object a line; not all of it."""
+        return self.path / "progress.jsonl"
 
     @property
     def attachments(self) -> Path:

@@ -18,7 +18,7 @@ from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome, tmp_folder
+from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress, tmp_folder
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.errors import refusal
 
@@ -26,14 +26,8 @@ REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt",
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
 
 
-class _Silent:
+class _Silent(Progress):
     """Progress that nobody looks at."""
-
-    def stage(self, text: str) -> None:
-        """Say nothing."""
-
-    def step(self, node: str, step: str, state: str, text: str = "") -> None:
-        """Say nothing."""
 
 
 def _prepared(tmp_path: Path) -> Prepared:

@@ -6,10 +6,10 @@
 
 `build_jobs.Budget` is at the other end of SOCKET (a Unix socket). One JSON line a message:
 
-    {"op": "take", "source": name, "cores": n, "memory": GB a core, "weight": n, "more": n}
+    {"op": "take", "source": name, "cores": n, "memory": GB a core, "weight": n, "more": n, "file": what it compiles}
                                                                         answer, once granted: {"idle": n of `more`}
     {"op": "killed", "text": ...}: a command died of SIGKILL            answer: {"again": true|false}
-    {"op": "guard"}, {"op": "event", "text": ...}                       no answer
+    {"op": "guard"}, {"op": "event", "text": ...}, {"op": "files", "count": n to compile}   no answer
 
 A token is given back by closing the line, so a gate that dies keeps none. Runs under any Python >= 3.6 with `-I -S`,
 and imports nothing else of the node program.
@@ -80,6 +80,11 @@ def weigh(command: "list[str]") -> int:
     return total
 
 
+def compiles(command: "list[str]") -> str:
+    """The name of the file that a command compiles; empty for one that links."""
+    return next((os.path.basename(word) for word in command if _SOURCE.search(word)), "")
+
+
 def archs(command: "list[str]") -> int:
     """How many GPU architectures an nvcc command compiles for; nvcc can do them at once."""
     return len({command[i + 1] if word in ("-gencode", "--generate-code") and i + 1 < len(command) else word
@@ -105,7 +110,8 @@ def take(path: str, source: str, memory: float, command: "list[str]") -> int:
     cores = max(1, min(asked or 1, several or 1))
     while True:
         send(line, {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": weigh(command),
-                    "more": several - 1 if several > 1 and asked is None else 0})  # fmt: skip
+                    "more": several - 1 if several > 1 and asked is None else 0,
+                    "file": compiles(command)})  # fmt: skip
         spare = int(receive(line).get("idle", 0))
         extra = ["--threads", str(1 + spare)] if spare > 0 else []
         code, killed = _run(command + extra, line)

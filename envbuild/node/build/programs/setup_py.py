@@ -69,11 +69,11 @@ class State:
             json.dump({name: getattr(self, name) for name in names}, stream)
         os.rename(temporary, self.request["report"])
 
-    def tell(self, text: str) -> None:
-        """One line for the node's log, at once."""
+    def tell(self, op: str, **message: "Any") -> None:
+        """One message to the builder, at once: an `event` for the log, or how many `files` will be compiled."""
         try:
             line = self.gate.connect(self.request["socket"])
-            self.gate.send(line, {"op": "event", "text": text})
+            self.gate.send(line, dict(message, op=op))
             line.close()
         except OSError:
             pass
@@ -214,6 +214,8 @@ class Pool:
     def run(self) -> None:
         """Build all; ends this program (exit code 1) when one that is not optional fails."""
         waiting = list(range(len(self.command.extensions)))
+        if not self.share:
+            self.state.tell("files", count=sum(len(each.sources) for each in self.command.extensions))
         while waiting or self.running:
             # Those beyond the budget only wait for tokens, each with a copy of this process.
             while waiting and len(self.running) < self.state.request["jobs"] + 2:
@@ -280,9 +282,9 @@ class Pool:
             sys.stdout.flush()
         told = (self.state.request["source"], extension.name, self.seconds[index])
         if status == 0:
-            self.state.tell("%s: built %s in %.1f s" % told)
+            self.state.tell("event", text="%s: built %s in %.1f s" % told)
         elif getattr(extension, "optional", False):
-            self.state.tell("%s: left out %s, which is optional, after %.1f s" % told)
+            self.state.tell("event", text="%s: left out %s, which is optional, after %.1f s" % told)
         else:
             self.state.failed = extension.name
             self.state.write()

@@ -1,0 +1,53 @@
+"""What the programs that this one has started do now, as /proc shows it; nothing where the kernel does not."""
+
+import os
+import re
+from collections.abc import Iterator
+
+from envbuild.node.protocol import Json
+from envbuild.node.read_text import names, read
+
+_COMPILER = re.compile(
+    r"(\A|-)(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|hipcc|gfortran|rustc|ccache|sccache)(-[\d.]+)?\Z"
+)
+_SOURCE = re.compile(r"\.(c|cc|cpp|cxx|cu|f|f90|s|S|m|rs)\Z")
+
+
+def at_work() -> Json:
+    """`what`: a file that a compiler below this process works on; the one that began first."""
+    for words in _commands():
+        sources = [word for word in words[1:] if _SOURCE.search(word)]
+        # The second word is that of a script which stands for a compiler.
+        if sources and any(_COMPILER.search(os.path.basename(word)) for word in words[:2]):
+            return {"what": os.path.basename(sources[0])}
+    return {}
+
+
+def written(program: str) -> int:
+    """Bytes that processes of `program` (a path) below this one have written so far."""
+    found = 0
+    for pid in _below(os.getpid()):
+        if _words(pid)[:1] == [program]:
+            told = re.search(r"^wchar: (\d+)", read("/proc/%d/io" % pid, 4096), re.MULTILINE)
+            found += int(told.group(1)) if told else 0
+    return found
+
+
+def _commands() -> "Iterator[list[str]]":
+    for pid in _below(os.getpid()):
+        words = _words(pid)
+        if words:
+            yield words
+
+
+def _words(pid: int) -> "list[str]":
+    return [word for word in read("/proc/%d/cmdline" % pid, 65536).split("\0") if word]
+
+
+def _below(pid: int) -> "list[int]":
+    """Processes that `pid` started and those that they started, parents first; none where the kernel does not say."""
+    found = []
+    for task in names("/proc/%d/task" % pid):
+        for word in read("/proc/%d/task/%s/children" % (pid, task), 65536).split():
+            found += [int(word)] + _below(int(word))
+    return found

@@ -1,0 +1,101 @@
+"""What a run says of itself while it goes: to a pipe, to other tools, and to who attaches to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_builds import locked
+from tests.e2e.world import World
+from tests.node.forge import need_compiler
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def gate(world: World) -> Path:
+    """A stack with a source, and a fifo at which its compile waits until somebody writes to it."""
+    fifo, programs = world.top / "gate", world.top / "programs"
+    programs.mkdir()
+    os.mkfifo(fifo)
+    (programs / "cc").write_text(
+        f'#!/bin/sh\ncase "$*" in *fast.c*) read line < {fifo} ;; esac\nexec {need_compiler()} "$@"\n'
+    )
+    (programs / "cc").chmod(0o755)
+    world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
+    locked(world)
+    return fifo
+
+
+def provision(world: World, *more: str) -> subprocess.Popen[str]:
+    return world.start("provision", "--target", "local", "--stack", "./tiny.yaml", "--json", *more)
+
+
+def lines_until(process: subprocess.Popen[str], true: Callable[[str], bool]) -> list[str]:
+    """What comes on stderr, up to the first line that is `true`."""
+    assert process.stderr is not None
+    ended, found = threading.Timer(120, process.kill), list[str]()
+    ended.start()
+    for line in process.stderr:
+        found.append(line)
+        if true(line):
+            break
+    else:
+        pytest.fail("".join(found))
+    ended.cancel()
+    return found
+
+
+def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world: World, gate: Path) -> None:
+    process = provision(world)
+    lines_until(process, lambda line: "compiling quick: fast.c (" in line)
+    watching = world.start("run", "watch", "--progress", "json")
+    told = [json.loads(line) for line in lines_until(watching, lambda line: "fast.c" in line)]
+    assert [event["kind"] for event in told[:2]] == ["stage", "planned"]
+    assert told[-1] | {"t": 0} == {
+        "t": 0, "kind": "now", "node": "localhost", "step": "install", "phase": "compiling quick", "what": "fast.c"
+    }  # fmt: skip
+    gate.write_text("go\n")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "localhost: building the environment changed (" in err
+    said, _ = watching.communicate(timeout=60)
+    assert (watching.returncode, json.loads(out)["run"]) == (0, said.split()[0])
+    assert not list((world.prefix / "logs").glob("*.progress.*"))
+
+
+def test_other_tools_get_one_object_a_line_and_an_interrupt_ends_it_as_ever(world: World, gate: Path) -> None:
+    process = provision(world, "--progress", "json")
+    told = [json.loads(line) for line in lines_until(process, lambda line: "fast.c" in line) if line.startswith("{")]
+    assert {"stage", "planned", "step", "now"} == {event["kind"] for event in told}
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+
+
+def test_nothing_is_said_where_nothing_is_wanted(world: World) -> None:
+    world.tiny()
+    done = world.provision("--progress", "none")
+    assert (done.rc, [line for line in done.err.splitlines() if line.startswith("localhost: ")]) == (0, [])
+
+
+def events(world: World) -> list[dict[str, Any]]:
+    (run,) = world.runs.glob("*/progress.jsonl")
+    return [json.loads(line) for line in run.read_text().splitlines()]
+
+
+def test_a_run_keeps_what_it_told(world: World) -> None:
+    world.tiny()
+    world.built()
+    told = events(world)
+    steps = [(event["step"], event["state"]) for event in told if event["kind"] == "step"]
+    assert steps[:2] == [("toolchain", "started"), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
+    assert [event["t"] for event in told] == sorted(event["t"] for event in told)

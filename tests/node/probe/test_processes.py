@@ -1,0 +1,58 @@
+"""What the programs that this one has started do now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.node.probe.processes import at_work, written
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -> None:
+    waits = "import sys; sys.stdin.read()"
+    for words in (["x86_64-linux-gnu-g++-12", "-c", waits], ["/usr/bin/nvcc", "-c", waits]):
+        with subprocess.Popen([*words, "/src/adam.cu"], executable=sys.executable, stdin=subprocess.PIPE) as process:
+            _until(lambda: at_work() == {"what": "adam.cu"})
+            process.communicate()
+    assert at_work() == {}
+
+
+def test_a_compiler_below_another_program_is_found_and_one_that_only_has_the_name_of_a_file_is_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cc").write_text("#!/bin/sh\nread line\n")
+    (tmp_path / "cc").chmod(0o755)
+    for program, found in (("./cc", {"what": "a.c"}), ("cat", {})):
+        script = f"echo ready; {program} -c a.c; true" if found else "echo ready; cat a.c; true"
+        (tmp_path / "a.c").write_text("")
+        with subprocess.Popen(
+            ["/bin/sh", "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            if found:
+                _until(lambda: at_work() == {"what": "a.c"})
+            else:
+                assert at_work() == {}
+            process.communicate()
+
+
+def test_bytes_that_a_program_has_written_are_counted(tmp_path: Path) -> None:
+    code = "import sys; open(sys.argv[1], 'wb').write(bytes(5_000_000)); print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, str(tmp_path / "out")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 5_000_000 <= written(sys.executable) < 6_000_000
+        process.communicate()
+    assert written(sys.executable) == 0

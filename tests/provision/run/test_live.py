@@ -1,0 +1,120 @@
+"""What a live display says of a run: events folded into rows, and how long they will still take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envbuild.provision.run import live
+
+NOW = 1000.0
+
+
+def shown(*events: dict[str, Any]) -> live.View:
+    view = live.View()
+    for event in events:
+        live.fold(view, event)
+    return view
+
+
+def step(
+    at: float, state: str = "started", node: str = "gpu1", name: str = "install", text: str = ""
+) -> dict[str, Any]:
+    return {"t": at, "kind": "step", "node": node, "step": name, "state": state, "text": text}
+
+
+def now(at: float, node: str = "gpu1", **told: Any) -> dict[str, Any]:
+    return {"t": at, "kind": "now", "node": node, "step": "install", **told}
+
+
+def planned(**seconds: float) -> dict[str, Any]:
+    return {"t": 0.0, "kind": "planned", "seconds": {"gpu1": seconds}}
+
+
+def compiled(at: float, done: int, what: str = "apex: adam.cu") -> dict[str, Any]:
+    return now(at, phase="compiling apex", what=what, done=done, total=60, unit="files")
+
+
+def test_a_compile_is_told_with_its_count_its_file_and_the_time_by_its_pace() -> None:
+    view = shown(planned(install=30.0), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
+    work, time = "compiling apex 10 of 60 files: apex: adam.cu", "1 min 00 s, about 4 min 00 s left"
+    assert live.rows(view, 960.0) == [f"gpu1: building the environment – {work} ({time})"]
+
+
+def test_between_two_files_the_time_left_only_falls() -> None:
+    view = shown(step(900.0), compiled(900.0, 0), compiled(950.0, 10))
+    found = [live.left(view.rows["gpu1"], 950.0 + seconds) for seconds in range(0, 300, 10)]
+    known = [value for value in found if value is not None]
+    assert known == sorted(known, reverse=True) and len(known) == 25
+
+
+def test_bytes_are_told_with_their_rate() -> None:
+    fetch = {"phase": "fetching 61 packages", "unit": "bytes", "total": 4_400_000_000}
+    view = shown(step(900.0), now(900.0, done=0, **fetch), now(910.0, done=850_000_000, **fetch))
+    assert live.doing(view.rows["gpu1"], 910.0) == "fetching 61 packages 850 MB of about 4.4 GB (85 MB/s)"
+
+
+def test_steps_that_come_count_to_what_is_left_and_those_that_were_do_not() -> None:
+    plan = planned(toolchain=3.0, install=60.0, smoke=15.0, activate=5.0)
+    view = shown(plan, step(900.0, name="toolchain"), step(910.0, "changed", name="toolchain"), step(910.0))
+    assert live.left(view.rows["gpu1"], 930.0) == 40.0 + 15.0 + 5.0
+
+
+def test_a_plan_that_was_too_short_is_said_instead_of_a_time_that_nobody_knows() -> None:
+    view = shown(planned(install=20.0, smoke=15.0), step(900.0))
+    assert live.timing(view.rows["gpu1"], 930.0) == "30 s, longer than the 20 s of the plan"
+
+
+def test_only_another_step_phase_or_unit_is_a_change() -> None:
+    view = live.View()
+    events = [
+        step(1.0),
+        compiled(1.0, 0),
+        compiled(2.0, 1),
+        now(3.0, phase="importing"),
+        step(5.0, "failed", text="no"),
+    ]
+    assert [live.fold(view, event) for event in events] == [True, True, False, True, True]
+    assert live.rows(view, 5.0) == ["gpu1: building the environment failed (4 s): no"]
+
+
+def test_what_a_node_tells_of_a_step_that_has_ended_is_left_out() -> None:
+    view = shown(step(0.0), step(4.0, "changed"), compiled(5.0, 3))
+    assert view.rows["gpu1"].now == {}
+
+
+def test_a_fleet_folds_into_classes_with_the_slowest_of_each() -> None:
+    events = [step(900.0, node=f"gpu{number:02d}") for number in range(30)]
+    events += [step(930.0, "changed", node=f"gpu{number:02d}") for number in range(20)]
+    events += [now(900.0, node=f"gpu{number}", phase="compiling", done=0, total=9, unit="files") for number in (20, 21)]
+    events += [now(960.0, node="gpu20", phase="compiling", done=6, total=9, unit="files")]
+    events += [now(960.0, node="gpu21", phase="compiling", done=3, total=9, unit="files")]
+    assert live.rows(shown(*events), 960.0) == [
+        "20 nodes: building the environment changed",
+        "8 nodes: building the environment; slowest gpu22 (1 min 00 s)",
+        "2 nodes: building the environment; slowest gpu21: compiling 3 of 9 files (1 min 00 s, about 2 min 00 s left)",
+    ]
+
+
+def test_a_screen_has_the_step_and_below_what_it_does_and_the_run_at_the_end() -> None:
+    view = shown(planned(install=400.0), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
+    first, *rest = live.screen(view, 950.0, 24)
+    assert first[2:] == "gpu1  building the environment, 50 s, about 5 min 50 s left"
+    assert rest == [
+        "    compiling apex 10 of 60 files: apex: adam.cu",
+        "  15 min 50 s in all, about 5 min 50 s left",
+    ]
+
+
+def test_a_screen_is_never_higher_than_the_terminal() -> None:
+    view = shown(*(step(900.0, node=f"gpu{number:02d}") for number in range(15)))
+    assert len(live.screen(view, 901.0, 40)) == 16
+    assert len(live.screen(view, 901.0, 24)) == 2
+    assert live.screen(shown({"t": 5.0, "kind": "stage", "text": "asking 3 nodes"}), 7.0, 24)[0].endswith(
+        "asking 3 nodes (2 s in all)"
+    )
+
+
+def test_durations_are_written_as_people_say_them() -> None:
+    assert [live.duration(value) for value in (-1, 45.4, 60, 3599, 3900)] == [
+        "0 s", "45 s", "1 min 00 s", "59 min 59 s", "1 h 05 min",
+    ]  # fmt: skip
