@@ -6,7 +6,7 @@ SHELL := /bin/sh
 WORKERS ?= 4
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
 
-.PHONY: provision test test-slow lint generated containers bench locks clean
+.PHONY: provision test test-slow lint generated containers docs bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
@@ -28,13 +28,17 @@ lint: .venv/.ready
 generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them
 	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
 	.venv/bin/python -m envbuild.catalog.schema docs/schemas
-	.venv/bin/python docs/make_errors.py
-	git diff --exit-code -- docs/schemas docs/errors.md
+	.venv/bin/python docs/make_reference.py
+	.venv/bin/python docs/make_pictures.py
+	git diff --exit-code -- docs/schemas docs/reference docs/concepts
 	.venv/bin/envbuild lock check torch-smoke --offline
 	.venv/bin/envbuild image dockerfile --check
 
 containers: .venv/.ready  ## write containers/ anew from the locks
 	.venv/bin/envbuild image dockerfile
+
+docs: .venv/.ready  ## the site, in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks

@@ -15,7 +15,7 @@ from envbuild.cli.verbs import cli
 from envbuild.schedule.job import Failure
 
 TOP = Path(__file__).parents[1]
-PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
 # One line of a block, or words in backticks, that begin a command.
 COMMAND = re.compile(r"(?:^(?:\$ | {4,})|`|\"\$\()((?:\.venv/bin/)?envbuild(?= )[^`\n#]*)", re.MULTILINE)
 CODE = re.compile(r"`([a-z][a-z0-9]*(?:-[a-z0-9]+)+)`[^`|.]{0,40}\bexit \d")
@@ -41,7 +41,7 @@ def walked(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
     for words in commands(page.read_text(encoding="utf-8")):
         command, rest = walked(words)
@@ -59,7 +59,7 @@ def sources() -> str:
     return "".join(path.read_text(encoding="utf-8") for path in files) + jobs
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_every_error_code_of_a_page_is_one_of_the_program(page: Path, sources: str) -> None:
     codes = {found[1] for found in CODE.finditer(page.read_text(encoding="utf-8"))}
     assert {code for code in codes if f'"{code}"' not in sources and f"id: {code}" not in sources} == set()

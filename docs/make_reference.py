@@ -1,0 +1,181 @@
+"""Writes `docs/reference/` from the sources: errors, rules, findings, settings, the keys of stack and target files."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from envbuild.catalog import loader
+from envbuild.catalog.schema import schema_text
+from envbuild.config import KEYS
+from envbuild.errors import ExitCode
+from envbuild.resolve.rules.order import RULES
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "envbuild"
+ERRORS = """# Error codes
+
+Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
+This list is made from the sources (`make generated` compares it); "…" stands for a name, a number or a text of
+its own. A code with several lines is used for each of them.
+
+"""
+
+
+def words(node: ast.AST | None) -> str:
+    """The constant text of an expression, with "…" for everything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(words(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        text = words(node.left)
+        for sign in ("%s", "%d", "%r", "%.12s", "%.1f", "%g"):
+            text = text.replace(sign, "…")
+        return text.replace("%%", "%")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return words(node.left) + words(node.right)
+    if isinstance(node, ast.IfExp):
+        return words(node.body) or words(node.orelse)
+    return "…" if node is not None else ""
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr in ExitCode.__members__
+
+
+def errors(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """(code, exit, what, hint) of every error that a module makes with its code in place."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = getattr(node, "func", None)
+        called = getattr(name, "id", getattr(name, "attr", ""))
+        if not isinstance(node, ast.Call) or called not in ("EnvbuildError", "NodeError") or len(node.args) < 2:
+            continue
+        code = node.args[0]
+        if not isinstance(code, ast.Constant) or not isinstance(code.value, str):
+            continue
+        given = {each.arg: each.value for each in node.keywords}
+        exit_code = given.get("exit_code")
+        number = "2" if exit_code is None else f"{ExitCode[exit_code.attr]:d}" if _is_name(exit_code) else "…"
+        yield code.value, number, words(node.args[1]), words(given.get("hint"))
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; what would end a cell is escaped."""
+    lines = [tuple(heads), ("---",) * len(tuple(heads)), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def quoted(text: str) -> str:
+    """Text of others as one cell shows it: no link, no HTML, except in backticks, where nothing is read anyway."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("[", "\\[").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
+def errors_page() -> str:
+    """One row a code and text, sorted by code."""
+    found = {each for path in sorted(PACKAGE.rglob("*.py")) for each in errors(path)}
+    rows = ((f"`{code}`", number, quoted(what), quoted(hint)) for code, number, what, hint in sorted(found))
+    return ERRORS + table(("code", "exit", "what it says", "next step"), rows)
+
+
+def rules_page() -> str:
+    """One row a rule of `RULES`, in the order in which they are asked, and how many rows the package table has."""
+    says = {rule: inspect.getdoc(check) or "" for rule, check in RULES.items()}
+    rows = ((f"`{rule}`", text.partition(": ")[2].replace("\n\n", " ")) for rule, text in says.items())
+    return f"""# Rules
+
+Each rule compares facts of a node with one variant of the lock; `plan` and `explain` name it with what it compared.
+These are asked in this order; those of package pairs follow, a row each in `envbuild/catalog/compat/packages.yaml`.
+
+{table(("rule", "what it asks"), rows)}"""
+
+
+def findings_page() -> str:
+    """One table a stack: what its document says wrongly."""
+    parts = [
+        "# Findings\n\nWhat the five documents get wrong; `envbuild explain STACK` shows each with its evidence.\n"
+    ]
+    for name in loader.list_stacks():
+        stack = loader.load_stack(name).stack
+        if stack.findings:
+            rows = ((f"`{each.id}`", each.severity, quoted(each.says), quoted(each.truth)) for each in stack.findings)
+            parts.append(f"\n## {name}\n\n{table(('finding', 'kind', 'the document says', 'what is true'), rows)}")
+    return "".join(parts)
+
+
+def settings_page() -> str:
+    """One row a setting."""
+    rows = (
+        (f"`{name}`", f"`ENVBUILD_{name.upper()}`", key.help, "" if key.default is None else f"`{key.default}`")
+        for name, key in KEYS.items()
+    )
+    return f"""# Settings
+
+A flag beats a variable, a variable the project's `envbuild.toml`, that the user's `config.toml`,
+that `/etc/envbuild/config.toml`. `envbuild config show` says which one each value is from.
+
+{table(("key", "variable", "what it is", "default"), rows)}"""
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """What a value has to be, in the words of JSON Schema."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for key in ("anyOf", "oneOf"):
+        if key in field:
+            return " or ".join(dict.fromkeys(_kind(each) for each in field[key] if each.get("type") != "null"))
+    if "enum" in field or "const" in field:
+        return ", ".join(f"`{each}`" for each in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        return f"list of {_kind(field.get('items') or field.get('prefixItems', [{}])[0])}"
+    if field.get("type") == "object":
+        inner = [*field.get("patternProperties", {}).values(), field.get("additionalProperties")]
+        return f"mapping to {_kind(inner[0])}" if isinstance(inner[0], dict) else "mapping"
+    return str(field.get("type", "anything"))
+
+
+def _keys(model: dict[str, Any]) -> str:
+    rows = []
+    for name, field in model.get("properties", {}).items():
+        default = field.get("default")
+        said = "required" if name in model.get("required", ()) else ""
+        if isinstance(default, str | int | float) and default != "":
+            said = f"`{json.dumps(default)}`"
+        rows.append((f"`{name}`", _kind(field), said))
+    return table(("key", "value", "default"), rows)
+
+
+def keys_page(noun: str) -> str:
+    """The keys of a `stack` or `target` file: first those of the file, then those of what they hold, by name."""
+    schema = json.loads(schema_text(noun))
+    parts = [f"# Keys of a {noun} file\n\n{schema['description']}\n\n{_keys(schema)}"]
+    for name, model in sorted(schema["$defs"].items()):
+        if "properties" in model:
+            parts.append(f"\n## {name}\n\n{model.get('description', '')}\n\n{_keys(model)}")
+    return "".join(parts)
+
+
+def main() -> None:
+    """Write every page."""
+    pages = {
+        "errors": errors_page(),
+        "rules": rules_page(),
+        "findings": findings_page(),
+        "settings": settings_page(),
+        "stack-file": keys_page("stack"),
+        "target-file": keys_page("target"),
+    }
+    for name, text in pages.items():
+        (HERE / "reference" / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The tutorials do what they say; the one through Slurm is followed in `slurm/test_tutorial.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tutorial import TUTORIALS, follow
+
+PAGES = sorted(page.stem for page in TUTORIALS.glob("*.md") if page.stem != "a-cluster-through-slurm")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_tutorial_works_as_it_is_written(page: str, tmp_path: Path) -> None:
+    follow(TUTORIALS / f"{page}.md", tmp_path)
