@@ -19,6 +19,7 @@ import pytest
 from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
+from tests.support.patience import PATIENCE, answers, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PLACE = ("--base", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PYTHON}", "--glibc", "2.36")
@@ -185,7 +186,7 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
     with (world.top / "registry.log").open("wb") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
-        _answers(port)
+        until(lambda: answers("127.0.0.1", port))
         name = f"127.0.0.1:{port}/tiny"
         storage.buildah("push", "--tls-verify=false", "localhost/tiny/one:1", f"docker://{name}:1")
         from envbuild.container.registry import ask_digest
@@ -198,7 +199,7 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
         assert back == image
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(PATIENCE)
 
 
 def _a_digest_that_is_not_there(world: World, port: int) -> None:
@@ -209,16 +210,6 @@ def _a_digest_that_is_not_there(world: World, port: int) -> None:
         "image", "build", "./tiny.yaml", *place, env={"CONTAINERS_REGISTRIES_CONF": str(config)}, timeout=LONG
     )
     assert (done.rc, done.code) == (7, "image-base-unknown"), done.err
-
-
-def _answers(port: int) -> None:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the registry does not listen")
 
 
 def test_a_build_that_fails_says_what_the_node_program_says(site: World, storage: Storage) -> None:

@@ -21,6 +21,7 @@ from envbuild.container.pods import manifests
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
+from tests.support.patience import PATIENCE
 
 IMAGE = "registry.example.org/team/megatronapp:1"
 
@@ -95,7 +96,8 @@ def test_a_worker_starts_when_the_masters_port_answers(recipe: ImageRecipe, tmp_
             worker.wait(timeout=1.0)
         server.listen()
         threading.Thread(target=server.accept, daemon=True).start()
-        out, _ = worker.communicate(timeout=30)
+        out, _ = worker.communicate(timeout=PATIENCE)
         assert out == "1 2 127.0.0.1\n"
-    master = subprocess.run(argv, env={**env, "HOSTNAME": "megatronapp-0"}, capture_output=True, text=True, timeout=30)
+    env["HOSTNAME"] = "megatronapp-0"
+    master = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert master.stdout == "0 2 127.0.0.1\n"

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from envbuild.container.stage_images import Given
 from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
+from tests.support.patience import PATIENCE, answers, until
 
 REPOSITORY = Path(__file__).parents[2]
 PIP_BASE = "localhost/envbuild/test-base-pip"
@@ -64,15 +64,13 @@ def git_server(world: World) -> Iterator[Path]:
     words = ["daemon", "--export-all", f"--base-path={world.hub}", "--listen=127.0.0.1", f"--port={port}"]
     process = subprocess.Popen(["git", *words], stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 20
-        while time.monotonic() < end and socket.socket().connect_ex(("127.0.0.1", port)):
-            time.sleep(0.1)
+        until(lambda: answers("127.0.0.1", port))
         config = world.top / "server.gitconfig"
         config.write_text(f'[url "git://127.0.0.1:{port}/"]\n\tinsteadOf = https://git.example.org/\n')
         yield config
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(PATIENCE)
 
 
 def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: World, storage: Storage) -> None:

@@ -1,18 +1,13 @@
-"""Runs envbuild so that it is killed right after the n-th journal event of a kind: `python -m tests.e2e.killing`.
-
-Arguments: KIND, N, `self` or `all` (its descendants too) or `interrupt` (SIGINT instead), then those of envbuild.
-"""
+"""Has envbuild killed right after the n-th journal event of a kind, as `World.run(..., before=...)` asks for it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-from envbuild.cli.entry import main
 from envbuild.provision.run.journal import Event, EventKind, Journal
 
 
@@ -35,7 +30,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def install(kind: str, number: int, whom: str) -> None:
-    """Wrap `Journal.append`."""
+    """Wrap `Journal.append`; `whom` is `self`, `all` (its descendants too) or `interrupt` (SIGINT instead)."""
     append = Journal.append
     seen = 0
 
@@ -51,8 +46,3 @@ def install(kind: str, number: int, whom: str) -> None:
         return made
 
     Journal.append = appended  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    install(sys.argv[1], int(sys.argv[2]), sys.argv[3])
-    raise SystemExit(main(sys.argv[4:]))

@@ -6,7 +6,6 @@ import html
 import os
 import shutil
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from tests.e2e.killing import descendants
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.forge import BROKEN, FILES, LOGGED, PATCH, need_compiler
+from tests.support.patience import until
 
 pytestmark = pytest.mark.slow
 
@@ -117,9 +117,7 @@ def test_a_kill_while_it_compiles_leaves_nothing_that_the_next_run_could_stumble
     slow.touch()
     process = world.start("provision", "--target", "local", "--stack", "./tiny.yaml")
     try:
-        end = time.monotonic() + 100
-        while not compiled(forge) and time.monotonic() < end and process.poll() is None:
-            time.sleep(0.1)
+        until(lambda: compiled(forge) or process.poll() is not None)
         assert compiled(forge) == 1
     finally:
         for pid in [process.pid, *descendants(process.pid)]:

@@ -14,8 +14,8 @@ import pytest
 from envbuild.provision.ansible.steps import MARKER
 from envbuild.provision.run.journal import EventKind
 from tests.e2e.world import World, snapshot
+from tests.support.patience import PATIENCE
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # A first build has the steps toolchain, install, smoke, activate; an update has no toolchain step.
 STEPS = {"first": 4, "update": 3}
 DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
@@ -62,9 +62,8 @@ class Shared:
 
     def kill(self, kind: str, number: int, whom: str) -> int:
         """Provision, killed after an event; the process's status."""
-        code = ("-m", "tests.e2e.killing", kind, str(number), whom)
         args = ("provision", "--target", "local", "--stack", "./tiny.yaml")
-        return self.world.run(*args, code=code, env={"PYTHONPATH": str(REPOSITORY)}).rc
+        return self.world.run(*args, before=("tests.e2e.killing:install", kind, number, whom)).rc
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +148,7 @@ def test_an_interrupted_run_says_so_and_a_rerun_converges(
         if line.startswith(at):
             break
     os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert out == ""
     run = world.good("run", "list", "--json").json["runs"][0]
@@ -162,7 +161,7 @@ def test_an_interrupted_run_says_so_and_a_rerun_converges(
 
 def orphans(world: World) -> list[str]:
     """Processes of this world's playbook runs that are still there a while after."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while True:
         found = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and _ours(entry, world)]
         if not found or time.monotonic() > until:

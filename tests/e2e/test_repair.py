@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.world import World, drift
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = ("provision", "--target", "local", "--stack", "./tiny.yaml", "--repair")
 
 
@@ -49,8 +47,7 @@ def test_d38_a_repair_whose_smoke_test_fails_leaves_the_environment_in_use(share
 
 def test_d38_a_repair_that_is_interrupted_between_two_steps_leaves_the_environment_in_use(shared: World) -> None:
     before = stamped(shared)
-    code = ("-m", "tests.e2e.killing", "step-finished", "1", "interrupt")
-    done = shared.run(*COMMAND, code=code, env={"PYTHONPATH": str(REPOSITORY)})
+    done = shared.run(*COMMAND, before=("tests.e2e.killing:install", "step-finished", 1, "interrupt"))
     assert done.rc == 130, done.err
     assert "is back in its place" in done.err
     check(shared, before)

@@ -104,18 +104,19 @@ class World:
         timeout: float = DEADLINE,
         code: Sequence[str] = (),
         fresh: bool = False,
+        before: Sequence[object] = (),
     ) -> Done:
         """`envbuild ARGS`; `code` are arguments of this interpreter instead of envbuild's command.
 
-        `fresh`: an interpreter of its own, whose `/proc/<pid>/environ` has its variables.
+        `fresh`: an interpreter of its own, whose `/proc/<pid>/environ` has its variables. `before`: see `forked.run`.
         """
         given: dict[str, Any] = {"env": {**self.env, **(env or {})}, "cwd": self.work, "timeout": timeout}
         fresh = fresh or any(given["env"].get(key) != os.environ.get(key) for key in _AT_START)
-        if code or fresh or self.command != _COMMAND:
+        if not before and (code or fresh or self.command != _COMMAND):
             argv = [*([sys.executable, *code] if code else self.command), *args]
             done = subprocess.run(argv, **given, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         else:
-            done = forked.run(args, **given)
+            done = forked.run(args, before=before, **given)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def good(self, *args: str, **more: Any) -> Done:

@@ -301,7 +301,7 @@ def _keygen(path: Path) -> None:
 
 
 def _await_port(node: Node, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         try:
             with socket.create_connection((node.address, node.port), timeout=1):

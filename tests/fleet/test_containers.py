@@ -20,6 +20,7 @@ from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node
+from tests.support.patience import PATIENCE, answers, until
 from tests.support.torch_stack import torch_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
@@ -217,13 +218,11 @@ def _registry(top: Path, address: str) -> Iterator[str]:
     with (top / "registry.log").open("wb") as log:
         process = subprocess.Popen([program, "serve", str(config)], stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 20
-        while socket.socket().connect_ex((address, port)) and time.monotonic() < end:
-            time.sleep(0.1)
+        until(lambda: answers(address, port))
         yield f"{address}:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(PATIENCE)
 
 
 def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_refused(
@@ -310,6 +309,6 @@ def _killed(world: World, nodes: list[Node]) -> None:
     wait_for("the joint test", lambda: all(working(node, inside) and _containers(node) for node in nodes), process)
     process.kill()
     killed = time.monotonic()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     wait_for("the end of the containers", lambda: not any(_containers(node) for node in nodes))
     assert time.monotonic() - killed < 40

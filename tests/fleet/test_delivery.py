@@ -33,7 +33,7 @@ def test_a_delivery_is_unpacked_into_the_store_of_a_node(fleet: Callable[..., li
         run_dir=tmp_path,
         on_event=lambda event: None,
         forks=1,
-        deadline=60,
+        deadline=600,
         cancel=lambda: False,
     )
     assert (result.status, result.nodes[node.address].status) == ("successful", "changed"), result.nodes

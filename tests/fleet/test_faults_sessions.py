@@ -20,6 +20,7 @@ from tests.fleet.faults import FaultWorld, ended, hold, imports, release, start,
 from tests.fleet.fleet_world import PREFIX, STACK, by_node
 from tests.fleet.nodes import Node
 from tests.node.forge import need_compiler
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 Place = tuple[FaultWorld, list[Node]]
@@ -90,7 +91,7 @@ def _kill(process: subprocess.Popen[str], which: str) -> None:
     for pid in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
 
 
 def _environments(node: Node, prefix: str = PREFIX) -> list[str]:

@@ -47,7 +47,7 @@ def _place(tmp_path: Path, nodes: list[Node], tools: dict[str, Tool]) -> list[Ta
         run_dir=tmp_path,
         on_event=events.append,
         forks=4,
-        deadline=120,
+        deadline=600,
         cancel=lambda: False,
     )
     ended = [event for event in events if event.status not in ("started", "skipped")]
@@ -119,7 +119,7 @@ def test_nodes_are_separate_and_a_wrong_host_key_is_refused(fleet: Callable[...,
         run_dir=tmp_path,
         on_event=events.append,
         forks=1,
-        deadline=60,
+        deadline=600,
         cancel=lambda: False,
     )
     assert result.nodes[one.address].status == "unreachable"

@@ -16,6 +16,7 @@ from envbuild.launch.shell import command_text
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint
 from tests.launch.support import started
+from tests.support.patience import PATIENCE
 
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
 
@@ -67,7 +68,7 @@ def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(t
     log = tmp_path / "log"
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        gate = Endpoint(address="127.0.0.1", port=listener.getsockname()[1], seconds=20)
+        gate = Endpoint(address="127.0.0.1", port=listener.getsockname()[1], seconds=PATIENCE)
         command = Command(argv=("touch", str(log)), directory=str(tmp_path), wait_for=gate)
         done: list[int] = []
         text = command_text(command, None)

@@ -18,6 +18,7 @@ from envbuild.launch.shell import WIDTH, folded, render
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
 from tests.launch.support import started
+from tests.support.patience import PATIENCE
 
 PRINTS = f"""#!{sys.executable}
 import json, os, sys
@@ -102,7 +103,7 @@ def test_a_worker_starts_when_the_masters_port_is_open(tmp_path: Path, world: Pa
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
         text = render(
-            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=20))
+            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=PATIENCE))
         )
         opened: list[float] = []
 

@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
+from tests.support.patience import PATIENCE, until
 
 
 def dead_pid() -> int:
@@ -155,24 +156,23 @@ def test_the_heartbeat_is_touched_while_work_goes_on(tmp_path: Path, monkeypatch
     monkeypatch.setattr(lease, "BEAT", 0.05)
     with lease.acquire(str(tmp_path), "one", None, 0):
         os.utime(tmp_path / "lease.json", (1, 1))
-        deadline = time.monotonic() + 10
-        while (tmp_path / "lease.json").stat().st_mtime < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert (tmp_path / "lease.json").stat().st_mtime > 2
+        until(lambda: (tmp_path / "lease.json").stat().st_mtime > 2)
 
 
 def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path) -> None:
     write(tmp_path, pid=dead_pid(), started="1")
     code = (
         "import sys, time\nfrom envbuild.node import lease\n"
-        "try:\n    lease.acquire(sys.argv[1], sys.argv[2], None, 0)\n    print('won', flush=True); time.sleep(4)\n"
+        "try:\n    lease.acquire(sys.argv[1], sys.argv[2], None, 0)\n    print('won', flush=True); sys.stdin.read()\n"
         "except Exception as error:\n    print(type(error).__name__, flush=True)\n"
     )
-    many = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), f"run{n}"], stdout=subprocess.PIPE, text=True)
-        for n in range(6)
-    ]
-    said = sorted(each.communicate(timeout=60)[0].strip() for each in many)
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    many = [subprocess.Popen([*argv, f"run{n}"], stdin=pipe, stdout=pipe, text=True) for n in range(6)]
+    # Who has won holds it until all have said how they ended.
+    said = sorted(each.stdout.readline().strip() for each in many if each.stdout)
+    for each in many:
+        each.communicate(timeout=PATIENCE)
     assert said == ["NodeError"] * 5 + ["won"]
 
 
@@ -224,7 +224,7 @@ def test_what_a_controller_knows_is_not_written_into_the_lease(tmp_path: Path) -
 @pytest.mark.parametrize("how", ["acquire", "resume"])
 def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path: Path, how: str) -> None:
     me = identity.here()
-    code = "import time; print(flush=True); time.sleep(60)"
+    code = "import time; print(flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as earlier:
         assert earlier.stdout is not None
         earlier.stdout.readline()
@@ -235,7 +235,7 @@ def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path
             held = lease.acquire(str(tmp_path), "mine", me, 0)
         else:
             held = lease.resume(str(tmp_path), "mine", me)
-        reaper.join(5)
+        reaper.join(PATIENCE)
         assert earlier.returncode == -15
     assert held.held()
     assert held.owner["pid"] == os.getpid()

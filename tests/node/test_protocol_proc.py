@@ -16,6 +16,7 @@ import pytest
 from envbuild.node import __main__ as node_main
 from envbuild.node import proc
 from envbuild.node.protocol import Interrupted
+from tests.support.patience import PATIENCE, processes_of, until
 
 
 def test_result_has_code_and_both_streams() -> None:
@@ -33,12 +34,11 @@ def test_deadline_kills_the_whole_group(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(proc, "_GRACE", 0.3)
     marker = tmp_path / "late"
     begun = time.monotonic()
-    done = proc.run(["/bin/sh", "-c", f"trap '' TERM; (sleep 1.5; touch {marker}) & sleep 30"], timeout=0.3)
+    done = proc.run(["/bin/sh", "-c", f"trap '' TERM; (sleep 600; touch {marker}) & sleep 600"], timeout=0.3)
     assert done.timed_out
     assert done.rc is None
-    assert time.monotonic() - begun < 5
-    time.sleep(1.6)
-    assert not marker.exists()
+    assert time.monotonic() - begun < PATIENCE
+    until(lambda: not processes_of(str(marker)))
 
 
 @pytest.fixture
@@ -65,9 +65,8 @@ def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_a_signal_while_a_program_starts_ends_it_too(tmp_path: Path, signalled: Path) -> None:
     marker = tmp_path / "late"
     with pytest.raises(Interrupted):
-        proc.run(["/bin/sh", "-c", f"touch {signalled}; sleep 0.5; touch {marker}"])
-    time.sleep(1)
-    assert not marker.exists()
+        proc.run(["/bin/sh", "-c", f"touch {signalled}; sleep 600; touch {marker}"])
+    until(lambda: not processes_of(str(marker)))
 
 
 def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path, signalled: Path) -> None:
@@ -80,8 +79,8 @@ def test_d50_a_signal_while_a_program_starts_leaves_it_its_grace(tmp_path: Path,
 
 def test_grandchild_that_keeps_the_pipe_open_does_not_hold_us() -> None:
     begun = time.monotonic()
-    done = proc.run(["/bin/sh", "-c", "echo done; sleep 30 &"])
-    assert time.monotonic() - begun < 5
+    done = proc.run(["/bin/sh", "-c", "echo done; sleep 100 &"])
+    assert time.monotonic() - begun < 90
     assert (done.rc, done.out, done.timed_out) == (0, "done\n", False)
 
 
@@ -99,7 +98,7 @@ def test_output_is_cut_at_the_cap_and_says_so() -> None:
 @pytest.mark.parametrize("noisy", ["yes", "yes >&2", "trap '' TERM; while :; do printf %065536d 0; done", "yes & wait"])
 def test_d42_a_program_that_prints_without_end_is_ended_at_the_cap(noisy: str) -> None:
     done = proc.run(["/bin/sh", "-c", noisy], timeout=60.0, limit=1 << 20)
-    assert done.seconds < 5
+    assert done.seconds < 50
     assert (done.truncated, done.timed_out, done.ok) == (True, False, False)
     assert max(len(done.out), len(done.err)) < (1 << 20) + 100
     assert done.err.endswith("\nended: more than 1048576 bytes of output\n")
@@ -114,6 +113,6 @@ def test_locale_is_english_whatever_the_user_has(monkeypatch: pytest.MonkeyPatch
 
 def test_parallel_calls_keep_their_order_and_late_ones_are_none() -> None:
     begun = time.monotonic()
-    calls = [partial(time.sleep, 5), partial(int, "7")]
-    assert proc.parallel(calls, timeout=0.2) == [None, 7]
-    assert time.monotonic() - begun < 3
+    calls = [partial(time.sleep, 600), partial(int, "7")]
+    assert proc.parallel(calls, timeout=2) == [None, 7]
+    assert time.monotonic() - begun < PATIENCE

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from envbuild.provision import own_run
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.transport.processes import end_orphans
+from tests.support.patience import PATIENCE, text_of, until
 
 LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
 
@@ -24,7 +23,7 @@ def printed(program: str, path: Path) -> tuple[Log, int]:
     log = Log(path)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         own_run._copy(process, log, lambda _: None)
-        return log, process.wait(10)
+        return log, process.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/null/run.log"])
@@ -57,26 +56,18 @@ WATCHING = """
 import pathlib, sys, time
 from envbuild.provision.strategy import _watch_memory
 with _watch_memory(pathlib.Path(sys.argv[1])):
-    time.sleep(60)
+    time.sleep(600)
 """
-
-
-def until(there: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if there():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
 
 
 def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
+    tool.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
     tool.chmod(0o755)
     path, env = tmp_path / "memory", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     with subprocess.Popen([sys.executable, "-c", WATCHING, str(path)], env=env) as search:
-        until(lambda: path.exists() and path.read_text().endswith("\n"))
+        until(lambda: text_of(path).endswith("\n"))
         search.kill()
     watcher = int(path.read_text())
-    assert watcher in end_orphans(own_run.MARKER, grace=5)
+    assert watcher in end_orphans(own_run.MARKER, grace=60)
     assert not Path(f"/proc/{watcher}/cmdline").exists() or not Path(f"/proc/{watcher}/cmdline").read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job
+from tests.support.patience import alive, text_of, until
 
 
 @pytest.fixture
@@ -115,24 +115,16 @@ def target(**scheduler: object) -> Target:
 
 def test_a_job_that_runs_can_be_deleted_and_its_programs_end(fake: FakePbs, pbs: Pbs) -> None:
     fake.say("background")
-    asked = shell(fake, 'echo $$ > "$1"; sleep 60', fake.top.parent / "jobs" / "pid", nodes=2)
+    asked = shell(fake, 'echo $$ > "$1"; sleep 600', fake.top.parent / "jobs" / "pid", nodes=2)
     number = pbs.submit(asked)
     pid = Path(asked.output, "pid")
-    end = time.monotonic() + 20
-    while not (pid.exists() and pid.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: text_of(pid))
     assert pbs.poll(asked, number).phase is Phase.RUNNING
     pbs.cancel(number)
-    while not (state := pbs.poll(asked, number)).ended:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: pbs.poll(asked, number).ended)
+    state = pbs.poll(asked, number)
     assert (state.failure, state.nodes) == (Failure.CANCELLED, ("x3001", "x3002"))
-    stat = Path("/proc", pid.read_text().strip(), "stat")
-    # What nobody has waited for yet has ended all the same.
-    while stat.exists() and ") Z " not in stat.read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: not alive(pid.read_text().strip()))
 
 
 def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> None:

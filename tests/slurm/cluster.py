@@ -320,7 +320,7 @@ class Cluster:
                 command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def run(self, *argv: str, check: bool = True, timeout: float = 20) -> str:
+    def run(self, *argv: str, check: bool = True, timeout: float = 120) -> str:
         """What one of Slurm's programs prints."""
         done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
         if check and done.returncode:
@@ -354,7 +354,7 @@ class Cluster:
                 self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
         self._await(self.idle, "nodes did not become idle again")
 
-    def _await(self, done: object, what: str, seconds: float = 30.0) -> None:
+    def _await(self, done: object, what: str, seconds: float = 120.0) -> None:
         assert callable(done)
         end = time.monotonic() + seconds
         while not done():

@@ -48,7 +48,7 @@ class JobWorld(World):
         events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
         return [event["data"] for event in events if event["kind"] == "job-submitted"]
 
-    def wait_for_job(self, name: str, seconds: float = 30) -> str:
+    def wait_for_job(self, name: str, seconds: float = 120) -> str:
         """The number of a job of that name that a run in the background has submitted."""
         end = time.monotonic() + seconds
         while True:
@@ -58,7 +58,7 @@ class JobWorld(World):
             assert time.monotonic() < end, f"no job {name} was submitted"
             time.sleep(0.05)
 
-    def wait_for_state(self, number: str, *wanted: str, seconds: float = 60) -> str:
+    def wait_for_state(self, number: str, *wanted: str, seconds: float = 120) -> str:
         """One of these states of a job, in Slurm's words, as soon as it is there."""
         end = time.monotonic() + seconds
         while True:

@@ -82,14 +82,14 @@ class Gates:
             path.unlink()
 
 
-def until(done: Callable[[], object], what: str, seconds: float = 60) -> None:
+def until(done: Callable[[], object], what: str, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, what
         time.sleep(0.05)
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 120) -> Done:
+def finished(process: subprocess.Popen[str], seconds: float = 250) -> Done:
     out, err = process.communicate(timeout=seconds)
     return Done(process.returncode, out, err)
 
@@ -199,7 +199,7 @@ def test_a_job_that_slurm_requeues_after_a_node_has_died_ends_on_other_nodes(wor
     # Slurm would wait two minutes.
     time.sleep(1)
     world.cluster.run("scontrol", "update", f"jobid={number}", "starttime=now")
-    done = finished(process, 180)
+    done = finished(process)
     assert done.rc == 0, done.err
     assert sorted(by_node(done)) == ["gpu2", "gpu3"]
 

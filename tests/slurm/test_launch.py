@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.world import Done
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
+from tests.support.patience import PATIENCE
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -121,7 +122,7 @@ def test_an_interrupt_ends_the_job_when_asked(world: JobWorld) -> None:
     world.wait_for_state(number, "RUNNING")
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert world.wait_for_state(number, "CANCELLED", "COMPLETED", "FAILED") == "CANCELLED"
 

@@ -16,6 +16,7 @@ from tests.e2e.world import snapshot
 from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.support.patience import PATIENCE
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -204,7 +205,7 @@ def test_an_interrupt_ends_the_job_only_when_asked(world: JobWorld, cancel: bool
     world.wait_for_state(number, "PENDING")
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     assert ("is cancelled" if cancel else "goes on; `scancel") in err
     assert world.wait_for_state(number, "PENDING", "CANCELLED") == ("CANCELLED" if cancel else "PENDING")

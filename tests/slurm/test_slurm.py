@@ -38,7 +38,7 @@ class Hurried(RealClock):
         super().sleep(seconds / 10)
 
 
-def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 30) -> JobState:
+def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool], seconds: float = 120) -> JobState:
     """Poll without mercy until a state is there."""
     end = time.monotonic() + seconds
     while True:
@@ -49,7 +49,7 @@ def until(slurm: Slurm, job: Job, number: str, wanted: Callable[[JobState], bool
         time.sleep(0.1)
 
 
-def ended(slurm: Slurm, job: Job, number: str, seconds: float = 30) -> JobState:
+def ended(slurm: Slurm, job: Job, number: str, seconds: float = 120) -> JobState:
     """The state in which a job ends."""
     return until(slurm, job, number, lambda state: state.ended, seconds)
 
@@ -182,7 +182,7 @@ def test_a_requeued_job_begins_again_and_only_its_last_end_counts(cluster: Clust
     # A requeued job waits for two minutes: long enough for the end of its first run to arrive. Here it takes a moment.
     time.sleep(2)
     cluster.run("scontrol", "update", f"jobid={number}", "starttime=now")
-    state = ended(slurm, job, number, 60)
+    state = ended(slurm, job, number)
     assert (state.good, state.restarts) == (True, 1), (state, slurm.logs(job, number))
     assert slurm.logs(job, number).count("run ") == 2
 
@@ -258,5 +258,5 @@ def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm:
 def test_a_job_that_outlives_its_time_is_told_from_one_that_fails(cluster: Cluster, slurm: Slurm) -> None:
     job = shell(cluster, "sleep 600", time_limit=60)
     number = slurm.submit(job)
-    state = ended(slurm, job, number, 150)
+    state = ended(slurm, job, number, 250)
     assert (state.phase, state.failure) == (Phase.FAILED, Failure.TIMEOUT)

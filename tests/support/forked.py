@@ -30,11 +30,17 @@ _ALSO = ("ansible_runner.interface", "jinja2", "requests", "rich.console", "rich
 _LARGEST = 1 << 17
 
 
-def run(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
-    """`envbuild ARGV`, as `subprocess.run` would run it without standard input. Raises TimeoutExpired."""
+def run(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, before: Sequence[object] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`envbuild ARGV`, as `subprocess.run` would run it without standard input. Raises TimeoutExpired.
+
+    `before` is a function as `package.module:name` and its arguments, called in the process before the command.
+    """
     umask = os.umask(0)
     os.umask(umask)
-    asked = json.dumps({"argv": [*map(str, argv)], "env": {**env}, "cwd": str(cwd), "umask": umask}).encode()
+    words = [*map(str, argv)]
+    asked = json.dumps({"argv": words, "env": {**env}, "cwd": str(cwd), "umask": umask, "before": before}).encode()
     pipes = [os.pipe() for _ in range(3)]
     try:
         socket.send_fds(_forker(), [asked], [write for _, write in pipes])
@@ -145,6 +151,10 @@ def _command(asked: dict[str, object], out: int, err: int) -> int:
     os.environ.update(asked["env"])  # type: ignore[call-overload]
     os.umask(asked["umask"])  # type: ignore[arg-type]
     os.chdir(asked["cwd"])  # type: ignore[arg-type]
+    if asked["before"]:
+        name, *arguments = asked["before"]  # type: ignore[misc]
+        module, _, function = name.partition(":")
+        getattr(importlib.import_module(module), function)(*arguments)
     sys.path[0] = str(asked["cwd"])
     sys.argv[1:] = asked["argv"]  # type: ignore[call-overload]
     return main()

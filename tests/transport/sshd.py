@@ -7,11 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.patience import PATIENCE, answers, until
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
 
@@ -76,21 +77,17 @@ class Server:
             argv = ["unshare", "--mount", "sh", "-c", mount, "sh", *argv]
         with (self.root / "log").open("wb") as log:
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                socket.create_connection((self.address, self.port), timeout=1).close()
-            except OSError:
-                time.sleep(0.02)
-            else:
-                return self
-        pytest.skip(f"sshd did not start here: {(self.root / 'log').read_text()[-300:]}")
+        process = self._process
+        until(lambda: answers(self.address, self.port) or process.poll() is not None)
+        if process.poll() is not None:
+            pytest.skip(f"sshd did not start here: {(self.root / 'log').read_text()[-300:]}")
+        return self
 
     def stop(self) -> None:
         """End the server that was started, and nothing else."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(PATIENCE)
 
 
 def make_key(path: Path) -> Path:

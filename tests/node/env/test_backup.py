@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import smoke
 from tests.node.env_support import Node, make_variant, make_wheel, node
 from tests.node.packs.test_pack import Packed
+from tests.support.patience import PATIENCE, until
 
 __all__ = ["node"]
 
@@ -105,18 +105,16 @@ def test_d38_a_step_that_is_still_at_work_is_ended_before_its_run_is_settled(rep
     # Steps are processes of their own: a lease that this one had taken would have it ended as the earlier step.
     hangs = (
         "import sys, time\nfrom envbuild.node import __main__; from envbuild.node.smoke import smoke\n"
-        "smoke.run_programs = lambda *_, **__: time.sleep(60)\nsys.exit(__main__.main())\n"
+        "smoke.run_programs = lambda *_, **__: time.sleep(600)\nsys.exit(__main__.main())\n"
     )
     environment = str(repaired.environment)
     install = repaired.node.install_request(repaired.variant, repair=True)
-    step("install", install, "import sys\nfrom envbuild.node import __main__\nsys.exit(__main__.main())").wait(60)
+    step("install", install, "import sys\nfrom envbuild.node import __main__\nsys.exit(__main__.main())").wait(PATIENCE)
     args = {"environment": environment, "variant": repaired.variant, "items": [{"name": "sound"}]}
     test = step("smoke", repaired.node.request("smoke", **args), hangs)
-    until = time.monotonic() + 20
-    while (lease.read(str(repaired.node.prefix)) or {}).get("pid") != test.pid and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: (lease.read(str(repaired.node.prefix)) or {}).get("pid") == test.pid)
     repaired.settle()
-    assert test.wait(20) == 130
+    assert test.wait(PATIENCE) == 130
     repaired.check()
 
 

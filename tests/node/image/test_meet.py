@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from envbuild.node.image import container
 from envbuild.node.protocol import NodeError
+from tests.support.patience import until
 
 CHECK = {"name": "smoke/nodes/all-reduce", "status": "passed", "details": {}}
 ANSWER = {"protocol": 1, "verb": "meet", "ok": True, "result": {"checks": [CHECK], "ok": True, "exit": 0}}
@@ -44,10 +44,7 @@ class Runtime:
         return result
 
     def wait_for(self, path: Path) -> None:
-        end = time.monotonic() + 60
-        while not path.exists():
-            assert time.monotonic() < end, path
-            time.sleep(0.02)
+        until(path.exists)
 
     def request(self) -> dict[str, Any]:
         return dict(json.loads(self.given.read_text()))

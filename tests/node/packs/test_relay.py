@@ -21,6 +21,7 @@ from envbuild.node import paths
 from envbuild.node.packs import relay, relay_tls
 from envbuild.node.protocol import NodeError
 from envbuild.provision.fleet.pack_routes import _certificate
+from tests.support.patience import PATIENCE, until
 
 DATA = os.urandom(1 << 20) * 3
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -82,7 +83,7 @@ class Place:
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert out, err
     data = json.loads(out)
     assert isinstance(data, dict)
@@ -194,12 +195,16 @@ def test_nobody_without_the_token_gets_the_file_and_a_token_is_good_once(places:
 
 def reached(place: Place) -> socket.socket:
     """A connection to who gives, as soon as it listens."""
-    until = time.monotonic() + 10
-    while True:
+
+    def connected() -> socket.socket | None:
         try:
             return socket.create_connection(("127.0.0.1", place.ports[0]), timeout=5)
         except OSError:
-            assert time.monotonic() < until
+            return None
+
+    found = until(connected)
+    assert found is not None
+    return found
 
 
 def test_d30_nobody_without_tls_gets_a_byte_of_the_file(places: list[Place]) -> None:

@@ -18,6 +18,7 @@ from envbuild.node.smoke import gaps as smoke_gaps
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
+from tests.support.patience import PATIENCE, with_deadline
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -40,7 +41,7 @@ class Bare:
 
     def sound(self, **variant: Any) -> Check:
         spec = smoke.Spec(str(self.path), {"python": PYTHON, **variant}, False)
-        return Check.from_plain(smoke.smoke_items(spec, [{"name": "sound", "deadline": 30}], None)[0])
+        return Check.from_plain(smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)[0])
 
 
 @pytest.fixture
@@ -124,8 +125,12 @@ def test_a_module_that_raises_is_a_failure(bare: Bare, text: str, says: str) -> 
 def test_a_hang_on_import_names_the_module(bare: Bare) -> None:
     bare.module("slow", "import time\ntime.sleep(600)\n")
     spec = smoke.Spec(str(bare.path), {"imports": ["slow", "json"]}, False)
-    check = smoke.smoke_items(spec, [{"name": "sound", "deadline": 1.5}], None)[0]
-    assert check["says"] == "python hung past its deadline of 1.5 s during import slow"
+    deadline, check = with_deadline(
+        lambda deadline: smoke.smoke_items(spec, [{"name": "sound", "deadline": deadline}], None)[0],
+        1.5,
+        lambda found: "import slow" in found["says"],
+    )
+    assert check["says"] == f"python hung past its deadline of {deadline:g} s during import slow"
     assert "slow.py" in check["details"]["output"]
     assert check["details"]["not_run"] == ["slow", "json"]
 

@@ -16,7 +16,7 @@ from tests.node.smoke.test_imports import PYTHON, Bare
 
 def _request(bare: Bare, prefix: Path, run: str, imports: list[str]) -> dict[str, Any]:
     variant = {"python": PYTHON, "imports": imports}
-    args = {"environment": str(bare.path), "variant": variant, "items": [{"name": "sound", "deadline": 30}]}
+    args = {"environment": str(bare.path), "variant": variant, "items": [{"name": "sound", "deadline": 120}]}
     return {"protocol": 1, "verb": "smoke", "run": run, "prefix": str(prefix), "args": args}
 
 

@@ -18,6 +18,7 @@ import pytest
 from envbuild.node.wheels.build_key import build_key
 from envbuild.node.wheels.store import Store
 from tests.node.wheel_support import inputs
+from tests.support.patience import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,11 +38,8 @@ class Process:
         return self.out.read_text().splitlines()
 
     def until(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not true():
-            assert time.monotonic() < deadline, self.err.read_text()
-            assert self.process.poll() is None, self.err.read_text()
-            time.sleep(0.02)
+        until(lambda: true() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.err.read_text()
 
     def builds(self) -> bool:
         return "building" in self.said
@@ -54,7 +52,7 @@ class Process:
         self.process.wait()
 
     def end(self) -> dict[str, Any]:
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=PATIENCE)
         found = json.loads(self.said[-1])
         assert isinstance(found, dict)
         return found

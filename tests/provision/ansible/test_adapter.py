@@ -23,6 +23,7 @@ from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
 from envbuild.transport.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
+from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
 NODE_PROGRAM = """
 import json, os, subprocess, sys, time
@@ -56,7 +57,7 @@ def _run(
     tmp_path: Path,
     inventory: Inventory,
     events: list[TaskEvent],
-    deadline: float = 60.0,
+    deadline: float = 4 * PATIENCE,
     way: str = "ansible",
     cancel: Callable[[], bool] = lambda: False,
 ) -> StepsResult:
@@ -170,29 +171,22 @@ def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, m
 
 
 def _await(path: Path) -> int:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        if path.exists() and path.read_text():
-            return int(path.read_text())
-        time.sleep(0.05)
-    raise AssertionError("the node program did not start")
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    return int(until(lambda: text_of(path)))
 
 
 @both_ways
 def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
-    with pytest.raises(EnvbuildError) as caught:
-        _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline=10.0, way=way)
-    assert (caught.value.code, caught.value.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
-    assert caught.value.details["nodes"] == {"localhost": "Build the environment: started"}
-    assert _gone(_await(pid_file))
+
+    def refused(deadline: float) -> EnvbuildError:
+        with pytest.raises(EnvbuildError) as caught:
+            _run(tmp_path, _inventory(tmp_path, {"install": {"hang": str(pid_file)}}), [], deadline, way)
+        return caught.value
+
+    _, error = with_deadline(refused, 6, lambda _: bool(text_of(pid_file)))
+    assert (error.code, error.exit_code) == ("playbook-deadline", ExitCode.BUILD_FAILED)
+    assert error.details["nodes"] == {"localhost": "Build the environment: started"}
+    assert not alive(_await(pid_file))
 
 
 @both_ways
@@ -210,7 +204,7 @@ def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path:
         first.kill()
         first.wait()
     assert _run(tmp_path, _inventory(tmp_path, {"smoke": {}}), [], way=way).status == "successful"
-    assert _gone(pid)
+    assert not alive(pid)
 
 
 @both_ways
@@ -221,7 +215,7 @@ def test_cancel_stops_the_run(tmp_path: Path, way: str) -> None:
         _run(tmp_path, inventory, [], way=way, cancel=pid_file.exists)
     assert (caught.value.code, caught.value.exit_code) == ("interrupted", ExitCode.INTERRUPTED)
     pid = pid_file.read_text()
-    assert not pid or _gone(int(pid))
+    assert not pid or not alive(pid)
 
 
 @both_ways
@@ -240,7 +234,7 @@ def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: 
     sender.join()
     assert caught.value.code == "interrupted"
     assert signal.getsignal(signal.SIGTERM) is before
-    assert _gone(_await(pid_file))
+    assert not alive(_await(pid_file))
 
 
 def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +266,7 @@ def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pyte
 
 def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() -> None:
     code = (
-        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     )
     value = f"test-{os.getpid()}-{time.monotonic_ns()}"
     with subprocess.Popen(
@@ -288,7 +282,7 @@ def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() ->
 
 def _master(folder: Path) -> subprocess.Popen[bytes]:
     """A process whose title is that of a connection master with a socket in `folder`."""
-    code = "print(1, flush=True); import time; time.sleep(60)"
+    code = "print(1, flush=True); import time; time.sleep(600)"
     argv = [f"ssh: {folder}/0123456789 [mux]", "-c", code]
     process = subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -305,11 +299,11 @@ def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed
         folder.mkdir()
     with _master(mine) as here, _master(dead) as left:
         end_masters_of_the_dead()
-        assert left.wait(5) == -signal.SIGTERM
+        assert left.wait(PATIENCE) == -signal.SIGTERM
         assert here.poll() is None
         assert [path.name for path in tmp_path.iterdir()] == [mine.name]
         end_masters(mine)
-        assert here.wait(5) == -signal.SIGTERM
+        assert here.wait(PATIENCE) == -signal.SIGTERM
 
 
 def test_importing_the_adapter_imports_neither_ansible_nor_pydantic() -> None:

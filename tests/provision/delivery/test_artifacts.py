@@ -235,7 +235,7 @@ def test_the_playbook_unpacks_a_delivery_into_the_store_once(tmp_path: Path) -> 
             run_dir=tmp_path / f"run{number}",
             on_event=lambda event: None,
             forks=1,
-            deadline=60,
+            deadline=600,
             cancel=lambda: False,
         )
         assert result.status == "successful", result.nodes

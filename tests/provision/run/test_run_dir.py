@@ -73,7 +73,7 @@ def test_a_run_without_an_end_is_running_while_its_process_lives_and_died_after(
         "from envbuild.provision.run.run_dir import RunDir\n"
         "from envbuild.provision.run.journal import EventKind\n"
         "run = RunDir(Path(sys.argv[1])); run.open_journal().append(EventKind.RUN_STARTED, **identity.here())\n"
-        "print('ready', flush=True); time.sleep(60)\n"
+        "print('ready', flush=True); time.sleep(600)\n"
     )
     run = RunDir.create(tmp_path / "runs")
     with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE) as process:
