@@ -20,7 +20,7 @@ _TARGET = "envbuild.target"
 
 @click.group("env")
 def env() -> None:
-    """Environments: list them, find one, switch, remove, activate."""
+    """Environments: list, use, run in, switch, remove."""
 
 
 @env.command("list")
@@ -71,19 +71,73 @@ def path(ui: Ui, /, **flags: Any) -> None:
 
 @env.command("activate")
 @click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
+@click.option("--shell", type=click.Choice(["sh", "fish", "csh"]), help="For this shell; else for the one that calls.")
 @installer_option
 @place_options
 @common_options
-def activate(ui: Ui, /, **flags: Any) -> None:
+def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)".
 
-    It is the environment in use; with --engine the one that this engine made, in use or not.
+    It is the environment in use; with --engine the one that this engine made, in use or not. In fish and csh:
+    envbuild env activate STACK | source; eval `envbuild env activate STACK`.
     """
-    import shlex
+    from envbuild.cli.env_shell import calling_shell, code_for
 
     item = _current(ui, flags)
-    code = f". {shlex.quote(item['path'] + '/.envbuild/activate.sh')}\n"
+    code = code_for(item["path"], shell or calling_shell())
     ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
+
+
+@env.command("exec", context_settings={"allow_interspersed_args": False})
+@click.argument("name", metavar="STACK", shell_complete=names.used)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@installer_option
+@place_options
+@common_options
+def exec_(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND in the environment of STACK on this machine: envbuild env exec STACK -- python train.py.
+
+    Its exit code is the answer. Options of envbuild stand before STACK.
+    """
+    from envbuild.cli.env_shell import become
+
+    words = command[command[0] == "--" :]
+    if not words:
+        raise click.UsageError("Missing argument 'COMMAND...'.")
+    become(_current(ui, flags)["path"], words)
+
+
+@env.command("shell")
+@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
+@installer_option
+@place_options
+@common_options
+def shell(ui: Ui, /, **flags: Any) -> None:
+    """Open a shell in the environment of STACK on this machine, until `exit`."""
+    from envbuild.cli.env_shell import open_shell
+
+    item = _current(ui, flags)
+    ui.note(f"{item['stack']} is loaded in this shell; `exit` leaves it")
+    open_shell(item["path"])
+
+
+@env.command("kernel")
+@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
+@installer_option
+@place_options
+@common_options
+def kernel(ui: Ui, /, **flags: Any) -> None:
+    """Register the environment of STACK with this user's Jupyter, by its own ipykernel.
+
+    The kernel is that of the environment in use, also after another one has become that.
+    """
+    from envbuild.cli.env_shell import add_kernel
+
+    item = _current(ui, flags)
+    prefix = item["path"].rsplit("/", 2)[0]
+    place = f"{prefix}/current/{item['stack']}" if item["current"] else item["path"]
+    folder = add_kernel(f"{place}/bin/python", place, item["stack"])
+    ui.result({"path": item["path"], "kernel": str(folder)}, lambda: f"kernel envbuild-{item['stack']} in {folder}")
 
 
 @env.command("use")

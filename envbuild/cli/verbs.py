@@ -44,7 +44,7 @@ VERBS: dict[str, Verb] = {
     "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate, init"),
     "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
     "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
-    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, path, activate, use, remove, prune"),
+    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, activate, exec, shell, kernel, use, prune"),
     "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
     "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
     "image": Verb(
@@ -61,7 +61,7 @@ VERBS: dict[str, Verb] = {
 MEANT = {
     **dict.fromkeys(("install", "build", "create", "setup", "sync", "up", "apply", "update"), "provision"),
     **dict.fromkeys(("list", "ls", "status", "envs", "environments"), "env list"),
-    **dict.fromkeys(("activate", "deactivate", "shell", "exec", "kernel", "use"), "env activate"),
+    **dict.fromkeys(("activate", "deactivate", "use"), "env activate"),
     **dict.fromkeys(("uninstall", "remove", "rm", "delete", "destroy"), "env remove"),
     **dict.fromkeys(("clean", "prune", "gc"), "cache clean"),
     **dict.fromkeys(("init", "new"), "target init"),
@@ -72,6 +72,7 @@ MEANT = {
     **dict.fromkeys(("docs", "show", "describe"), "explain"),
     **dict.fromkeys(("docker", "container", "images"), "image"),
     **dict.fromkeys(("start", "submit", "train"), "launch"),
+    **{name: f"env {name}" for name in ("exec", "shell", "kernel")},
     "export": "lock export",
     "stacks": "stack list",
     "targets": "target list",

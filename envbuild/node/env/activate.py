@@ -34,7 +34,6 @@ def run(request: Json) -> "tuple[bool, Json]":
             if found is None:
                 found = _finish(prefix, environment, request, held)
             changed = new or _update(environment, found, args.get("variant"), variables)
-            activation_files.write(environment, stack, variables)
             held.check()
             changed = switch.switch(prefix, stack, environment, variables) or changed
             for old in backup.copies(environment):

@@ -1,4 +1,6 @@
-"""What a person loads: `.envbuild/activate.sh` for one shell, and a modulefile. Start-up files are never touched.
+"""What a person loads: `.envbuild/activate.sh` (`.fish`, `.csh`) for one shell, and a modulefile.
+
+Start-up files are never touched.
 
 A variable is plain text, or `{"path": ..., "if": "exists"}`: set only where the path exists when it is loaded.
 """
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 
 from envbuild.node import paths
 from envbuild.node.conda import activation
+from envbuild.node.env import other_shells
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.variables import may_set
 
@@ -40,6 +43,7 @@ printf '%s\\n' >&2 \\
     'hint: list a package under `packages` of the stack, then `envbuild lock create` and `envbuild provision`'
 exit 7
 """
+FILES = ("activate.sh", "activate.fish", "activate.csh", "deactivate.csh")
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -115,9 +119,23 @@ def tcl_quote(text: str) -> str:
     return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", text) + '"'
 
 
+def changes(environment: str, stack: str, variables: Json) -> "list[tuple[str, str, str]]":
+    """What a shell has to do for an environment, in order: (`set`, `prepend` or `exists`, name, value).
+
+    `exists`: set where that path is there. Of conda's scripts what they set. Raises as `activation.variables`.
+    """
+    rows = [("set", name, environment) for name in _names(environment)]
+    rows += [("set", *item) for item in [("ENVBUILD_STACK", stack), *_GUARDS.items()]]
+    rows += [("prepend", "PATH", folder) for folder in reversed(_folders(environment))]
+    theirs = activation.variables(environment).items()
+    rows += [("prepend" if activation.is_list(name) else "set", name, value) for name, value in theirs]
+    for name, value in sorted(variables.items()):
+        rows.append(("exists", name, value["path"]) if isinstance(value, dict) else ("set", name, value))
+    return rows
+
+
 def modulefile(environment: str, stack: str, variables: Json) -> str:
     """What `activate_sh` does, as a Tcl modulefile (environment-modules, Lmod); of conda's scripts what they set."""
-    env = tcl_quote(environment)
     says = tcl_quote("envbuild environment of %s" % stack)
     lines = [
         "#%Module1.0",
@@ -125,33 +143,35 @@ def modulefile(environment: str, stack: str, variables: Json) -> str:
         "    puts stderr %s" % says,
         "}",
         "module-whatis %s" % says,
-        *("setenv %s %s" % (name, env) for name in _names(environment)),
-        "setenv ENVBUILD_STACK %s" % tcl_quote(stack),
-        *("setenv %s %s" % item for item in _GUARDS.items()),
-        *("prepend-path PATH %s" % tcl_quote(folder) for folder in reversed(_folders(environment))),
-        *(
-            "%s %s %s" % ("prepend-path" if activation.is_list(name) else "setenv", name, tcl_quote(value))
-            for name, value in activation.variables(environment).items()
-        ),
     ]
-    for name in sorted(variables):
-        value = variables[name]
-        if isinstance(value, dict):
-            path = tcl_quote(value["path"])
-            lines.append("if { [file exists %s] } {\n    setenv %s %s\n}" % (path, name, path))
-        else:
-            lines.append("setenv %s %s" % (name, tcl_quote(value)))
+    forms = {
+        "set": "setenv %(name)s %(value)s",
+        "prepend": "prepend-path %(name)s %(value)s",
+        "exists": "if { [file exists %(value)s] } {\n    setenv %(name)s %(value)s\n}",
+    }
+    for kind, name, value in changes(environment, stack, variables):
+        lines.append(forms[kind] % {"name": name, "value": tcl_quote(value)})
     return "\n".join(lines) + "\n"
 
 
 def write(environment: str, stack: str, variables: Json) -> bool:
-    """Write `activate.sh`, what it needs, and the variables as JSON; True when one of them was not so already."""
+    """Write what shells load, what that needs, and the variables as JSON; True when one of them was not so already."""
     changed = paths.read_json(paths.meta(environment, "variables.json")) != variables
     if changed:
         paths.write_json(paths.meta(environment, "variables.json"), variables)
     for name in ("pip", "pip3"):
         changed = _write(os.path.join(paths.meta(environment, "bin"), name), _PIP, 0o777) or changed
-    return _write(paths.meta(environment, "activate.sh"), activate_sh(environment, stack, variables)) or changed
+    unset = [("unset", name, "") for name in ("PYTHONHOME", "PYTHONPATH")]
+    rows = unset + changes(environment, stack, variables)
+    texts = {
+        "activate.sh": activate_sh(environment, stack, variables),
+        "activate.fish": other_shells.fish(environment, stack, rows),
+        "activate.csh": other_shells.csh(environment, stack, rows),
+        "deactivate.csh": other_shells.csh_undo(rows),
+    }
+    for name, text in texts.items():
+        changed = _write(paths.meta(environment, name), text) or changed
+    return changed
 
 
 def write_modulefile(prefix: str, environment: str, stack: str, variables: Json) -> bool:

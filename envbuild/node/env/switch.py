@@ -23,9 +23,13 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 
 def switch(prefix: str, stack: str, environment: str, variables: Json) -> bool:
-    """Point the link and the modulefile of a stack at an environment; True when one of them was not so already."""
+    """Point the link and the modulefile of a stack at an environment, and write what shells load.
+
+    True when one of them was not so already.
+    """
     target = os.path.join("..", "envs", os.path.basename(environment))
-    changed = paths.switch_link(paths.current_link(prefix, stack), target)
+    changed = activation_files.write(environment, stack, variables)
+    changed = paths.switch_link(paths.current_link(prefix, stack), target) or changed
     return activation_files.write_modulefile(prefix, environment, stack, variables) or changed
 
 

@@ -15,13 +15,15 @@ import tempfile
 from collections.abc import Iterator
 
 from envbuild.node import hashing, paths, proc
-from envbuild.node.env import stamp
+from envbuild.node.env import activation_files, stamp
 from envbuild.node.packs import pack_format, published
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, argument, log, plural
 
 # What `activate` writes anew, and what belongs to a build that is not finished.
-_OF_ONE_NODE = (stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "activate.sh", "variables.json")
+_OF_ONE_NODE = (
+    stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "variables.json", *activation_files.FILES,
+)  # fmt: skip
 
 
 def run(request: Json) -> "tuple[bool, Json]":

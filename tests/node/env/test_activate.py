@@ -81,6 +81,54 @@ echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
 
+OTHERS = {
+    "fish": ("activate.fish", "set -gx KEPT 'as it was'"),
+    "tcsh": ("activate.csh", "setenv KEPT 'as it was'"),
+    "csh": ("activate.csh", "setenv KEPT 'as it was'"),
+}
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not there (apt-get install {program})")
+    file, keep = OTHERS[program]
+    there = {"path": str(node.top), "if": "exists"}
+    values = {**NASTY, "X_BANG": "a!b !! !$", "KEPT": "new"}
+    variables = {**values, "H_THERE": there, "I_GONE": {"path": "/nonexistent/file", "if": "exists"}}
+    environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
+    load = f"source '{environment}/.envbuild/{file}'"
+    names = [*variables, "VIRTUAL_ENV", "ENVBUILD_STACK", "PATH", "PYTHONPATH", "PIP_REQUIRE_VIRTUALENV"]
+    seen = show(names).removeprefix("exec ")
+    script = f"{keep}\n{seen}\n{load}\n{load}\n{seen}\ndeactivate\n{seen}\ndeactivate\n"
+    words = [program, "-f"] if program != "fish" else [program]
+    env = {**os.environ, "PYTHONPATH": f"{node.top}/a b", "HOME": str(node.top / "home"), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(words, input=script, capture_output=True, text=True, env=env, cwd=node.top)
+    before, loaded, after = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert {key: loaded[key] for key in values} == values, done.stderr
+    assert (loaded["H_THERE"], loaded["I_GONE"]) == (str(node.top), None)
+    assert (loaded["VIRTUAL_ENV"], loaded["PYTHONPATH"]) == (str(environment), None)
+    assert loaded["PATH"] == f"{environment}/bin:{environment}/.envbuild/bin:{before['PATH']}"
+    assert after == before and before["KEPT"] == "as it was"
+    assert "deactivate" in done.stderr.lower(), "the second one is unknown: nothing is left of the first"
+
+
+def test_prompts_of_fish_and_csh_name_the_stack_until_deactivate(node: Node) -> None:
+    environment = node.build(make_variant([make_wheel(node.wheels)]))
+    asked = {
+        "fish": f"function fish_prompt; echo -n '> '; end; source {environment}/.envbuild/activate.fish; fish_prompt;"
+        "echo; deactivate; fish_prompt",
+        "tcsh": f"set prompt = '> '; source {environment}/.envbuild/activate.csh; echo \"$prompt\"\ndeactivate\n"
+        'echo "$prompt"',
+    }
+    for program, script in asked.items():
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not there (apt-get install {program})")
+        words = [program, "-f"] if program != "fish" else [program]
+        done = subprocess.run(words, input=script, capture_output=True, text=True)
+        assert done.stdout.splitlines() == ["(demo) > ", "> "], (program, done.stderr)
+
+
 def test_pip_of_another_python_installs_nothing_behind_the_stacks_back(node: Node) -> None:
     environment = node.build(make_variant([make_wheel(node.wheels)]))
     begin = f". '{environment}/.envbuild/activate.sh'\n"

@@ -1,0 +1,128 @@
+"""Inside an environment of this machine: one command, a shell, a Jupyter kernel, code for the shell that calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.env_shell import add_kernel
+from envbuild.errors import EnvbuildError
+from tests.e2e.world import World, drift
+
+SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('MINE')); sys.exit(3)"
+# As ipykernel does it: `install` writes a kernel for the user and says where.
+KERNEL = """
+import json, os, sys
+words = sys.argv[1:]
+told = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "--env"}
+folder = os.path.join(os.environ["HOME"], "kernels", words[words.index("--name") + 1])
+os.makedirs(folder)
+with open(os.path.join(folder, "kernel.json"), "w") as out:
+    json.dump({"argv": [sys.executable], "env": told}, out)
+print("Installed kernelspec %s in %s" % (os.path.basename(folder), folder))
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world with an environment in use that has an ipykernel, and one variable; no test changes it."""
+    world = World(tmp_path_factory.mktemp("world"))
+    world.wheel("ipykernel", "7.0", files={"ipykernel/__init__.py": "", "ipykernel/__main__.py": KERNEL})
+    world.wheel()
+    world.stack(packages=("alpha==1.0", "ipykernel==7.0"), environment={"MINE": "it's $x"})
+    world.lock(world.work / "tiny.yaml")
+    world.built()
+    return world
+
+
+def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World) -> None:
+    done = built.run("env", "exec", "tiny", "--", "python", "-c", SAYS, "-q", "--json", fresh=True)
+    assert (done.rc, done.out) == (3, "tiny ['-q', '--json'] it's $x\n"), done.err
+    same = built.run("env", "exec", "tiny", "python", "-c", SAYS, fresh=True)
+    assert (same.rc, same.out) == (3, "tiny [] it's $x\n")
+    killed = built.run("env", "exec", "tiny", "--", "sh", "-c", "kill -TERM $$", fresh=True)
+    assert killed.rc == -15, "the process is the command, so its signal is seen"
+    assert built.run("env", "exec", "tiny", "--").code == "usage"
+    assert built.run("env", "exec", "other", "--", "true").code == "environment-unknown"
+    assert drift(built) == (0, {})
+
+
+def test_a_kernel_is_registered_for_the_environment_in_use_and_changes_nothing_in_it(built: World) -> None:
+    told = built.good("env", "kernel", "tiny", "--json").json
+    spec = json.loads((Path(told["kernel"]) / "kernel.json").read_text())
+    place = str(built.prefix / "current" / "tiny")
+    assert spec["argv"] == [f"{place}/bin/python"]
+    assert spec["env"] | {"MINE": "it's $x", "VIRTUAL_ENV": place, "PATH": f"{place}/bin:${{PATH}}"} == spec["env"]
+    assert drift(built) == (0, {})
+
+
+def test_a_stack_without_ipykernel_says_how_to_add_it(tmp_path: Path) -> None:
+    (tmp_path / ".envbuild").mkdir()
+    (tmp_path / ".envbuild" / "variables.json").write_text("{}")
+    with pytest.raises(EnvbuildError, match="no ipykernel") as caught:
+        add_kernel(sys.executable, str(tmp_path), "tiny")
+    assert (caught.value.code, int(caught.value.exit_code)) == ("kernel-missing", 1)
+    assert "`packages` of the stack" in caught.value.hint
+
+
+def test_code_for_each_shell_names_its_own_file(built: World) -> None:
+    for shell, code in {"sh": ". {}.sh\n", "fish": "source {}.fish\n", "csh": "source {}.csh\n"}.items():
+        told = built.good("env", "activate", "tiny", "--shell", shell).out
+        assert told == code.format(f"{built.current}/.envbuild/activate")
+
+
+@pytest.mark.parametrize("shell", ["fish", "tcsh"])
+def test_the_shell_that_calls_is_known(built: World, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not there (apt-get install {shell})")
+    call = f"{sys.executable} -m envbuild env activate tiny"
+    line = f"{call} | source" if shell == "fish" else f"eval `{call}`"
+    words = [shell, *(["-f"] if shell == "tcsh" else []), "-c", f"{line}; echo $ENVBUILD_STACK $MINE"]
+    done = subprocess.run(words, env=built.env, cwd=built.work, capture_output=True, text=True)
+    assert done.stdout == "tiny it's $x\n", done.stderr
+
+
+def typed(world: World, shell: str, text: str, until: str) -> str:
+    """What a terminal shows of `env shell` when `text` is typed, as soon as it holds `until`."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(world.work)
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "envbuild", "env", "shell", "tiny"],
+            {**world.env, "SHELL": shutil.which(shell) or "", "TERM": "dumb"},
+        )
+    shown, deadline = "", time.monotonic() + 100
+    os.write(terminal, text.encode())
+    while until not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            try:
+                shown += os.read(terminal, 4096).decode(errors="replace")
+            except OSError:
+                break  # the shell has ended
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "dash"])
+def test_a_shell_has_the_environment_after_the_users_own_start_up_files(built: World, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not there (apt-get install {shell})")
+    (built.home / ".bashrc").write_text("export PATH=/usr/bin:/bin OWN=mine; PS1='> '\n")
+    (built.home / ".config" / "fish").mkdir(exist_ok=True)
+    (built.home / ".config" / "fish" / "config.fish").write_text("set -gx PATH /usr/bin /bin; set -gx OWN mine\n")
+    built.env["OWN"] = "mine"  # dash reads no file of the user's
+    wanted = f"<mine it's $x {built.current}/bin:"
+    shown = typed(built, shell, 'printf "<%s %s %s>\\n" "$OWN" "$MINE" "$PATH"\nexit\n', wanted)
+    assert wanted in shown
+    assert shell != "bash" or "(tiny) > " in shown
