@@ -8,7 +8,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured, installer_option, keep_days, place_options, target_of
-from envbuild.cli.output import Ui, common_options, pruned
+from envbuild.cli.output import Ui, columns, common_options, pruned
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def env() -> None:
 @place_options
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
-    """List the environments on every node of a target."""
-    good, errors = sort_out(_environments(ui, flags))
+    """List the environments on every node of a target: size, dates, and how many processes run from each."""
+    good, errors = sort_out(_environments(ui, flags, detailed=True))
     rows = [(node, item) for node, items in good.items() for item in items]
 
     def human() -> str:
@@ -45,17 +45,18 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     from envbuild.provision.survey.in_use import made_by
     from envbuild.resolve.estimate import size
 
-    lines = [("NODE", "STATE", "ENGINE", "ROOT", "SIZE", "STAMPED", "PATH")]
+    lines = [("NODE", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
     for node, item in rows:
         stamp = item.get("stamp") or {}
         state = "half built" if not stamp else "in use" if item.get("current") else "finished"
         taken = size(stamp["bytes"]) if "bytes" in stamp else ""
-        day = str(stamp.get("stamped_at") or "")[:10]
+        count = len(item.get("processes") or ())
+        used = f"{count} process{'es' * (count != 1)}" if count else ""
+        days = [str(when or "")[:10] for when in (stamp.get("stamped_at"), item.get("read"))]
+        days[1] = f"{item['differed']} differed" if item.get("differed") else days[1]
         engine = made_by(item) if stamp else ""
-        lines.append((node, state, engine, (item.get("root") or "")[:12], taken, day, item["path"]))
-    widths = [max(len(line[place]) for line in lines) for place in range(6)] + [0]
-    shown = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line if many else line[1:]).rstrip() for line in shown)
+        lines.append((node, state, used, engine, (item.get("root") or "")[:12], taken, *days, item["path"]))
+    return columns(lines if many else [line[1:] for line in lines])
 
 
 @env.command("path")
@@ -222,11 +223,13 @@ def _target(ui: Ui, flags: dict[str, Any]) -> Target:
     return found
 
 
-def _environments(ui: Ui, flags: dict[str, Any]) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+def _environments(
+    ui: Ui, flags: dict[str, Any], *, detailed: bool = False
+) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     from envbuild.provision.environments import environments
     from envbuild.provision.survey.in_use import made_by
 
-    found, engine = environments(_target(ui, flags)), flags.get("engine")
+    found, engine = environments(_target(ui, flags), detailed=detailed), flags.get("engine")
     if engine is None:
         return found
     return {

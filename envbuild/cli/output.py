@@ -199,6 +199,22 @@ def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """A table with its headings first; a column that is empty is left out.
+
+    On a terminal that is too narrow the last cell of a line stands below the others.
+    """
+    kept = [place for place in range(len(lines[0])) if any(line[place] for line in lines[1:])]
+    widths = [max(len(line[place]) for line in lines) for place in kept]
+    width = shutil.get_terminal_size((0, 0)).columns
+    below = bool(width) and sum(widths) + 2 * (len(widths) - 1) > width
+    shown = []
+    for line in lines:
+        *cells, last = (line[place].ljust(wide) for place, wide in zip(kept, widths, strict=True))
+        shown += ["  ".join(cells).rstrip(), f"    {last.rstrip()}"] if below else ["  ".join([*cells, last]).rstrip()]
+    return "\n".join(shown)
+
+
 def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:
     """Load each manifest with `name_of`, which raises EnvbuildError; the exit code is that of the first refused."""
     rows: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import keep_days, progress_option
-from envbuild.cli.output import Ui, common_options, pruned
+from envbuild.cli.output import Ui, columns, common_options, pruned
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -140,11 +140,11 @@ def _row(found: RunDir) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     """One line a run: id, status, verb, stack and target."""
-    lines = []
+    lines = [("RUN", "STATUS", "VERB", "STACK AND TARGET")]
     for row in rows:
         what = f"{row.get('stack', '')} on {row['target']}" if "target" in row else row.get("error", "")
-        lines.append(f"{row['id']}  {row['status']:11}  {row.get('verb', ''):9}  {what}".rstrip())
-    return "\n".join(lines)
+        lines.append((row["id"], row["status"], row.get("verb", ""), what))
+    return columns(lines) if rows else ""
 
 
 def _story(found: RunDir, files: list[str]) -> str:

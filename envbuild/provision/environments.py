@@ -184,10 +184,12 @@ def _variant(work: Work, node: NodePlan) -> Variant | None:
     return work.survey.variants.get(node.node) or next(same, None)
 
 
-def environments(target: Target) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
-    """Every environment under the prefix of every node (`StampFacts` as JSON)."""
+def environments(target: Target, *, detailed: bool = False) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+    """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: see `node.packs.listing`)."""
     answers = contact(
-        expand_hosts(target.hosts), lambda node: node_request("envs", target.prefix, {"node": node}), target.connection
+        expand_hosts(target.hosts),
+        lambda node: node_request("envs", target.prefix, {"node": node, "detailed": detailed}),
+        target.connection,
     )
     return {node: answer.failure or list(answer.result()["environments"]) for node, answer in answers.items()}
 

@@ -45,11 +45,15 @@ def test_no_runs_is_an_empty_list_and_no_error(runs: Path, capsys: pytest.Captur
     assert "no runs yet" in out.err
 
 
-def test_list_shows_how_each_run_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_how_each_run_ended(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     good, bad = _make(runs, exit=0), _make(runs, exit=4)
     assert run(["run", "list"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     words = {run_id: text.split() for run_id, text in lines.items()}
+    assert lines["RUN"].split() == ["STATUS", "VERB", "STACK", "AND", "TARGET"]
     assert words[good.id] == ["finished", "provision", "torch-smoke", "on", "local"]
     assert words[bad.id] == ["failed", "provision", "torch-smoke", "on", "local"]
     assert run(["run", "list", "--json", "--limit", "1"]) == 0

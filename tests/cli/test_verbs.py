@@ -89,15 +89,29 @@ def test_an_engine_names_the_environment_in_use_or_the_last_that_it_finished() -
     assert of_stack(items[:2], "tiny", "venv") is None and of_stack(items, "other", None) is None
 
 
-def test_environments_are_listed_with_size_and_date() -> None:
+def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     stamp = {"conda": {"packages": {}}, "bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
+    seen = {"processes": ["7", "8"], "read": "2026-11-23T01:00:00Z", "differed": 0}
     rows = [
-        ("gpu01", {"path": "/p/envs/a", "root": "e" * 64, "current": True, "stamp": stamp}),
-        ("gpu2", {"path": "/p/envs/b", "root": None, "current": False, "stamp": None}),
+        ("gpu01", {"path": "/p/envs/a", "root": "e" * 64, "current": True, "stamp": stamp, **seen}),
+        ("gpu2", {"path": "/p/envs/b", "root": None, "current": False, "stamp": None, "processes": []}),
     ]
     head, first, second = _table(rows, many=True).splitlines()
-    assert head.split() == ["NODE", "STATE", "ENGINE", "ROOT", "SIZE", "STAMPED", "PATH"]
-    assert first.split() == ["gpu01", "in", "use", "conda", "e" * 12, "741", "MB", "2026-11-22", "/p/envs/a"]
-    assert second.split() == ["gpu2", "half", "built", "/p/envs/b"]
+    assert re.split("  +", head) == [
+        "NODE", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH",
+    ]  # fmt: skip
+    assert re.split("  +", first) == [
+        "gpu01", "in use", "2 processes", "conda", "e" * 12, "741 MB", "2026-11-22", "2026-11-23", "/p/envs/a",
+    ]  # fmt: skip
+    assert re.split("  +", second) == ["gpu2", "half built", "/p/envs/b"]
     assert head.index("PATH") == first.index("/p") == second.index("/p")
     assert not _table(rows, many=False).startswith("NODE")
+    drifted = [("gpu01", {**rows[0][1], "processes": [], "differed": 3})]
+    assert re.split("  +", _table(drifted, many=False))[-2:] == ["3 differed", "/p/envs/a"]
+    assert "USED BY" not in _table(drifted, many=False), "an empty column is left out"
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = _table(rows, many=False).splitlines()
+    assert narrow[0].startswith("STATE") and narrow[1] == "    PATH"
+    assert (narrow[3], narrow[5]) == ("    /p/envs/a", "    /p/envs/b")
+    assert max(map(len, narrow)) <= 80

@@ -43,7 +43,7 @@ def _refuse_used(environment: str, users: "list[str]") -> None:
             hint="switch first (`envbuild env use`), or remove it with --force",
             exit_code=Exit.REFUSED,
         )
-    running = _processes(environment)
+    running = processes([environment])[environment]
     if running:
         raise NodeError(
             "environment-in-use",
@@ -54,19 +54,24 @@ def _refuse_used(environment: str, users: "list[str]") -> None:
         )
 
 
-def _processes(environment: str) -> "list[str]":
-    """Pids of this machine that were started in an environment, or have a library of it mapped."""
-    path = os.fsencode(environment)
-    marks = (("environ", b"VIRTUAL_ENV=" + path + b"\0"), ("maps", path + b"/"))
-    return [pid for pid in os.listdir("/proc") if pid.isdigit() and any(_holds(pid, *mark) for mark in marks)]
+def processes(environments: "list[str]") -> "dict[str, list[str]]":
+    """By environment the pids of this machine that were started in it, or have a library of it mapped."""
+    found: "dict[str, list[str]]" = {each: [] for each in environments}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        environ, maps = (_told(pid, name) for name in ("environ", "maps"))
+        for each in environments:
+            path = os.fsencode(each)
+            if b"VIRTUAL_ENV=" + path + b"\0" in environ or path + b"/" in maps:
+                found[each].append(pid)
+    return found
 
 
-def _holds(pid: str, name: str, mark: bytes) -> bool:
+def _told(pid: str, name: str) -> bytes:
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as stream:
-            return mark in stream.read()
+            return stream.read()
     except OSError:
-        return False  # it has ended, or is another user's
+        return b""  # it has ended, or is another user's
 
 
 def _users(prefix: str, environment: str) -> "list[str]":

@@ -35,6 +35,17 @@ def write(environment: str, data: Json) -> None:
     paths.write_json(paths.meta(environment, STAMP), dict(data, version=STAMP_VERSION))
 
 
+def last_read(environment: str, found: Json) -> "tuple[str | None, int]":
+    """When the contents were last read, and how many files differed from the stamp `found` then.
+
+    An environment that nobody has read since was read when it was stamped.
+    """
+    noted = paths.read_json(paths.meta(environment, READ))
+    if noted is None or noted.get("run") != found.get("run"):
+        noted = {"at": found.get("stamped_at")}
+    return noted.get("at"), int(noted.get("differed") or 0)
+
+
 def is_current(prefix: str, stack: str, environment: str) -> bool:
     """True when `current/<stack>` names this environment."""
     link = paths.current_link(prefix, stack)

@@ -111,14 +111,8 @@ def _check_link(checks: "list[Json]", prefix: str, stack: str, environment: str,
 
 
 def _unread(environment: str, found: Json) -> Json:
-    """The check `files` where no contents were read: when that was done last, and what was wrong then.
-
-    An environment that nobody has read since was read when it was stamped.
-    """
-    noted = paths.read_json(paths.meta(environment, stamp.READ))
-    if noted is None or noted.get("run") != found.get("run"):
-        noted = {"at": found.get("stamped_at"), "differed": 0}
-    at, differed = noted.get("at"), int(noted.get("differed") or 0)
+    """The check `files` where no contents were read: when that was done last, and what was wrong then."""
+    at, differed = stamp.last_read(environment, found)
     then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
     says = "contents not read; last read on %s%s" % (at or "an unknown date", then)
     details = {"read_at": at, "differed": differed}

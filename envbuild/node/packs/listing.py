@@ -1,6 +1,6 @@
 """The verb `envs`: lists the environments of a prefix; writes nothing."""
 
-from envbuild.node.env import stamp
+from envbuild.node.env import remove, stamp
 from envbuild.node.packs import published
 from envbuild.node.protocol import Json
 
@@ -8,9 +8,16 @@ from envbuild.node.protocol import Json
 def run(request: Json) -> "tuple[bool, Json]":
     """StampFacts of every environment under the prefix; half-built ones have no stamp.
 
-    In a folder that nodes share these are the environments that lie there in packs.
+    In a folder that nodes share these are the environments that lie there in packs. With `args.detailed` also when the
+    contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
     """
     prefix = request["prefix"]
     found = [stamp.facts(prefix, path) for path in stamp.list_environments(prefix)]
+    if request["args"].get("detailed"):
+        running = remove.processes([each["path"] for each in found])
+        for each in found:
+            each["processes"] = running[each["path"]]
+            if each["stamp"] is not None:
+                each["read"], each["differed"] = stamp.last_read(each["path"], each["stamp"])
     packed = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
     return False, {"environments": found + packed}
