@@ -51,7 +51,7 @@ VERBS: dict[str, Verb] = {
         "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"
     ),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
-    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff, kit"),
+    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff, merge, kit"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
 }

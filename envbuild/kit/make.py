@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.stack import Document
 from envbuild.report.copies import copy_report
 from envbuild.report.recheck.opened import open_report
+from envbuild.report.render import write_new
 from envbuild.report.sign import require_holding, sign_report
 
 
@@ -49,21 +49,16 @@ def make_kit(path: Path, output: Path, wanted: Wanted) -> tuple[dict[str, bytes]
     """Write the kit of the report at `path` to `output`: a folder, or a tar file where its name ends in `.tar`.
 
     Returns its files, and in sentences what was left out. The same report gives the same bytes.
-    Raises EnvbuildError `kit-exists`, `kit-stack-differs` (exit 2), `kit-without-lock` (exit 7), `report-not-holding`
-    (exit 5), `report-not-written`, and what reading the report, the stack and its document raises.
+    Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `kit-without-lock` (exit 7),
+    `report-not-holding` (exit 5), `report-not-written`, and what reading the report, the stack and its document raises.
     """
-    if os.path.lexists(output):
-        raise EnvbuildError("kit-exists", f"{output} is there", hint="remove it, or name another with --out")
     require_holding(path)
-    try:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.absolute().parent, prefix=".kit-") as scratch:
-            files, left = _files(path, Path(scratch), wanted)
-            _write(files, output, Path(scratch) / "whole")
-    except OSError as error:
-        raise EnvbuildError(
-            "report-not-written", f"the kit could not be written to {output}", why=str(error), hint="free some space"
-        ) from error
+    with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
+        files, left = _files(path, Path(scratch), wanted)
+    if output.suffix == ".tar":
+        write_new(output, _tar(files, output.stem))
+    else:
+        write_new(output, files)
     return files, left
 
 
@@ -125,17 +120,6 @@ def _annotated(evidence: Evidence, lock: Lock, wanted: Wanted) -> tuple[str, Doc
     text = read_document(stack, wanted.document)
     recipes = document_recipes(stack, evidence.profile)
     return render_page(explain(stack, evidence.profile, recipes=recipes), text.text, text.doubt), stack.document
-
-
-def _write(files: Mapping[str, bytes], output: Path, whole: Path) -> None:
-    """All at once: nobody sees half a kit."""
-    if output.suffix == ".tar":
-        whole.write_bytes(_tar(files, output.stem))
-    else:
-        for name, data in files.items():
-            (whole / name).parent.mkdir(parents=True, exist_ok=True)
-            (whole / name).write_bytes(data)
-    whole.rename(output)
 
 
 def _tar(files: Mapping[str, bytes], top: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -52,12 +53,36 @@ def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
             partial.write_bytes(data)
             partial.replace(path)
     except OSError as error:
-        raise EnvbuildError(
-            "report-not-written",
-            f"the report could not be written to {directory}",
-            why=str(error),
-            hint="make the directory writable, or free some space",
-        ) from error
+        raise _not_written(directory, error) from error
+
+
+def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
+    """Write a folder (path below it to contents) or a file that is not there yet, all of it or nothing.
+
+    Raises EnvbuildError `output-exists` (exit 2) and `report-not-written`.
+    """
+    if os.path.lexists(output):
+        raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --out")
+    if isinstance(contents, bytes):
+        write_whole(output.parent, {output.name: contents})
+        return
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        write_whole(partial, contents)
+        partial.rename(output)
+    except OSError as error:
+        raise _not_written(output, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _not_written(directory: Path, error: OSError) -> EnvbuildError:
+    return EnvbuildError(
+        "report-not-written",
+        f"the report could not be written to {directory}",
+        why=str(error),
+        hint="make the directory writable, or free some space",
+    )
 
 
 def render_json(evidence: Evidence) -> str:

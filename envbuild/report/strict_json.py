@@ -23,8 +23,9 @@ def parse(data: bytes) -> Any:
             text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
         )
     except json.JSONDecodeError as error:
-        whole = "" if text.rstrip().endswith(("}", "]")) else "; it ends in the middle"
-        raise ValueError(f"it is not JSON: {error}{whole}") from error
+        end = text.rstrip()
+        cut = "; it ends in the middle" if error.pos >= len(end) or not end.endswith(("}", "]")) else ""
+        raise ValueError(f"it is not JSON: {error}{cut}") from error
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from error
     if not _is_flat(found):

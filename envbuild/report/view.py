@@ -14,7 +14,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 from envbuild.report import images, root
-from envbuild.report.equality import sentence
+from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
 
@@ -121,6 +121,11 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Started", _whole_seconds(evidence.started)),
         ("Finished", _whole_seconds(evidence.finished)),
         ("Run", evidence.run),
+        *(
+            (("Parts", ", ".join(f"{part.run} ({names(part.nodes)})" for part in evidence.parts)),)
+            if evidence.parts
+            else ()
+        ),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([root_text(node) for node in nodes])),

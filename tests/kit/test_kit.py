@@ -220,7 +220,7 @@ def test_a_document_of_another_stack_a_report_without_a_lock_and_what_is_there_a
     for path, output, wanted, code, exit_code in (
         (report, "a", Wanted(stack=str(other)), "kit-stack-differs", 2),
         (alone, "b", Wanted(), "kit-without-lock", 7),
-        (report, "there", Wanted(), "kit-exists", 2),
+        (report, "there", Wanted(), "output-exists", 2),
         (forged.folder, "c", Wanted(), "report-not-holding", 5),
     ):
         with pytest.raises(EnvbuildError) as caught:

@@ -43,9 +43,9 @@ def _sha(data: bytes) -> str:
 class Sealed:
     """A run directory below `top` with a report of `nodes` nodes; `data` is its evidence before it is written."""
 
-    def __init__(self, top: Path, nodes: int = 2, files: int = 40) -> None:
+    def __init__(self, top: Path, nodes: int = 2, files: int = 40, *, first: int = 1, run: str = RUN) -> None:
         """Write everything."""
-        self.folder = top / RUN
+        self.folder = top / run
         (self.folder / "attachments").mkdir(parents=True)
         loaded = load_stack("torch-smoke")
         lock_file = lock_path(loaded, "exact")
@@ -61,7 +61,7 @@ class Sealed:
             "variant", "attachments/variant.json", canonical_json(self.variant.to_json_dict()), self.variant.digest
         )
         self.attach("files", "attachments/files.json.gz", file_list.pack(rows), self.root)
-        names = [f"gpu{number:02}" for number in range(1, nodes + 1)]
+        names = [f"gpu{number:02}" for number in range(first, first + nodes)]
         command = ["envbuild", "provision", "--target", "lab"]
         self.attach(
             "plan", "plan.json", json.dumps({"stack": "torch-smoke", "nodes": [{"node": n} for n in names]}).encode()
@@ -74,7 +74,7 @@ class Sealed:
         profile = loaded.stack.profiles["exact"]
         self.data = samples.evidence(
             *(self.node(name) for name in names),
-            run=RUN, target="lab", command=command, lock_digest=_sha(lock_file.read_bytes()),
+            run=run, target="lab", command=command, lock_digest=_sha(lock_file.read_bytes()),
             deviations=list(profile.deviations), attachments=self.attachments,
             equality={"root": self.root, "nodes": names} if nodes > 1 else None,
             variants=[{"id": self.variant.id, "digest": self.variant.digest, "packages": self.package_rows()}],

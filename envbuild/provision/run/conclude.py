@@ -17,7 +17,7 @@ def write_evidence(
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
     from envbuild.provision.run.attachments import attach, built, variants_of
     from envbuild.provision.run.file_lists import FileLists
-    from envbuild.provision.run.fleet_equality import equality_of
+    from envbuild.report.fleet_equality import equality_of
     from envbuild.report.render import write_report
     from envbuild.report.timeline import steps
 

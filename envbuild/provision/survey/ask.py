@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NEXT = (
     "envbuild.plan.planner",
     "envbuild.catalog.patches",
-    "envbuild.provision.run.fleet_equality",
+    "envbuild.report.fleet_equality",
     "envbuild.report.terminal",
 )
 

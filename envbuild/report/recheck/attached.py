@@ -96,7 +96,7 @@ def _take(found: Attached, item: Attachment, data: bytes) -> None:
         found.lists[str(item.of)] = file_list.unpack(data)
     elif item.kind == "plan":
         found.plan = dict(strict_json.parse(data))
-    else:
+    elif item.kind == "journal":
         found.events = [dict(json.loads(line)) for line in data.splitlines() if line.strip()]
 
 

@@ -11,6 +11,7 @@ from envbuild.report.recheck.contents import check_contents
 from envbuild.report.recheck.course import check_course
 from envbuild.report.recheck.finding import Finding
 from envbuild.report.recheck.opened import Opened, open_report
+from envbuild.report.recheck.parts import check_parts
 from envbuild.report.recheck.shown import check_pages
 from envbuild.report.recheck.signed import check_signature
 
@@ -25,6 +26,10 @@ def verify_report(path: Path, *, run: str | None = None, signers: Path | None = 
     except EnvbuildError as error:
         error.exit_code = ExitCode.INTEGRITY
         raise
+    return report, _check(report, run, signers)
+
+
+def _check(report: Opened, run: str | None, signers: Path | None) -> list[Finding]:
     evidence = report.evidence
     findings = list(check_signature(report, signers))
     attached, found = read_all(report)
@@ -33,4 +38,8 @@ def verify_report(path: Path, *, run: str | None = None, signers: Path | None = 
     findings += check_contents(evidence, attached)
     findings += check_checks(evidence, attached)
     findings += check_pages(report)
-    return report, findings
+    if evidence.parts:
+        findings += check_parts(
+            report, lambda part: _check(part, part.evidence.run, signers if part.envelope else None)
+        )
+    return findings

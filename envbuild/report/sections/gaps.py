@@ -9,6 +9,12 @@ from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.verdict import plural
 
+# What no merging of reports can tell.
+UNSHOWN = (
+    "that no other part was left out, that the parts ran at the same time or reached each other, "
+    "and that nodes of other names are other machines"
+)
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -33,6 +39,8 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
             found.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)
     out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in found.items()]
     every = tuple(node.node for node in evidence.nodes)
+    if evidence.parts:
+        out.append(Gap("merging", UNSHOWN, every))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", "no figure of the document was measured; `envbuild bench` does it", every))
     if open_ := [claim.name for claim in claims if not claim.compared]:

@@ -1,0 +1,70 @@
+"""A merged report: each part checked by itself, and the whole computed from them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import Evidence, Part
+from envbuild.report.merge.evidence import PartEvidence, merged, part_of
+from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
+from envbuild.report.recheck.opened import Opened, open_report
+from envbuild.report.sections.gaps import UNSHOWN
+from envbuild.report.verdict import plural
+
+_TOPIC = "parts"
+Check = Callable[[Opened], list[Finding]]
+
+
+def check_parts(report: Opened, check: Check) -> Iterator[Finding]:
+    """All that is to be said of the parts; `check` is what checks one report."""
+    evidence = report.evidence
+    listed = {item.path: item.sha256 for item in evidence.attachments if item.kind == "part"}
+    there = [part for part in evidence.parts if _file(part) in listed and (report.folder / _file(part)).is_file()]
+    if there:
+        yield from _each(report, there, listed, check)
+    if missing := [part.run for part in evidence.parts if part not in there]:
+        yield not_checked(_TOPIC, f"not beside the merged report: {', '.join(missing)}")
+    yield not_checked(_TOPIC, UNSHOWN)
+
+
+def _file(part: Part) -> str:
+    return f"parts/{part.run}/evidence.json"
+
+
+def _each(report: Opened, parts: list[Part], listed: dict[str, str], check: Check) -> Iterator[Finding]:
+    problems, unchecked, good = list[Finding](), Counter[tuple[str, str]](), list[PartEvidence]()
+    signed = 0
+    for part in parts:
+        try:
+            opened = open_report(report.folder / "parts" / part.run)
+        except EnvbuildError as error:
+            problems.append(problem(error.code, _TOPIC, f"{part.run}: {error.what}: {error.why}"))
+            continue
+        good.append(part_of(opened.text, opened.evidence))
+        if not good[-1].sha256 == part.sha256 == listed[_file(part)]:
+            problems.append(problem("report-part-differs", _TOPIC, f"{part.run} is not the report that was merged"))
+        # A merged report in a merged one is refused below.
+        found = [] if opened.evidence.parts else check(opened)
+        problems += [problem(each.code, _TOPIC, f"{part.run}: {each.says}") for each in found if each.kind == "problem"]
+        unchecked.update((each.topic, each.says) for each in found if each.kind == "not-checked")
+        signed += opened.envelope is not None
+    says = f"each of {len(parts)} holds by itself, {signed} of them signed"
+    yield from judged(_TOPIC, says, problems)
+    for (topic, said), count in unchecked.items():
+        if topic != "page":
+            yield not_checked(_TOPIC, f"of {plural(count, 'part')}: {topic}: {said}")
+    if len(good) == len(report.evidence.parts):
+        yield _whole(report.evidence, good)
+
+
+def _whole(evidence: Evidence, parts: list[PartEvidence]) -> Finding:
+    try:
+        made = merged(parts, evidence.envbuild)
+    except (EnvbuildError, ValueError) as error:
+        return problem("report-merge-differs", _TOPIC, f"these parts cannot be merged: {error}")
+    same = made.model_copy(update={"attachments": evidence.attachments, "schema_version": evidence.schema_version})
+    if same != evidence:
+        return problem("report-merge-differs", _TOPIC, "the merged report does not say what its parts do")
+    return checked(_TOPIC, "every node, check and figure is that of its part, and nothing was added or left out")
