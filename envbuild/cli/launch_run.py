@@ -76,7 +76,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}
     target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), jobs=True)
-    asked = _asked(values, flags)
+    asked = asked_of(values, flags)
     if flags["print_script"]:
         site, job, _ = make_job(target, stack, profile, asked, time.strftime("%Y%m%d-%H%M%S"))
         text = site.scheduler.render(job)
@@ -97,16 +97,17 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     return run.exit
 
 
-def _asked(values: dict[str, str], flags: dict[str, Any]) -> Asked:
+def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
+    """What the options ask of a job. Raises click.UsageError."""
     import re
 
     from envbuild.provision.jobs.launch import Asked
 
-    limit = flags["time_limit"]
+    limit = flags.get("time_limit")
     if limit is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[smh]", limit):
         raise click.UsageError(f"--time-limit takes 90s, 40m or 2h, not {limit!r}")
     for name in ("environment", "output"):
-        if flags[name] and not flags[name].startswith("/"):
-            raise click.UsageError(f"--{name} of a job is an absolute path on its nodes, not {flags[name]!r}")
-    names = ("nodes", "gpus_per_node", "environment", "image", "output", "port")
-    return Asked(values, time_limit=limit, **{name: flags[name] for name in names})
+        if flags.get(name) and not flags[name].startswith("/"):
+            raise click.UsageError(f"--{name} elsewhere is an absolute path on the nodes, not {flags[name]!r}")
+    names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
+    return Asked(values, time_limit=limit, **{name: flags.get(name) for name in names})

@@ -14,6 +14,8 @@ from envbuild.node.smoke.training_log import read
 # From this share of the claim on a figure counts as reproduced.
 SAME = 0.97
 _TFLOPS = "TFLOP/s per GPU"
+# In place of a model: the node was asked, and has none.
+NO_GPU = "no GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ def _verdict(claim: _Claim, gpus: Gpus, ratio: float) -> tuple[str, str]:
     if claim.gpu is None or gpus.model is None:
         unknown = "the claim names no GPU" if claim.gpu is None else f"{gpus.name or 'the GPU'} is not in our tables"
         return "not-comparable", f"not comparable: {unknown}"
+    if gpus.model == NO_GPU:
+        return "not-comparable", f"not comparable: no GPU here (claimed for {claim.gpu})"
     if claim.gpu != gpus.model:
         return "not-comparable", f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
     if claim.gpus != gpus.count:

@@ -13,6 +13,9 @@ from envbuild.schedule.job import JobText
 # Words that stand for what the job fills in while the commands are made; nothing else looks like them.
 _MASTER, _JOB = "first-node-of-the-job", "number-of-the-job"
 _PORTS = (61001, 61002, 61013, 61024)
+# What a piece of `bounded` says when it is ended.
+LATE = "envbuild: ended at its deadline"
+_GRACE = 10  # seconds between SIGTERM and SIGKILL
 
 
 def job_steps(
@@ -48,9 +51,21 @@ def steps_of(made: Launch, output: str, activate: str | None) -> tuple[JobText, 
     return tuple(steps)
 
 
+def bounded(step: JobText, seconds: float) -> JobText:
+    """The same, ended after so many seconds: it then says `LATE` and ends with exit code 124."""
+    lines = [
+        f"SECONDS=0 code=0; timeout -k {_GRACE} {seconds:g} bash -c {shlex.quote(step.text)} || code=$?",
+        f'[ "$code" = 0 ] || [ "$SECONDS" -lt {int(seconds)} ] || {{ echo {shlex.quote(LATE)}; code=124; }}',
+        'exit "$code"',
+    ]
+    return step.model_copy(update={"text": "\n".join(lines) + "\n"})
+
+
 def _by_rank(made: Launch, activate: str | None) -> str:
     cases = [f"{command.node or 0})\n{command_text(command, activate)};;\n" for command in made.commands]
-    return 'case "$NODE_RANK" in\n' + "".join(cases) + "esac\n"
+    lines = ["{", 'case "$NODE_RANK" in', "".join(cases) + "esac"]
+    # As `srun -l` does, so that one log tells who said what.
+    return "\n".join([*lines, '} 2>&1 | sed -u "s/^/$NODE_RANK: /"', 'exit "${PIPESTATUS[0]}"']) + "\n"
 
 
 def _filled(step: JobText, port: int | None) -> JobText:

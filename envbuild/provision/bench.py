@@ -1,20 +1,24 @@
-"""`bench`: the document's own run on this machine, its log read, its figure beside the document's claim."""
+"""`bench`: the document's own run where the target is, its log read, its figure beside the document's claim."""
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import Gpus, compare, in_words, metric, samples
+from envbuild.launch.benchmark import NO_GPU, Gpus, compare, in_words, metric, samples
+from envbuild.launch.recipes import launch
+from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.model.facts import NodeFacts
 from envbuild.model.reference import Bench, Reference
 from envbuild.node.protocol import plural
-from envbuild.provision.own_run import Log, OwnRun, carry_out, environment_in_use, facts_here, gpu_model, measured_by
+from envbuild.provision.bench_ways import Way, narrowed, way
+from envbuild.provision.jobs import launch as jobs
+from envbuild.provision.own_run import Log, environments_in_use, gpu_model, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -25,12 +29,19 @@ from envbuild.provision.survey.ask import rules
 
 CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence
+# What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
+_RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): ).*\S")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(OwnRun):
-    """A run, and how often; or the logs of such runs that were made elsewhere."""
+class Asked:
+    """A run with its deadline, and how often; or the logs of such runs that were made elsewhere.
 
+    `place`: where it runs on this machine; of nodes over SSH without their folders; None: a job says it.
+    """
+
+    run: jobs.Asked
+    place: Place | None
     trials: int = 1
     logs: tuple[Path, ...] = ()
 
@@ -38,21 +49,38 @@ class Asked(OwnRun):
 def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
     """Run the command `trials` times, or read `logs` of such runs; exit 1 where a run fails, 6 below its claim.
 
-    Raises EnvbuildError `bench-unknown` (exit 2) for a stack that does not say how it is measured.
+    Raises EnvbuildError `bench-unknown` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
+    and `way` do.
     """
     told, reference = measured_by(prepared), prepared.stack.reference
     assert reference is not None  # noqa: S101 - it says how it is measured
+    if asked.place is not None:
+        # A wrong parameter is told before anybody is asked.
+        launch(prepared.stack, prepared.profile, asked.run.values, asked.place.model_copy(update={"master": "first"}))
+    if not asked.logs:
+        prepared = narrowed(prepared, asked.run.nodes or 1)
     with one_run("bench", settings, progress, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal, run.progress)
-        node = NodeEvidence(node="localhost", status="ok", exit=0) if asked.logs else environment_in_use(work)
-        facts = facts_here(work)
-        if node.exit == ExitCode.OK:
-            with work.phase("bench", f"running {asked.launch.model} on {plural(asked.launch.gpus_per_node, 'GPU')}"):
-                check = _check(work, reference, told, asked, facts)
-            node = _with(node.model_copy(update={"facts": facts}), check)
-        evidence = write_evidence(work, "bench", [node], warnings=tuple(work.notes))
+        here = NodeEvidence(node="localhost", status="ok", exit=0)
+        nodes = [here] if asked.logs else environments_in_use(work)
+        if all(node.exit == ExitCode.OK for node in nodes):
+            made = _elsewhere(prepared, asked) if asked.logs else way(work, told, asked.run, asked.place, nodes)
+            gpus = plural(made.launch.nodes * made.launch.gpus_per_node, "GPU")
+            with work.phase("bench", f"running {made.launch.model} on {gpus}"):
+                check = _check(reference, told, made, _logs(made, asked))
+            nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
+            # A run that failed has failed on every node of it; its figure is told once.
+            taking = nodes if check.status == "failed" else nodes[:1]
+            nodes = [*(_with(node, check) for node in taking), *nodes[len(taking) :]]
+        evidence = write_evidence(work, "bench", nodes, warnings=tuple(work.notes))
         run.exit = evidence.exit
     return evidence, run.run
+
+
+def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
+    """The launch that logs of other runs are compared by."""
+    assert asked.place is not None  # noqa: S101 - logs are of no job
+    return Way(launch(prepared.stack, prepared.profile, asked.run.values, asked.place), None, lambda _: Log(Path()))
 
 
 def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
@@ -62,25 +90,25 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})
 
 
-def _check(work: Work, reference: Reference, told: Bench, asked: Asked, facts: NodeFacts | None) -> Check:
+def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) -> Check:
     began = time.monotonic()
     values: list[float] = []
     left_out, failures, last = 0, [], ""
-    for number, log in enumerate(_logs(work, told, asked), 1):
+    for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found, early = samples(told, text)
-        values, left_out, last = values + found, left_out + early, "\n".join(text.splitlines()[-_LAST:])
+        values, left_out, last = values + found, left_out + early, _last_lines(text)
         wrong = log.failure or _too_few(told, found)
         if wrong:
             failures.append(f"run {number}: {wrong}")
             break
-    details = {"launch": asked.launch.to_json_dict(), "warm_up": left_out, "values": values}
+    details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values}
     seconds = round(time.monotonic() - began, 1)
     if failures:
         details |= {"failures": failures, "output": last}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
-    found_ = compare(reference, told, asked.launch, statistics.median(values), _gpus(asked, facts), peaks)
+    found_ = compare(reference, told, made.launch, statistics.median(values), _gpus(made), peaks)
     below = found_.verdict == "below"
     return Check(
         name=CHECK,
@@ -100,17 +128,28 @@ def _too_few(told: Bench, found: Sequence[float]) -> str:
     return f"its log has {len(found)} of at least {told.least} lines with `{told.metric}` after its warm-up"
 
 
-def _gpus(asked: Asked, facts: NodeFacts | None) -> Gpus:
-    name = facts.gpus[0].name if facts and facts.gpus and not asked.logs else None
+def _last_lines(text: str) -> str:
+    """The last lines of a log and, where its lines name ranks or nodes, the last one of each that is not among them."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    ranked = {(found[1] or found[2]).zfill(6): line for line in lines if (found := _RANKED.match(line))}
+    last = lines[-_LAST:]
+    return "\n".join([*(line for _, line in sorted(ranked.items()) if line not in last), *last])
+
+
+def _gpus(made: Way) -> Gpus:
+    """Without facts nothing is known of them."""
+    count = made.launch.nodes * made.launch.gpus_per_node
+    if made.facts is not None and not made.facts.gpus:
+        return Gpus(None, count, NO_GPU)
+    name = made.facts.gpus[0].name if made.facts else None
     model = gpu_model(name)
-    count = asked.launch.nodes * asked.launch.gpus_per_node
     return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)
 
 
-def _logs(work: Work, told: Bench, asked: Asked) -> Iterator[Log]:
+def _logs(made: Way, asked: Asked) -> Iterator[Log]:
     """One after another: who stops after a failed run starts no other."""
     if asked.logs:
         yield from map(Log, asked.logs)
         return
     for number in range(1, asked.trials + 1):
-        yield carry_out(work, told, asked, f"bench {number}")
+        yield made.run(f"bench {number}")

@@ -1,13 +1,16 @@
-"""One run of a stack's own command on this machine: its environment, its log, and why it failed."""
+"""One run of a stack's own command, here or on nodes over SSH: its environment, its log, and why it failed."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +21,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.lock import Variant
 from envbuild.model.reference import Bench
+from envbuild.model.target import Connection
+from envbuild.node import proc
 from envbuild.node.smoke.training_log import read_line
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
@@ -26,6 +31,8 @@ from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask, rules
 from envbuild.redact import Redactor
 from envbuild.resolve.compat import Gpu
+from envbuild.schedule.runner import as_login
+from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
 # Every process of a run, and what watches it, has this variable.
@@ -33,6 +40,20 @@ MARKER = "ENVBUILD_BENCH_RUN"
 _GRACE = 10.0
 _POLL = 0.1
 _LINE = 1 << 20  # bytes of a line that are read at once
+# Where this machine cannot end it any more, a node does.
+_SLACK = 60.0
+_THERE = """exec 2>&1
+export {marker}
+timeout -k 10 {seconds:.0f} bash -c {text} </dev/null
+"""
+# SIGTERM, and SIGKILL ten seconds later, for all that has the marker.
+_END = """left() {{ grep -lsz '^{marker}$' /proc/[0-9]*/environ | cut -d/ -f3; }}
+n=0
+while ids=$(left) && [ "$ids" ]; do
+  n=$((n + 1)); [ "$n" -le 10 ] || {{ kill -KILL $ids; break; }}
+  kill -TERM $ids; sleep 1
+done 2>/dev/null
+"""
 
 
 @dataclass(slots=True)
@@ -46,12 +67,16 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What to run: the launch, the file that activates its environment, its output folder, and the seconds it has."""
+    """What to run: the launch, the file that activates its environment, its output folder, and the seconds it has.
+
+    `hosts`: over SSH on these, in the order of their ranks; none: on this machine.
+    """
 
     launch: Launch
     activate: str | None
     output: str
     deadline: float
+    hosts: tuple[str, ...] = ()
 
 
 def measured_by(prepared: Prepared) -> Bench:
@@ -66,20 +91,23 @@ def measured_by(prepared: Prepared) -> Bench:
     return reference.bench
 
 
-def environment_in_use(work: Work) -> NodeEvidence:
-    """The environment that the run stands on, by its stamp; it may be the evidence of a failure."""
-    (node,) = ask_in_use(work, Question("verify", _quick, DEADLINE))
-    return node
+def environments_in_use(work: Work) -> list[NodeEvidence]:
+    """The environment that the run stands on, by its stamp, on every node; behind a scheduler, on the login host.
+
+    It may be the evidence of a failure.
+    """
+    prepared = replace(work.prepared, target=as_login(work.prepared.target))
+    return ask_in_use(replace(work, prepared=prepared), Question("verify", _quick, DEADLINE))
 
 
 def _quick(variant: Variant, _: Mapping[str, object]) -> dict[str, object]:
     return {"variant": variant.to_json_dict(), "deep": False}
 
 
-def facts_here(work: Work) -> NodeFacts | None:
-    """Those of this machine, for the name of its GPUs."""
-    ask(["localhost"], work.prepared, work.run.id, {"stack": work.prepared.stack.name}, work.survey)
-    return work.survey.facts.get("localhost")
+def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
+    """Those of a node that is asked without a job, for the name of its GPUs."""
+    ask([node], work.prepared, work.run.id, {"stack": work.prepared.stack.name}, work.survey)
+    return work.survey.facts.get(node)
 
 
 def gpu_model(name: str | None) -> Gpu | None:
@@ -87,49 +115,88 @@ def gpu_model(name: str | None) -> Gpu | None:
     return next((gpu for gpu in rules().gpus.values() if f" {gpu.name} " in f" {name} "), None)
 
 
-def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
-    """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
-    log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
-    steps = [step.text for step in steps_of(asked.launch, asked.output, asked.activate)]
-    Path(asked.output).mkdir(parents=True, exist_ok=True)
-    # Launchers start their ranks in sessions of their own; what they inherit finds them all.
-    end_orphans(MARKER)
-    marker = marker_value()
-    process = subprocess.Popen(
-        ["bash", "-c", "\n".join(steps)],
-        env={**os.environ, MARKER: marker},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
+    """What says the figure in a line of a run's log, where it has one."""
 
     def show(text: str) -> None:
         record = read_line(told.log, text)
         if record is not None and told.metric in record.values:
             work.progress.stage(f"{name}: {record.values[told.metric]:.5g} {told.unit}")
 
-    # A thread of its own: a run that hangs prints nothing.
-    reader = threading.Thread(target=_copy, args=(process, log, show), daemon=True)
-    reader.start()
+    return show
+
+
+def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
+    """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
+    log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
+    show = shows(work, told, name)
+    # Launchers start their ranks in sessions of their own; what they inherit finds them all.
+    end_orphans(MARKER)
+    marker = marker_value()
+    codes: list[int | None] = [None]
+    processes = _started(asked, work.prepared.target.connection if asked.hosts else None, marker)
+    # Threads of their own: a run that hangs prints nothing.
+    readers = [threading.Thread(target=_copy, args=(each, log, show), daemon=True) for each in processes]
+    for reader in readers:
+        reader.start()
     until = time.monotonic() + asked.deadline
     try:
-        while process.poll() is None and time.monotonic() < until and not (log.failure or work.settings.cancel()):
+        while time.monotonic() < until and not (log.failure or work.settings.cancel()):
+            codes = [process.poll() for process in processes]
+            if None not in codes or any(codes):
+                break
             time.sleep(_POLL)
-        log.late = process.poll() is None and not log.failure
     finally:
+        proc.parallel([partial(_end_there, host, work.prepared.target.connection, marker) for host in asked.hosts])
         end_marked(MARKER, marker, grace=_GRACE)
-        process.wait()
-        reader.join(_GRACE)
+        for process, reader in zip(processes, readers, strict=True):
+            process.wait()
+            reader.join(_GRACE)
     if work.settings.cancel():
         raise EnvbuildError("interrupted", "the run was interrupted", exit_code=ExitCode.INTERRUPTED)
-    if log.failure:
-        return log
-    if log.late:
-        log.failure = f"timed out after {asked.deadline:g} s"
-    elif process.returncode:
-        log.failure = f"it ended with exit code {process.returncode}"
+    log.late = None in codes and not any(codes) and not log.failure
+    failed = [
+        f"{host}: " * bool(host) + f"it ended with exit code {code}"
+        for host, code in zip(asked.hosts or ("",), codes, strict=True)
+        if code
+    ]
+    log.failure = log.failure or (f"timed out after {asked.deadline:g} s" if log.late else "; ".join(failed))
     return log
+
+
+def _started(asked: OwnRun, connection: Connection | None, marker: str) -> list[subprocess.Popen[bytes]]:
+    """A shell here, or one on every host."""
+    text = "\n".join(step.text for step in steps_of(asked.launch, asked.output, asked.activate))
+    if connection is None:
+        Path(asked.output).mkdir(parents=True, exist_ok=True)
+        return [_shell(["bash", "-c", text], "", marker)]
+    sessions, started = [ssh.session(host, connection) for host in asked.hosts], []
+    for rank, session in enumerate(sessions):
+        ranked = shlex.quote(f"export NODE_RANK={rank}\n{text}")
+        script = _THERE.format(marker=f"{MARKER}={marker}", seconds=asked.deadline + _SLACK, text=ranked)
+        started.append(_shell(session, script, marker))
+    return started
+
+
+def _shell(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]:
+    with tempfile.TemporaryFile() as source:
+        source.write(script.encode())
+        source.seek(0)
+        return subprocess.Popen(
+            argv,
+            env={**os.environ, MARKER: marker},
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _end_there(host: str, connection: Connection, marker: str) -> None:
+    """What is left of a run on a host; one that cannot be reached ends it by itself, soon after the deadline."""
+    script = _END.format(marker=f"{MARKER}={marker}")
+    with suppress(EnvbuildError):
+        ssh.exchange(host, script.encode(), connection, 3 * _GRACE, _LINE)
 
 
 def _copy(process: subprocess.Popen[bytes], log: Log, show: Callable[[str], None]) -> None:
@@ -141,7 +208,7 @@ def _copy(process: subprocess.Popen[bytes], log: Log, show: Callable[[str], None
     assert process.stdout is not None  # noqa: S101 - it was made with a pipe
     lines = iter(partial(process.stdout.readline, _LINE), b"")
     try:
-        with log.path.open("w", encoding="utf-8") as file:
+        with log.path.open("a", encoding="utf-8") as file:
             for line in lines:
                 text = redactor.text(line.decode("utf-8", "replace"))
                 file.write(text)

@@ -19,7 +19,7 @@ from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.node.protocol import plural
-from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environment_in_use, facts_here, gpu_model, measured_by
+from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environments_in_use, facts_of, gpu_model, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -130,9 +130,9 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
     told = measured_by(prepared)
     with one_run(CHECK, settings, progress, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal, run.progress)
-        node = environment_in_use(work)
+        (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
-            facts = facts_here(work)
+            facts = facts_of(work)
             found = asked.problem(gpu_model(facts.gpus[0].name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
             trials = _Trials(work, told, asked, found, Search(found.machine, found.ranked(), first), [])

@@ -140,15 +140,19 @@ def _ask(node: str, options: Connection, seen: int) -> str | None:
     return "Permission denied (): what ssh said of it is above"
 
 
+def session(node: str, options: Connection) -> list[str]:
+    """The command that feeds what it reads to `/bin/sh -s` on `node`. Raises EnvbuildError as `log_in` does."""
+    log_in(node, options)
+    return [*_command(node, options), "/bin/sh -s"]
+
+
 def exchange(node: str, script: bytes, options: Connection, deadline: float, limit: int) -> Finished:
     """Feed `script` to `/bin/sh -s` on `node`; each stream is cut at `limit` bytes, `deadline` is in seconds.
 
     Raises EnvbuildError as `log_in` does.
     """
     for _ in range(2):
-        log_in(node, options)
-        argv = [*_command(node, options), "/bin/sh -s"]
-        done = proc.run(argv, timeout=deadline, stdin=script, limit=limit, tied=True)
+        done = proc.run(session(node, options), timeout=deadline, stdin=script, limit=limit, tied=True)
         if done.rc != _NO_CONNECTION or done.out:
             break
         # The connection has ended meanwhile, and nothing has run.
@@ -165,11 +169,11 @@ def download(
     Returns the bytes written and the end of stderr. Nothing larger than a chunk is ever in memory; `idle` is how many
     seconds may pass without a byte. Raises EnvbuildError as `exchange` does.
     """
-    log_in(node, options)
+    argv = session(node, options)
     with tempfile.TemporaryFile() as source:
         source.write(script)
         source.seek(0)
-        with proc.piped([*_command(node, options), "/bin/sh -s"], source) as told:
+        with proc.piped(argv, source) as told:
             written = _after(told.stream, begin, size, out, idle)
     return written, told.err
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.e2e.world import World
+from envbuild.transport.processes import _marked
+from tests.e2e.world import Done, World
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 LAUNCHER = b"""
-import runpy, sys
+import os, runpy, socket, sys
+if "--master_port" in sys.argv and os.environ["NODE_RANK"] == "0":
+    listening = socket.create_server(("", int(sys.argv[sys.argv.index("--master_port") + 1])))
 script = next(word for word in sys.argv if word.endswith(".py") and word != sys.argv[0])
 sys.argv = sys.argv[sys.argv.index(script):]
 runpy.run_path(script, run_name="__main__")
@@ -18,6 +23,14 @@ runpy.run_path(script, run_name="__main__")
 CASE = """
 import os, sys, time
 what = os.environ.get("CASE", "")
+rank, told = os.environ.get("NODE_RANK"), os.path.join(os.path.dirname(sys.argv[-1]), "case")
+if rank and os.path.exists(told):
+    # Of nodes over SSH, one does what a file in the output folder says.
+    one, _, does = open(told).read().partition(" ")
+    print("node", rank, "speaks", flush=True)
+    what = does if one == rank else "wait"
+if what == "wait":
+    time.sleep(600)
 print("building GPT model ... token", os.environ.get("PLANTED_TOKEN"), flush=True)
 if what == "hang":
     print("waiting for rank 3", flush=True)
@@ -30,12 +43,15 @@ REFERENCE = {
     "models": [{"name": "350M", "layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51200}],
     "cases": [
         {"gpus": 1, "model": "350M", "global_batch": 128, "dp": 1, "tmp": 1, "pp": 1, "microbatches": 8,
-         "tflops": 47.53, "best": True, "gpu": "V100-SXM2-16GB", "source": "the test"}
+         "tflops": 47.53, "best": True, "gpu": "V100-SXM2-16GB", "source": "the test"},
+        {"gpus": 2, "model": "350M", "global_batch": 128, "dp": 2, "tmp": 1, "pp": 1, "microbatches": 8,
+         "tflops": 45.1, "best": True, "gpu": "V100-SXM2-16GB", "source": "the test"},
     ],
     "bench": {"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU"},
     "launch": {
         "recipe": "alpa", "source": "alpa", "folder": "bench",
-        "arguments": ["-m", "{module}", "--nproc_per_node", "{gpus_per_node}", "case.py", "{case}", "{results}"],
+        "arguments": ["-m", "{module}", "--nproc_per_node", "{gpus_per_node}",
+                      {"when": "several", "words": ["--master_port", "{port}"]}, "case.py", "{case}", "{results}"],
     },
 }  # fmt: skip
 
@@ -71,7 +87,7 @@ def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built:
     for page in ("report.html", "report.md"):
         assert "47.53" in (run / page).read_text(), page
     text = " ".join(built.good("bench", *ARGS).out.split())
-    assert "timed (exact) ran on 1 node: 48 TFLOP/s per GPU, not comparable: the GPU is not in our tables." in text
+    assert "timed (exact) ran on 1 node: 48 TFLOP/s per GPU, not comparable: no GPU here (claimed for" in text
 
 
 @pytest.mark.parametrize(
@@ -101,6 +117,64 @@ def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path
     assert (done.rc, done.node["checks"][-1]["metrics"][0]["median"]) == (0, 50.5), done.err
 
 
+@pytest.fixture(scope="module")
+def ssh(built: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """`work/ssh.yaml`: two SSH hosts that share the prefix."""
+    require_sshd()
+    top = tmp_path_factory.mktemp("ssh")
+    key = make_key(top / "id")
+    servers = [Server(top / f"node{number}", f"127.0.0.{20 + number}", key).start() for number in range(2)]
+    (top / "known").write_text("".join(server.known for server in servers))
+    hosts = {server.address: {"port": server.port} for server in servers}
+    connection = {"user": user(), "identity": str(key), "known_hosts": str(top / "known"), "hosts": hosts}
+    target = {
+        "name": "nodes",
+        "extends": "ssh",
+        "hosts": list(hosts),
+        "connection": connection,
+        "stack": "./timed.yaml",
+    }
+    (built.work / "ssh.yaml").write_text(yaml.safe_dump(target | {"prefix": str(built.prefix)}))
+    yield built
+    for server in servers:
+        server.stop()
+
+
+def over_ssh(world: World, *more: str) -> Done:
+    given = ("--target", "./ssh.yaml", "--gpus-per-node", "1", "--json", *more)
+    return world.run("bench", "./timed.yaml", *given, timeout=240)
+
+
+def test_a_run_over_ssh_is_measured_in_the_environment_of_its_node(ssh: World) -> None:
+    done = over_ssh(ssh)
+    assert done.rc == 0, (done.out[-2000:], done.err)
+    check = done.node["checks"][-1]
+    assert (check["metrics"][0]["median"], check["comparison"]["percent"]) == (48.0, 101.0)
+    assert "no GPU here (claimed for V100-SXM2-16GB)" in check["says"]
+    (command,) = check["details"]["launch"]["commands"]
+    assert command["argv"][0].startswith(done.node["environment"])
+    assert "np.float64(48.0)" in (ssh.runs / done.json["run"] / "logs/bench-1.log").read_text()
+    assert list((ssh.prefix / "launches").glob("timed-*")), "what it writes lies below the prefix of the node"
+
+
+@pytest.mark.parametrize(
+    ("case", "says"), [("1 hang", "timed out after 20 s"), ("1 crash", "it ended with exit code 3")]
+)
+def test_of_nodes_over_ssh_the_last_line_of_each_is_told_and_nothing_stays_behind(
+    ssh: World, tmp_path: Path, case: str, says: str
+) -> None:
+    (tmp_path / "case").write_text(case)
+    limit = "20" if "hang" in case else "100"
+    done = over_ssh(ssh, "--nodes", "2", "--port", "29417", "--output", str(tmp_path), "--deadline", limit)
+    assert done.rc == 1, (done.out[-2000:], done.err)
+    check = done.json["nodes"][0]["checks"][-1]
+    assert (check["status"], says in check["says"]) == ("failed", True), check["says"]
+    output = check["details"]["output"].splitlines()
+    last = "1: waiting for rank 3" if "hang" in case else "1: Values: "
+    assert "0: node 0 speaks" in output and any(line.startswith(last) for line in output), output
+    assert set(_marked("ENVBUILD_BENCH_RUN")) == set(), "nothing stays behind"
+
+
 def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
     canary = "canary-0a52c6f17b"
     done = built.run("bench", *ARGS, "--json", env={"PLANTED_TOKEN": canary}, fresh=True)
@@ -117,12 +191,14 @@ def test_where_nothing_is_built_the_hint_names_the_profile_that_was_asked_for(bu
 
 def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     world.tiny()
-    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "launch-no-recipe"
+    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "bench-unknown"
+    assert built.run("bench", *ARGS, "--set", "dp=x").code == "launch-parameter"
+    two = built.run("bench", *ARGS, "--nodes", "2")
+    assert (two.rc, two.code) == (7, "launch-does-not-fit")
     far = built.work / "far.yaml"
     far.write_text("name: far\nextends: ssh\nhosts: [gpu1]\nprefix: /opt/envbuild\n")
-    done = built.run("bench", "./timed.yaml", "--target", "./far.yaml", "--gpus-per-node", "1")
-    assert (done.rc, done.code) == (7, "bench-not-here")
-    assert "envbuild launch ./timed.yaml" in done.err
+    done = built.run("bench", "./timed.yaml", "--target", "./far.yaml", "--gpus-per-node", "1", "--nodes", "2")
+    assert (done.rc, done.code) == (7, "launch-does-not-fit")
     bare = {key: value for key, value in REFERENCE.items() if key != "bench"}
     path = built.work / "bare.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load((built.work / "timed.yaml").read_text()) | {"reference": bare}))

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.launch.job_steps import job_steps
+from envbuild.launch.job_steps import LATE, bounded, job_steps
 from envbuild.launch.shell import command_text
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint
+from envbuild.schedule.job import JobText
 from tests.launch.support import started
 from tests.support.patience import PATIENCE
 
@@ -95,6 +96,24 @@ def test_where_the_exit_code_proves_nothing_the_log_has_to(tmp_path: Path, says:
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == ended
     assert says in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "ended"),
+    [
+        ("sleep 60", 1, (124, True)),
+        ("exit 124", 60, (124, False)),
+        ("exit 3", 60, (3, False)),
+        ("true", 60, (0, False)),
+    ],
+)
+def test_a_step_that_its_deadline_ended_says_so_and_no_other_does(
+    text: str, seconds: float, ended: tuple[int, bool]
+) -> None:
+    step = bounded(JobText(text=f"echo '{{JOB_ID}} $HOME'; {text}"), seconds)
+    done = subprocess.run(["bash", "-c", step.text], capture_output=True, text=True, check=False)
+    assert (done.returncode, LATE in done.stdout) == ended
+    assert done.stdout.startswith("{JOB_ID} $HOME\n")
 
 
 def test_only_the_job_knows_its_first_node_its_port_and_its_number() -> None:

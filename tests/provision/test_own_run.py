@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.provision import own_run
+from envbuild.provision.bench import _last_lines
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.transport.processes import end_orphans
 from tests.support.patience import PATIENCE, text_of, until
@@ -50,6 +51,21 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
     log = own_run.carry_out(work, told, OwnRun(launch, None, str(tmp_path / "out"), 60.0), "trial 1")
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
+
+
+@pytest.mark.parametrize("prefix", ["{}: ", "[default{}]:", "[rank{}]: ", "[{}] "])
+def test_of_a_log_that_names_ranks_the_last_line_of_each_is_told(prefix: str) -> None:
+    said = [prefix.format(rank) + f"rank {rank} at step {step}" for step in range(9) for rank in range(11)]
+    hung = [prefix.format(3) + "waiting", *(f"{prefix.format(7)}step {step}" for step in range(20))]
+    lines = _last_lines("\n".join(said + hung)).splitlines()
+    others = [prefix.format(rank) + f"rank {rank} at step 8" for rank in range(11) if rank not in (3, 7)]
+    assert sorted(lines[:10]) == sorted([*others, hung[0]])
+    assert lines[10:] == hung[-12:]
+
+
+def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
+    text = "\n".join(f"12:00:{second:02} at work" for second in range(30))
+    assert _last_lines(text + "\n\n").splitlines() == text.splitlines()[-12:]
 
 
 WATCHING = """

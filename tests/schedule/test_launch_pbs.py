@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.schedule.fake_pbs import has_hosts
 from tests.schedule.test_provision_pbs import PbsWorld
@@ -43,6 +44,30 @@ def test_a_launched_job_ends_as_its_log_proves(world: PbsWorld, last: str, code:
     assert done.rc == code, done.err
     assert last in done.err
     assert world.submitted() == ["launch-opt-175b"]
+
+
+PRINTS = "for step in range(1, 6): print(f' iteration {step}/ 5 | elapsed time per iteration (ms): {100 + step} |')"
+REFERENCE = {
+    "models": [{"name": "gpt-small", "layers": 8, "hidden": 64, "heads": 4, "sequence": 64}],
+    "bench": {"log": "megatron", "metric": "elapsed time per iteration (ms)", "unit": "ms", "warmup": 1},
+    "launch": {
+        "recipe": "alpa", "source": "app", "arguments": ["train.py", "{case}"],
+        "defaults": {"model": "gpt-small"},
+    },
+    "manual": [{"gpus": 1, "model": "gpt-small", "cases": [[8, 1, 1, 1, 1]]}],
+}  # fmt: skip
+
+
+def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
+    app = {**world.repository("app", {"train.py": PRINTS}), "install": "path"}
+    path = world.tiny(sources=[app], imports=["alpha"])
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
+    assert world.job().rc == 0
+    done = world.job("./tiny.yaml", "--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", verb="bench")
+    assert done.rc == 0, (done.out[-2000:], done.err)
+    check = done.json["nodes"][0]["checks"][-1]
+    assert (check["metrics"][0]["n"], check["metrics"][0]["median"]) == (4, 103.5), "the first is left out"
+    assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["launch-tiny"])
 
 
 def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:

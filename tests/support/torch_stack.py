@@ -32,7 +32,7 @@ def torch_stack(world: World, name: str = "tiny", *, light: bool = False, **prof
     world.env |= {"PIP_FIND_LINKS": " ".join((str(world.wheels), *find_links()))}
     world.env |= {key: value for key, value in os.environ.items() if key.startswith("UV_") or key == "PIP_CERT"}
     given = {"torch": {"version": version, "flavours": ["cpu"]}, "smoke": SMOKE, "imports": ["torch"], **profile}
-    stack = world.stack(name, packages=packages, **given)
+    stack = world.stack(name, **{"packages": packages, **given})
     done = world.run("lock", "create", f"./{stack.name}", timeout=280)
     if any(f"error[{code}]" in done.err for code in NOT_HERE):
         pytest.skip(f"torch {version} is not available here: {done.err[-400:]}")

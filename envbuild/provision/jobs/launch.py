@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import math
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.launch.job_steps import job_steps
+from envbuild.launch.job_steps import bounded, job_steps
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.facts import NodeFacts
@@ -20,15 +21,21 @@ from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import login_facts
-from envbuild.provision.run.context import Run
+from envbuild.provision.run.context import Run, Work
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
 from envbuild.schedule.runner import Here
 from envbuild.schedule.script import log_name
 
+# Seconds of a job beside a run with a deadline: an environment may have to be unpacked on its nodes.
+_AROUND = 600
+
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asked for. Absent: the target's, else what the scheduler says; `time_limit` as `2h`."""
+    """What a user asked for. Absent: the target's, else what the scheduler says; `time_limit` as `2h`.
+
+    `deadline`: seconds after which the run itself is ended; where nobody says the job's time, it follows from it.
+    """
 
     values: Mapping[str, str]
     nodes: int | None = None
@@ -38,6 +45,7 @@ class Asked:
     output: str | None = None
     port: int | None = None
     time_limit: str | None = None
+    deadline: float | None = None
 
 
 def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str) -> tuple[JobSite, Job, Launch]:
@@ -54,6 +62,8 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
             hint="without --submit the commands are printed; --run runs one node's command here",
         )
     limit = asked.time_limit or target.scheduler.time_limit
+    if limit is None and asked.deadline is not None:
+        limit = f"{math.ceil(asked.deadline) + _AROUND}s"
     if limit is None:
         raise EnvbuildError(
             "launch-time-limit", "nobody has said how long the run may take", hint="--time-limit 2h, or in the target"
@@ -71,6 +81,8 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
     activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
     made, texts = job_steps(lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port)
     steps: list[Step] = list(texts)
+    if asked.deadline is not None:
+        steps[-1] = bounded(texts[-1], asked.deadline)
     if is_local(target) and not asked.environment:
         # A node may have lost its disk's contents since; this costs nothing where all is there.
         ensure = posixpath.join(facts.prefix.path, "ensure", f"{stack.name}.sh")
@@ -126,6 +138,16 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
 
     The log is kept in the run directory. Raises EnvbuildError `job-…` where the job was ended by somebody or something.
     """
+    _, ended = end_of_job(work, site, job, say)
+    if isinstance(ended, EnvbuildError):
+        raise ended
+    return ended
+
+
+def end_of_job(
+    work: Work | Run, site: JobSite, job: Job, say: Callable[[str], None]
+) -> tuple[Path, int | EnvbuildError]:
+    """The same: where its log lies, and the exit code or the error."""
     follow = _Follow(site, job, say)
     number, state = run_to_end(work, site, job, follow)
     follow(number)
@@ -136,9 +158,7 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
     for note in work.notes:
         work.progress.stage(f"warning: {note}")
     code = _exit(state)
-    if code is None:
-        raise job_error(number, state, last)
-    return code
+    return work.run.path / log_name(job, number), job_error(number, state, last) if code is None else code
 
 
 def _exit(state: JobState) -> int | None:
