@@ -4,8 +4,6 @@
 JSON, as the fetch stage of a Dockerfile in a checkout reads the file with nothing but Python.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Literal

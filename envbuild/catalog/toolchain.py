@@ -1,10 +1,8 @@
 """The programs that envbuild puts on a node by digest: today standalone builds of CPython (`toolchain.yaml`)."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from packaging.version import Version
 from pydantic import Field, model_validator
@@ -70,7 +68,7 @@ class Toolchain(StrictModel):
     rattler: tuple[ToolchainRattler, ...] = ()
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Toolchain:
+    def _names_are_unique(self) -> Self:
         names = [build.name for build in self.builds]
         if len(set(names)) != len(names):
             raise ValueError("two builds have the same name")

@@ -1,7 +1,5 @@
 """Value types that every model shares, each refusing what could be read as an option, a path escape or code."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Annotated, Any, Literal, Self

@@ -1,8 +1,6 @@
 """The conda part of a profile (`conda:` in a stack file) and of a locked variant."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -43,7 +41,7 @@ class CondaSpec(StrictModel):
     allow_defaults: bool = False
 
     @model_validator(mode="after")
-    def _channels_are_unique(self) -> CondaSpec:
+    def _channels_are_unique(self) -> Self:
         names = [channel.name for channel in self.channels]
         if len(set(names)) != len(names):
             raise ValueError("two channels have the same name")
@@ -65,7 +63,7 @@ class CondaPackage(StrictModel):
     requires: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
-    def _the_file_is_named_for_the_package(self) -> CondaPackage:
+    def _the_file_is_named_for_the_package(self) -> Self:
         stem = self.file.removesuffix(".conda").removesuffix(".tar.bz2")
         if stem != f"{self.name}-{self.version}-{self.build}":
             raise ValueError(f"{self.file} is not the name of {self.name} {self.version} {self.build}")
@@ -92,7 +90,7 @@ class LockedConda(StrictModel):
         return {name: versions[conda] for name, conda in self.provides.items() if conda in versions}
 
     @model_validator(mode="after")
-    def _packages_or_the_reason(self) -> LockedConda:
+    def _packages_or_the_reason(self) -> Self:
         if bool(self.packages) == (self.unrecorded is not None):
             raise ValueError("`packages`, or `unrecorded` with the reason why there are none")
         names = [package.name for package in self.packages]

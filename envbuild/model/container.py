@@ -1,9 +1,7 @@
 """The `container:` section of a target: where the image comes from, and how it is run on the nodes."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -94,7 +92,7 @@ class ContainerSettings(StrictModel):
     options: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
-    def _one_kind_of_memory(self) -> ContainerSettings:
+    def _one_kind_of_memory(self) -> Self:
         if self.shm_size is not None and self.ipc == "host":
             raise ValueError("`shm_size` and `ipc: host` exclude each other: the node's own /dev/shm has its own size")
         if self.image is not None and self.registry is not None:

@@ -1,7 +1,5 @@
 """Evidence: what was observed, the only input of a report. The JSON schema in docs is generated from this."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 A missing tool is a fact (`None` or an empty tuple), never an error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ConfigDict

@@ -1,8 +1,6 @@
 """Findings: what a document says wrongly, what is true, and a check of it that a program can run."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -248,7 +246,7 @@ class Finding(StrictModel):
     unverified: bool = False
 
     @model_validator(mode="after")
-    def _is_checked_or_says_not(self) -> Finding:
+    def _is_checked_or_says_not(self) -> Self:
         if bool(self.check) == self.unverified:
             raise ValueError("a finding has either a `check` or `unverified: true`")
         if self.also and self.anchor is None:

@@ -1,7 +1,5 @@
 """A file whose hash is missing from the lock, as it was when this user first used it."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """How a stack is started: the words of its command as data, and the commands that a recipe makes of them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue

@@ -1,11 +1,9 @@
 """A lock: exact contents for one stack and profile. Contents, never locations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -123,7 +121,7 @@ class LockedSource(StrictModel):
     unpacked: Unpacked | None = None
 
     @model_validator(mode="after")
-    def _pins_are_of_the_patches(self) -> LockedSource:
+    def _pins_are_of_the_patches(self) -> Self:
         if self.patch_pins and tuple(pin.name for pin in self.patch_pins) != self.patches:
             raise ValueError("`patch_pins` must pin each of `patches`, in their order")
         return self
@@ -137,7 +135,7 @@ class LockedInterpreter(StrictModel):
     sha256: Sha256 | None = None
 
     @model_validator(mode="after")
-    def _standalone_is_pinned(self) -> LockedInterpreter:
+    def _standalone_is_pinned(self) -> Self:
         if (self.kind == "standalone") != (self.name is not None and self.sha256 is not None):
             raise ValueError("a standalone interpreter has a name and a sha256; a present one has neither")
         return self
@@ -153,7 +151,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     """
 
     @model_validator(mode="after")
-    def _conda_is_of_its_engine(self) -> Variant:
+    def _conda_is_of_its_engine(self) -> Self:
         if (self.conda is not None) != (self.engine == "conda"):
             raise ValueError("`conda` belongs to engine: conda, and only there")
         return self
@@ -236,7 +234,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         merged = {**self.environment, **more}
         return {key: value.to_json_dict() if isinstance(value, EnvPath) else value for key, value in merged.items()}
 
-    def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Variant:
+    def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Self:
         """The same variant on a known base: what it provides is in the digest, what it accepts is not installed."""
         packages = self._on_top(provided) if self.base.accepts else self.packages
         known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
@@ -258,7 +256,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
                 continue  # what is no version is in no range
         return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
 
-    def without_sizes(self) -> Variant:
+    def without_sizes(self) -> Self:
         """The same without what only a plan reads: the files of an image do not change when somebody measures."""
         nothing = {"unpacked": None}
         packages = (
@@ -275,7 +273,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         version = self.torch or self.provided.get("torch") or locked
         return version is not None and (self.flavour or version.partition("+")[2]) != "cpu"
 
-    def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Variant:
+    def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Self:
         """The same variant compiled for these GPUs, which become part of the digest; None: nothing is compiled."""
         if arch_list == self.arch_list:
             return self
@@ -305,7 +303,7 @@ class Lock(StrictModel):
         return {source.name: source for variant in self.variants for source in variant.sources}
 
     @model_validator(mode="after")
-    def _digests_hold(self) -> Lock:
+    def _digests_hold(self) -> Self:
         ids = [variant.id for variant in self.variants]
         if len(set(ids)) != len(ids):
             raise ValueError("two variants have the same id")

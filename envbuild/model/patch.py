@@ -1,7 +1,5 @@
 """What a patch is: our own edit of a pinned source, with what is expected of it before and after."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator

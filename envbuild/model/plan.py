@@ -1,7 +1,5 @@
 """A plan: what will run where, and why. Nothing to do is a plan too."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any, Literal
 

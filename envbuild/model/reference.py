@@ -1,8 +1,6 @@
 """Reference tables of a stack: what its document or its sources publish, as data that reports compare with."""
 
-from __future__ import annotations
-
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -60,7 +58,7 @@ class ManualCases(StrictModel):
     cases: Annotated[tuple[tuple[_Count, _Count, _Count, _Count, _Count], ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _degrees_use_all_gpus(self) -> ManualCases:
+    def _degrees_use_all_gpus(self) -> Self:
         for case in self.cases:
             if case[1] * case[2] * case[3] != self.gpus:
                 raise ValueError(f"case {list(case)}: the parallel degrees do not multiply to {self.gpus} GPUs")
@@ -154,7 +152,7 @@ class Reference(StrictModel):
     bench: Bench | None = None
 
     @model_validator(mode="after")
-    def _the_claim_is_there(self) -> Reference:
+    def _the_claim_is_there(self) -> Self:
         figure = self.bench.figure if self.bench else None
         if figure is not None and all(each.name != figure for each in self.figures):
             raise ValueError(f"`bench: figure:` names {figure}, which is no figure")

@@ -1,7 +1,5 @@
 """A resolution: what was decided for one node, each decision with its rule and both compared values."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from envbuild.model.common import StrictModel

@@ -1,10 +1,8 @@
 """A stack: one system to reproduce, as its YAML file says it."""
 
-from __future__ import annotations
-
 import re
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -92,7 +90,7 @@ class Base(StrictModel):
     image: Text | None = None
 
     @model_validator(mode="after")
-    def _fields_fit_the_kind(self) -> Base:
+    def _fields_fit_the_kind(self) -> Self:
         if (self.prefix is not None) != (self.kind == "prefix"):
             raise ValueError("`prefix` belongs to kind: prefix, and only there")
         if (self.module is not None) != (self.kind == "module"):
@@ -148,7 +146,7 @@ class Build(StrictModel):
     modules: Annotated[tuple[KernelModule, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _fields_fit_the_kind(self) -> Build:
+    def _fields_fit_the_kind(self) -> Self:
         if (self.modules is not None) != (self.kind == "kernels"):
             raise ValueError("`modules` belongs to kind: kernels, and only there")
         if self.kind == "kernels" and (self.flags or self.extensions):
@@ -180,7 +178,7 @@ class Source(StrictModel):
     generated: tuple[RelPath, ...] = ()
 
     @model_validator(mode="after")
-    def _build_fits_install(self) -> Source:
+    def _build_fits_install(self) -> Self:
         if self.build and self.build.kind == "inplace" and self.install == "wheel":
             raise ValueError("an in-place build needs `install: editable` or `install: path`")
         if self.build and self.build.kind == "kernels" and self.install == "wheel":
@@ -199,7 +197,7 @@ class SmokeItem(StrictModel):
     step: Step | None = None
 
     @model_validator(mode="after")
-    def _step_has_its_script(self) -> SmokeItem:
+    def _step_has_its_script(self) -> Self:
         if (self.step is not None) != (self.name == "step"):
             raise ValueError("`step` belongs to the item step, and only there")
         return self
@@ -249,7 +247,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
     deviations: tuple[Text, ...] = ()
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Profile:
+    def _names_are_unique(self) -> Self:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
             raise ValueError("two sources have the same name")
@@ -295,7 +293,7 @@ class Stack(StrictModel):
     findings: tuple[Finding, ...] = ()
 
     @model_validator(mode="after")
-    def _findings_name_what_is_there(self) -> Stack:
+    def _findings_name_what_is_there(self) -> Self:
         ids = [finding.id for finding in self.findings]
         if len(set(ids)) != len(ids):
             raise ValueError("two findings have the same id")

@@ -1,10 +1,8 @@
 """How a stack takes its first step: the training script, its words and how its log is read."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -35,7 +33,7 @@ class Step(StrictModel):
     steps: Annotated[int, Field(ge=2, le=1000)]
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> Step:
+    def _names_are_known(self) -> Self:
         text = json.dumps([self.arguments, self.on_cpu, self.files])
         unknown = sorted(set(re.findall(r"\{([a-z_]+)\}", text)) - _FILLED)
         if unknown:

@@ -1,9 +1,7 @@
 """A target: where an environment is built, as its YAML file says it."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -62,7 +60,7 @@ class HostSource(StrictModel):
     command: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _only_one(self) -> HostSource:
+    def _only_one(self) -> Self:
         if len(self.given) != 1:
             raise ValueError("exactly one of slurm, pbs, inventory and command names the hosts")
         return self
@@ -255,7 +253,7 @@ class Target(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _hosts_fit_the_connection(self) -> Target:
+    def _hosts_fit_the_connection(self) -> Self:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
             raise ValueError("connection: local has one host, localhost")
         if not self.hosts:
@@ -263,7 +261,7 @@ class Target(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _the_scheduler_fits(self) -> Target:
+    def _the_scheduler_fits(self) -> Self:
         kind, hosts = self.scheduler.kind, self.hosts
         if self.connection.kind == "job" and kind == "none":
             raise ValueError("connection: job needs `scheduler: {kind: slurm}` or `{kind: pbs}`")
@@ -272,7 +270,7 @@ class Target(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _placement_fits_the_engine(self) -> Target:
+    def _placement_fits_the_engine(self) -> Self:
         if self.placement == "image" and self.engine != "container":
             raise ValueError("placement: image needs engine: container")
         return self

@@ -1,10 +1,8 @@
 """What locked contents take on a disk."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -20,7 +18,7 @@ class Unpacked(StrictModel):
     inodes: Annotated[int, Field(ge=0)]
 
     @classmethod
-    def of(cls, sizes: Mapping[str, int]) -> Unpacked:
+    def of(cls, sizes: Mapping[str, int]) -> Self:
         """What files take, by relative path to size in bytes."""
         folders = {folder for path in sizes for folder in PurePosixPath(path).parents[:-1]}
         blocks = sum(-(-size // BLOCK) for size in sizes.values()) + len(folders)
