@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from envbuild.catalog.manifest_file import read_manifest
 from envbuild.catalog.nearest import did_you_mean
@@ -25,8 +25,7 @@ Value = str | bool | float | None
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `seconds` a number from 0."""
 
     kind: Literal["text", "path", "ref", "seconds", "bool", "choice"]
@@ -51,8 +50,7 @@ KEYS: dict[str, Key] = {
 }
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One value and where it was said: a flag, a variable, a file, or `default`."""
 
     value: Value

@@ -23,16 +23,16 @@ def build_pyz(package: Path) -> bytes:
 
     Not compressed: the same bytes whatever zlib is there, and made in an instant; what sends it compresses it.
     """
-    contents = {"__main__.py": _MAIN, "envbuild/__init__.py": _PACKAGE}
+    contents = {"__main__.py": _MAIN.encode(), "envbuild/__init__.py": _PACKAGE.encode()}
     for path in package.rglob("*.py"):
-        contents[f"envbuild/node/{path.relative_to(package).as_posix()}"] = path.read_text(encoding="utf-8")
+        contents[f"envbuild/node/{path.relative_to(package).as_posix()}"] = path.read_bytes()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.create_system = 3
             entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, contents[name].encode())
+            archive.writestr(entry, contents[name])
     return buffer.getvalue()
 
 

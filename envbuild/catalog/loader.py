@@ -6,9 +6,8 @@ import errno
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild import resources
 from envbuild.catalog.environment_yml import as_stack, is_environment
@@ -27,8 +26,7 @@ _PLACEHOLDER = re.compile(r"<your-[a-z-]+>")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
-@dataclass(frozen=True)
-class LoadedStack:
+class LoadedStack(NamedTuple):
     """A stack with where it came from: `ref` as it was asked for, the file, and whether it is one of the shipped."""
 
     ref: str
@@ -37,8 +35,7 @@ class LoadedStack:
     shipped: bool
 
 
-@dataclass(frozen=True)
-class LoadedTarget:
+class LoadedTarget(NamedTuple):
     """A target with where it came from; `files` are its file and those it extends, the most specific first."""
 
     ref: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from envbuild import resources
 from envbuild.catalog.nearest import did_you_mean
@@ -65,8 +65,7 @@ def digest_of(name: str) -> str:
     return digest(load_patch(name).spec())
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeEffect:
+class RecipeEffect(NamedTuple):
     """What a document's recipe does to one file: lines it changes (None: nobody can say), whether it still compiles.
 
     `compiles` is None for a file that is not Python.

@@ -8,9 +8,8 @@ whose `why` begins with `file:line:column`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from yaml.composer import Composer
@@ -62,8 +61,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\u
 _LONGEST_INT = 18
 
 
-@dataclass(frozen=True)
-class YamlDocument:
+class YamlDocument(NamedTuple):
     """Plain data with its places: `name` as shown in errors, `data`, and the node tree that `locate` walks."""
 
     name: str

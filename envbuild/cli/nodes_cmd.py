@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,7 +77,7 @@ def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dic
     data = {
         "facts": plain,
         "errors": as_dicts(errors),
-        "classes": [asdict(each) for each in group(facts, exclusive=exclusive)],
+        "classes": [each._asdict() for each in group(facts, exclusive=exclusive)],
     }
 
     def human(width: int) -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: floa
     prepared, settings = _prepared(ui, flags, ahead=deadline is None)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.
     if not (prepared.target.engine == "container" and runs_in_jobs_alone(prepared.target.container)):
-        prepared = replace(prepared, target=as_login(prepared.target))
+        prepared = prepared._replace(target=as_login(prepared.target))
     earlier = _earlier(since, prepared) if since else None
     with RunProgress(ui) as progress:
         evidence, run = inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline)

@@ -12,8 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import click
 
@@ -28,8 +27,7 @@ R = TypeVar("R")
 JSON_SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Ui:
+class Ui(NamedTuple):
     """One command's voice. `json`: stdout carries one JSON document; `quiet`: no notes on stderr.
 
     `colour` is what the configuration says; None: colour on terminals, unless NO_COLOR is set.

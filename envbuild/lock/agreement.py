@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,8 +20,7 @@ _NUMBER = re.compile(r"(?<=-conda)-[0-9]+\Z")
 _SOURCE_FIELDS = ("git", "commit", "ref", "install", "path", "build", "patches", "generated")
 
 
-@dataclass(frozen=True)
-class LockFinding:
+class LockFinding(NamedTuple):
     """One result of a check.
 
     `kind`: `problem` (the check fails with `exit_code`), `note`, or `unchecked` (could not be looked at, counted).

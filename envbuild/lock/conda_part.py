@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,8 +22,7 @@ NOT_ASKED = "the channels were not asked"
 _SPEC_NAME = re.compile(r"(?:.*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)")
 
 
-@dataclass(frozen=True)
-class CondaAsked:
+class CondaAsked(NamedTuple):
     """How conda is asked: virtual packages of nodes instead of the profile's; `offline`: channels are left alone."""
 
     virtual: tuple[Virtual, ...] = ()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from envbuild.catalog.loader import lock_path, pick_profile
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from envbuild.model.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenProfile:
+class ChosenProfile(NamedTuple):
     """A profile of a stack; `why` is empty where the user asked for it or it is the stack's default."""
 
     name: str

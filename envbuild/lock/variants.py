@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,8 +17,7 @@ from envbuild.model.stack import Base, Profile
 PLATFORM: LockPlatform = "linux_x86_64"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One variant to lock: which Python, flavour (None without torch), base and interpreter.
 
     `virtual`: the virtual packages that conda solves for; None for the engine venv.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.first_use import fetch_row, trusted_files
@@ -65,8 +64,7 @@ class NodeTools(Protocol):
         """A Python that can load it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What steps need beside facts.
 
     `run` is the run id; `controller` says who changes the prefix (`node/identity.py`); `pyz_digest` the sha256 of
@@ -83,15 +81,15 @@ class Inputs:
     pyz_digest: str
     tools: Mapping[str, NodeTools]
     repair: Collection[str] = ()
-    indexes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    tool_bytes: Mapping[str, int] = field(default_factory=dict)
+    indexes: Mapping[str, Mapping[str, str]] = {}
+    artifacts: Mapping[str, Mapping[str, Any]] = {}
+    tool_bytes: Mapping[str, int] = {}
     wait: float = 0.0
-    patches: Mapping[str, Patch] = field(default_factory=dict)
+    patches: Mapping[str, Patch] = {}
     jobs: int | None = None
     check_rebuild: bool = False
     asked: Collection[str] | None = None
-    channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    channels: Mapping[str, Sequence[str]] = {}
 
 
 def _count(number: int, noun: str) -> str:
@@ -108,8 +106,7 @@ def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
     return posixpath.join(prefix, "envs", f"{stack}-{profile}-{digest[:12]}")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSteps:
+class NodeSteps(NamedTuple):
     """One node while its steps are made; `plain` is the variant as requests carry it, `cost` what building it takes."""
 
     facts: NodeFacts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
@@ -17,15 +17,14 @@ from envbuild.plan.shared_builds import left_alone, share_builds, without
 from envbuild.plan.source_builds import lacks_tools
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """What the pass needs beside the plan. `least`, `tool_bytes` and `tried` as `spread` takes them."""
 
     target: Target
     facts: Mapping[str, NodeFacts]
     variants: Mapping[str, Variant]
-    least: Mapping[str, Sequence[NodeTool]] = field(default_factory=dict)
-    tool_bytes: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, Sequence[NodeTool]] = {}
+    tool_bytes: Mapping[str, int] = {}
     tried: Collection[str] = ()
     jobs: int | None = None
     rebuild: bool = False

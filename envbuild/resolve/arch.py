@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.resolve.compat import Compat, Cuda, TorchBuild
@@ -16,8 +15,7 @@ from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numb
 _CODE = re.compile(r"[0-9]{1,2}\.[0-9][af]?(\+PTX)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Architectures:
+class Architectures(NamedTuple):
     """`codes` as TORCH_CUDA_ARCH_LIST spells them, oldest first; `given` is who said so; `gpus` the GPUs they are for.
 
     `stack`: its own variable; `node`: the GPUs that are there; `target`: what it expects; `torch`: nobody, so all that

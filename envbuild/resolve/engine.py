@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
@@ -41,8 +41,7 @@ from envbuild.resolve.variant_checks import (
 from envbuild.resolve.wheel_providers import borrow
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(NamedTuple):
     """One variant judged on one node: as it would be built, its interpreter, its decisions, its rank, who fetches."""
 
     variant: Variant
@@ -150,7 +149,7 @@ class Resolver:
             # It needs neither its files nor room for them; who would fetch them matters for a repair.
             found_at = Supplied(found_at.choice)
         ruled = self._shared(variant, found.python, facts, shared)
-        decisions = (*found.decisions, *(item for item in ruled if item.rule not in without))
+        decisions = found.decisions + (tuple(item for item in ruled if item.rule not in without) if without else ruled)
         if not built:
             if variant.id in self._unrecorded:
                 decisions += recorded_rule(bound, facts, self.trust_first_use)
@@ -179,7 +178,7 @@ class Resolver:
         left = self.target.connection.kind == "job" and self.target.delivery == "auto" and found.choice.by == "node"
         if left and variant.id in self._unrecorded and unrecorded_files(variant, facts):
             why = "a first use is settled before a job is submitted"
-            return replace(found, choice=DeliveryChoice(by="controller", why=why))
+            return found._replace(choice=DeliveryChoice(by="controller", why=why))
         return found
 
     def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:

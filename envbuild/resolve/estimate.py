@@ -6,7 +6,7 @@ What a lock records of a wheel is added up; where it records nothing, stated fac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from envbuild.model.conda import CondaPackage
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
@@ -42,8 +42,7 @@ WRITE_BYTES_PER_SECOND = 300e6
 SECONDS_PER_PACKAGE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """`fetch_bytes` of the files whose size is recorded; `unsized` packages (and sources) come on top.
 
     `disk_bytes` and `inodes` stay; `work_bytes` lie beside them while it is installed, and `index_bytes` too where the

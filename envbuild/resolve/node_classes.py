@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.request import physical_gpus, visible_gpus
@@ -20,8 +19,7 @@ _NO_PRODUCT = re.compile(
 _MEMORY_TOLERANCE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class NodeClass:
+class NodeClass(NamedTuple):
     """Nodes with equal facts: `label` says what they are, `nodes` are their names in order.
 
     `differs`: in what they are not like the largest class (which has none); `fault`: what is wrong with their GPUs.

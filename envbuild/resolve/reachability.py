@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from envbuild.model.facts import NodeFacts
@@ -14,18 +14,16 @@ from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
+class Supply(NamedTuple):
     """What the controller found: name of an index, `channel_key` or address of a git source -> it can be reached; file
     name -> path in its find-links folders or its cache. Empty: it was not asked.
     """
 
-    reachable: Mapping[str, bool] = field(default_factory=dict)
-    files_found: Mapping[str, str] = field(default_factory=dict)
+    reachable: Mapping[str, bool] = {}
+    files_found: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Supplied:
+class Supplied(NamedTuple):
     """Who fetches for one node, and what can be had from nowhere: names of packages and sources, and the places."""
 
     choice: DeliveryChoice

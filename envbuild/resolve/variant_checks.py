@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -37,8 +37,7 @@ _TENSOR_FLOORS = {"gemm_cuda_bf16_tflops": "bf16", "gemm_cuda_fp16_tflops": "fp1
 _NAMED_ABI = re.compile(r"cxx11_?abi_?(true|false|0|1)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """The interpreter of a candidate: `python` is None for a standalone build that the toolchain brings."""
 
     python: PythonFacts | None
@@ -213,7 +212,7 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
     if in_image(variant, target) and variant.conda is None:
         return Interpreter(None, engine + image_python(variant))
     found = _outside_images(variant, facts, target, asked)
-    return replace(found, decisions=engine + found.decisions)
+    return found._replace(decisions=engine + found.decisions)
 
 
 def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:

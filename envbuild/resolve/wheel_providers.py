@@ -7,8 +7,7 @@ How the wheels come to it is a matter of the plan (`plan/distribution.py`, `plan
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.lock import Lock
@@ -29,8 +28,7 @@ class _Resolver(Protocol):
         """The resolution of one node."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lender:
+class _Lender(NamedTuple):
     """A node whose wheels are right for every node like it that gets one of the variants `digests`."""
 
     facts: NodeFacts

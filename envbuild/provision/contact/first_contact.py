@@ -18,10 +18,9 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
@@ -73,8 +72,7 @@ sys.exit(code)
 """
 
 
-@dataclass(frozen=True)
-class ContactResult:
+class ContactResult(NamedTuple):
     """What one contact brought back.
 
     `findings`: sh's own, by key (`arch`, `libc`, `prefix`, `prefix_writable`, `scheduler`, `python`, ...); `tools`: the

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import Version
 
@@ -38,8 +37,7 @@ BOOTSTRAP_PYTHON = "3.12"
 NODE_PROGRAM = "envbuild-node"
 
 
-@dataclass(frozen=True)
-class NodeTools:
+class NodeTools(NamedTuple):
     """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths).
 
     `rattler`: the folder of py-rattler, and `rattler_python` a Python that can load it; where conda installs.
@@ -107,7 +105,7 @@ def _with_rattler(found: NodeTools, facts: NodeFacts, toolchain_file: Path | Non
         tools += [] if runner in tools else [runner]
         python = runner.path(facts.stage_prefix)
     place = rattler.path(facts.stage_prefix)
-    return replace(found, tools=tuple(tools), rattler=place, rattler_python=python)
+    return found._replace(tools=tuple(tools), rattler=place, rattler_python=python)
 
 
 def disk_bytes(tool: Tool) -> int:
@@ -194,10 +192,15 @@ def _python(build: ToolchainPython) -> Tool:
     return python_tool(archive, build.sha256)
 
 
+@cache
+def _planned_program() -> Tool:
+    return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
+
+
 def _node_program(folder: Path | None) -> Tool:
     """The node program as a file in `folder`."""
     if folder is None:
-        return Tool(NODE_PROGRAM, Path(f"{NODE_PROGRAM}.pyz"), node_pyz_digest(), "file", f"{NODE_PROGRAM}.pyz")
+        return _planned_program()
     path = folder / f"{NODE_PROGRAM}.pyz"
     path.write_bytes(node_pyz())
     return file_tool(NODE_PROGRAM, path, file=path.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -196,7 +196,7 @@ def _record(work: Work, uses: list[FirstUse], seen: list[Seen]) -> None:
         else:
             work.journal.append(EventKind.FIRST_USE, **use.to_json_dict())
     lock = fill(work.prepared.lock, known)
-    work.prepared = replace(work.prepared, lock=lock)
+    work.prepared = work.prepared._replace(lock=lock)
     survey = work.survey
     for node in [node for node in survey.variants if node not in survey.errors]:
         variant = ChosenVariants(lock).of(survey.resolutions[node], survey.facts[node])

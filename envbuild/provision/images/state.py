@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts
@@ -42,8 +42,8 @@ def decide_images(work: Work, images: Images) -> None:
     """Decide for every node that has told: how it runs the image, and why it needs one."""
     survey = work.survey
     # The rules of drivers and GPUs are about the variant that the image is of.
-    meant = replace(work.prepared.choice, variant=images.wanted.variant.id)
-    decide(replace(work.prepared, choice=meant), survey, list(survey.facts))
+    meant = work.prepared.choice._replace(variant=images.wanted.variant.id)
+    decide(work.prepared._replace(choice=meant), survey, list(survey.facts))
     for node, facts in survey.facts.items():
         resolution = survey.resolutions[node]
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
     below = posixpath.join(facts.stage_prefix, "tools", "")
     for each in work.tools.values():
         if each.python.startswith(below) and each.python.removeprefix(below).partition("/")[0] in there:
-            return replace(tools, python=each.python)
+            return tools._replace(python=each.python)
     return tools
 
 

@@ -19,7 +19,7 @@ from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 def login_work(work: Work, site: JobSite) -> Work:
     """The run with the login host as its only node."""
     target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
-    return replace(work, prepared=replace(work.prepared, target=target), tasks=0)
+    return replace(work, prepared=work.prepared._replace(target=target), tasks=0)
 
 
 def on_login(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import asked
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from envbuild.resolve.reachability import Supply
 
 
-@dataclass(frozen=True)
-class Narrowing:
+class Narrowing(NamedTuple):
     """What `--limit` and `--exclude` say: host lists as clusters write them."""
 
     limit: tuple[str, ...] = ()
@@ -33,8 +32,7 @@ class Narrowing:
         return ("--limit",) * bool(self.limit) + ("--exclude",) * bool(self.exclude)
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """Which of a target's hosts are meant: `chosen` of `total`, by these options (`--limit`, `--exclude`)."""
 
     chosen: int
@@ -50,8 +48,7 @@ class Selection:
         return {"nodes": self.chosen, "of": self.total, "by": list(self.by)}
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What the user asked for; None leaves it to target, stack and rules."""
 
     target: str
@@ -65,11 +62,10 @@ class Choice:
     cache: str | None = None
     hosts: tuple[str, ...] = ()
     trust_first_use: bool = False
-    narrowing: Narrowing = field(default_factory=Narrowing)
+    narrowing: Narrowing = Narrowing()
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
 
     `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.

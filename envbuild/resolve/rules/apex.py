@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _DIGITS = 8
 Ranges = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ApexHistory:
+class ApexHistory(NamedTuple):
     """The known commits by their first digits, and by ranges of places among them: `flags`, and `raises`.
 
     `raises`: where setup.py stops when nvcc and torch differ in the CUDA minor version.

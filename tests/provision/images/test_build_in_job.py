@@ -126,4 +126,4 @@ def test_polaris_as_shipped_builds_in_a_job_where_the_engine_is_container(tmp_pa
 
 
 def _built_here(prepared: Prepared) -> Prepared:
-    return replace(prepared, target=prepared.target.model_copy(update={"container": ContainerSettings()}))
+    return prepared._replace(target=prepared.target.model_copy(update={"container": ContainerSettings()}))
