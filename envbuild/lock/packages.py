@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from envbuild.errors import EnvbuildError
 from envbuild.lock import stand_ins
 from envbuild.lock.readers.pylock import (
     Offer,
@@ -19,7 +20,7 @@ from envbuild.lock.readers.pylock import (
     uv_platform,
     with_sizes,
 )
-from envbuild.lock.readers.uvtool import run_uv
+from envbuild.lock.readers.uvtool import build_not_allowed, run_uv
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 PYPI = "pypi"
@@ -66,6 +67,27 @@ def resolve(request: Request) -> list[Offer]:
     """
     if not request.requirements:
         return []
+    try:
+        return _resolved(request)
+    except EnvbuildError as error:
+        if error.code != "build-not-allowed":
+            raise
+        raise _all_not_allowed(request, error) from None
+
+
+def _all_not_allowed(request: Request, error: EnvbuildError) -> EnvbuildError:
+    """The same for every package concerned: uv stops at the first, so it is asked again without those known so far."""
+    names: list[str] = error.details["packages"]
+    try:
+        _resolved(replace(request, excludes=(*request.excludes, *names)))
+    except EnvbuildError as other:
+        more = [name for name in other.details.get("packages", ()) if name not in names]
+        if other.code == "build-not-allowed" and more:
+            return _all_not_allowed(request, build_not_allowed([*names, *more], error.why))
+    return error
+
+
+def _resolved(request: Request) -> list[Offer]:
     with tempfile.TemporaryDirectory(prefix="envbuild-lock-") as folder:
         work = Path(folder)
         request = _with_stand_ins(request, work / "stand-ins")

@@ -33,13 +33,13 @@ def refused(command: Any, *arguments: str) -> EnvbuildError:
     return caught.value
 
 
-def make_sdist(folder: Path, ran: Path) -> None:
-    """old-1.0.tar.gz, whose setup.py leaves the file `ran`."""
-    folder.mkdir()
-    with tarfile.open(folder / "old-1.0.tar.gz", "w:gz") as archive:
-        texts = {"setup.py": SETUP.format(str(ran)), "PKG-INFO": "Metadata-Version: 1.0\nName: old\nVersion: 1.0\n"}
-        for name, text in texts.items():
-            info = tarfile.TarInfo(f"old-1.0/{name}")
+def make_sdist(folder: Path, ran: Path, project: str = "old") -> None:
+    """old-1.0.tar.gz (or of another project), whose setup.py leaves the file `ran`."""
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / f"{project}-1.0.tar.gz", "w:gz") as archive:
+        metadata = f"Metadata-Version: 1.0\nName: {project}\nVersion: 1.0\n"
+        for name, text in {"setup.py": SETUP.format(str(ran)), "PKG-INFO": metadata}.items():
+            info = tarfile.TarInfo(f"{project}-1.0/{name}")
             info.size = len(text)
             archive.addfile(info, io.BytesIO(text.encode()))
 
@@ -83,6 +83,18 @@ def test_d17_locking_runs_no_setup_code_unasked(tmp_path: Path) -> None:
     error = refused(create, path, "--find-links", str(tmp_path / "links"))
     assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
     assert "--allow-build old" in error.hint
+    assert not ran.exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_all_source_distributions_that_a_lock_needs_are_named_at_once(tmp_path: Path) -> None:
+    ran, links = tmp_path / "ran", tmp_path / "links"
+    for project in ("old", "elder", "eldest"):
+        make_sdist(links, ran, project)
+    path = stack(tmp_path, "packages: [old==1.0, elder==1.0, eldest==1.0]")
+    error = refused(create, path, "--find-links", str(links))
+    assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
+    assert all(f"--allow-build {project}" in error.hint for project in ("old", "elder", "eldest"))
     assert not ran.exists()
 
 

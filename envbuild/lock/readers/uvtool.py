@@ -78,16 +78,9 @@ def _failure(why: str) -> EnvbuildError:
             hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
             exit_code=ExitCode.TRY_AGAIN,
         )
-    unbuilt = list(dict.fromkeys(_NO_WHEEL.findall(why)))
+    unbuilt = dict.fromkeys(_NO_WHEEL.findall(why))
     if unbuilt:
-        options = " ".join(f"--allow-build {name}" for name in unbuilt)
-        return EnvbuildError(
-            "build-not-allowed",
-            f"{', '.join(unbuilt)} has no wheel that fits, and locking builds no source distribution unasked",
-            why=why,
-            hint=f"`{options}` runs its setup code here, to learn what it needs; or another version",
-            exit_code=ExitCode.REFUSED,
-        )
+        return build_not_allowed(tuple(unbuilt), why)
     missing = _NOT_THERE.search(why)
     if missing:
         return EnvbuildError(
@@ -103,4 +96,17 @@ def _failure(why: str) -> EnvbuildError:
         why=why,
         hint="loosen a requirement or a constraint, or choose another `as_of`",
         exit_code=ExitCode.REFUSED,
+    )
+
+
+def build_not_allowed(packages: Sequence[str], why: str) -> EnvbuildError:
+    """The error of packages that only a source distribution could be; its details hold their names."""
+    options = " ".join(f"--allow-build {name}" for name in packages)
+    return EnvbuildError(
+        "build-not-allowed",
+        f"no wheel fits for {', '.join(packages)}, and locking builds no source distribution unasked",
+        why=why,
+        hint=f"`{options}` runs setup code of each here, to learn what it needs; or another version",
+        exit_code=ExitCode.REFUSED,
+        details={"packages": list(packages)},
     )
