@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -46,7 +46,7 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
             hint=f"--nodes {len(hosts)}",
             exit_code=ExitCode.REFUSED,
         )
-    return replace(prepared, target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
+    return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
 
 
 def way(work: Work, told: Bench, asked: Asked, place: Place | None, nodes: Sequence[NodeEvidence]) -> Way:

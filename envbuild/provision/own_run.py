@@ -96,7 +96,7 @@ def environments_in_use(work: Work) -> list[NodeEvidence]:
 
     It may be the evidence of a failure.
     """
-    prepared = replace(work.prepared, target=as_login(work.prepared.target))
+    prepared = work.prepared._replace(target=as_login(work.prepared.target))
     return ask_in_use(replace(work, prepared=prepared), Question("verify", _quick, DEADLINE))
 
 
