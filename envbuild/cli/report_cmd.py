@@ -196,8 +196,9 @@ def kit(ui: Ui, run: str, out: Path | None, tar: bool, authors: tuple[str, ...],
 
 def _place(run: str) -> Path:
     """The folder or file that RUN means: a path, or an id as `run show` takes it."""
-    if run.endswith((".json", ".html")) or (Path(run) / "evidence.json").is_file():
-        return Path(run)
+    for path in (Path(run), Path(run) / "report"):  # the second: of a kit
+        if run.endswith((".json", ".html")) or (path / "evidence.json").is_file():
+            return path
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run
 
