@@ -26,7 +26,7 @@ _WORDS = {
 
 
 # Characters on a line of a note and of the text, and how many lines of room beside a note hurt nobody.
-_NOTE, _TEXT, _MUCH = 52, 88, 6
+_NOTE, _TEXT, _MUCH = 52, 88, 3
 _TAG = re.compile(r"<[^>]*>")
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
 from envbuild.redact import redact_data
 from envbuild.report import equality, page, verdict, view
 from envbuild.report.sections import every
-from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible_data
+from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, visible_data
 
 if TYPE_CHECKING:
     import jinja2
@@ -163,9 +164,11 @@ def _templates() -> jinja2.Environment:
         view.failures,
         view.output,
         view.field,
+        view.figure,
     ):
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names
+    templates.filters.update(hosts=fold_hosts, breakable=breakable)
     templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates

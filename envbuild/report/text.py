@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 # Cc: C0 and C1 controls; Cf: BiDi controls, zero-width characters, tags; Cs, Co, Cn: what no reader should see;
 # Zl, Zp: line and paragraph separators. U+034F, U+115F.. and U+FE0F and the like are invisible but not in these.
@@ -16,6 +19,7 @@ _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _HIDDEN_MORE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~#$])")
 _LINE_END = re.compile(r"\r+(?=\n|\Z)")
+_JOINTS = re.compile(r"([/_,])(?=\w)")
 _BACKTICKS = re.compile(r"`+")
 
 
@@ -56,6 +60,13 @@ def visible_data(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [visible_data(item) for item in value]
     return value
+
+
+def breakable(name: object) -> Markup:
+    """`name` as HTML that a narrow column may break after `/`, `_` and `,` and not in a word."""
+    from markupsafe import Markup, escape
+
+    return Markup(_JOINTS.sub(r"\1<wbr>", str(escape(name))))  # noqa: S704
 
 
 def markdown_text(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,16 +43,26 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Nodes that are equal in all that `first` shows in the table of nodes, or in their error."""
+
+    nodes: tuple[str, ...]
+    first: NodeEvidence
+
+
+@dataclass(frozen=True)
 class View:
     """Everything a report says, in its order."""
 
     evidence: Evidence
     verdict: Verdict
     summary: tuple[tuple[str, str], ...]
-    classes: tuple[NodeClass, ...]
     builds: tuple[Build, ...]
     nodes_by_need: tuple[NodeEvidence, ...]
     """failed nodes first, then nodes with a failed check, then the rest"""
+    outcomes: tuple[Alike, ...]
+    """the same nodes, those with one outcome and one root together"""
+    errors: tuple[Alike, ...]
     commands: tuple[str, ...]
     trusted: tuple[TrustedFile, ...] = ()
     """files whose hashes rest on a first use, each once"""
@@ -63,17 +73,35 @@ class View:
 def make_view(evidence: Evidence) -> View:
     """The view of one run. Pure."""
     longest = max(evidence.phases.values(), default=0.0) or 1.0
+    nodes = tuple(sorted(evidence.nodes, key=_need))
     return View(
         evidence=evidence,
         verdict=make_verdict(evidence),
         summary=_summary(evidence),
-        classes=_classes(evidence.nodes),
         builds=_builds(evidence.nodes),
-        nodes_by_need=tuple(sorted(evidence.nodes, key=_need)),
+        nodes_by_need=nodes,
+        outcomes=_alike(nodes, _outcome),
+        errors=_alike([node for node in nodes if node.error], _error),
         commands=_commands(evidence),
         trusted=trusted_files(evidence),
         phases=tuple((name, seconds, max(0.0, seconds / longest)) for name, seconds in evidence.phases.items()),
     )
+
+
+def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
+    groups: dict[Hashable, list[NodeEvidence]] = {}
+    for node in nodes:
+        groups.setdefault(key(node), []).append(node)
+    return tuple(Alike(tuple(node.node for node in group), group[0]) for group in groups.values())
+
+
+def _outcome(node: NodeEvidence) -> Hashable:
+    return node.status, node.exit, node.variant_digest, node.root, node.root_level, node.files, node.bytes
+
+
+def _error(node: NodeEvidence) -> Hashable:
+    """The error without the node's own name, which stands in most of them."""
+    return json.dumps(node.error, sort_keys=True).replace(node.node, "")
 
 
 def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:
@@ -179,7 +207,8 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in rows if value.strip(" ,"))
 
 
-def _classes(nodes: tuple[NodeEvidence, ...]) -> tuple[NodeClass, ...]:
+def classes(nodes: Sequence[NodeEvidence]) -> tuple[NodeClass, ...]:
+    """Nodes with equal facts together; nodes without facts are in none."""
     groups: dict[str, list[tuple[str, NodeFacts]]] = {}
     for node in nodes:
         if node.facts is not None:
@@ -266,6 +295,21 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.1f} s" if value < 120 else f"{int(value // 60)} min {value % 60:.0f} s"
+
+
+_FIGURES = (
+    (re.compile(r"gemm_cpu_(\w+)_tflops"), r"Matrix products, \1, CPU"),
+    (re.compile(r"gemm_cuda_(\w+)_tflops"), r"Matrix products, \1, GPUs"),
+    (re.compile(r"all_reduce_busbw_gbps"), "All-reduce in a node, bus bandwidth"),
+    (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
+    (re.compile(r"training_tokens_per_second"), "Training speed"),
+    (re.compile(r"bench"), "The stack's own run"),
+)
+
+
+def figure(name: str) -> str:
+    """What a figure is, in words; its name where nothing is known of it."""
+    return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
 
 
 def below_floor(metric: Metric) -> bool:

@@ -281,7 +281,7 @@ def fleet(count: int = 8) -> Evidence:
     disk = {"path": "/shared/envbuild", "writable": True, "filesystem": "ext4", "total_bytes": 2**40}
     nodes = []
     for index, name in enumerate(names):
-        told = {**facts(name, 8), "prefix": disk | {"free_bytes": 2**40 - 2**36 * (index + 1)}}
+        told = {**facts(name, 8), "prefix": disk | {"free_bytes": 2**40 - 2**36 * (index % 12 + 1)}}
         nodes.append(
             node(
                 name, 8, facts=told, checks=gpu_checks(index), steps=steps(1 + index % 5 / 8), sources=[built_source()],

@@ -5,28 +5,41 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from envbuild.model.evidence import Evidence
+from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.pictures.draw import Bar, Label, Picture, Row, Shape, Table, short
 from envbuild.report.verdict import plural
 from envbuild.report.view import number
 
 MOST = 32
 _TOLD = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
-_LINE = 44
+_LINE = 26
+_LEFT = 18.0
+"""Percent of the width for the names, short: the table has them whole."""
 
 
 def pictures(evidence: Evidence) -> Iterator[Picture]:
     """One for each precision in which several GPUs were measured."""
     by_kind: dict[str, dict[str, dict[int, float]]] = {}
     for node in evidence.nodes:
-        for check in node.checks:
-            for key, value in check.details.items():
-                match = _TOLD.fullmatch(key)
-                if match and isinstance(value, (int, float)) and 0 < value < 1e9:
-                    by_kind.setdefault(match[2], {}).setdefault(node.node, {})[int(match[1])] = float(value)
+        for kind, gpu, value in _told(node):
+            by_kind.setdefault(kind, {}).setdefault(node.node, {})[gpu] = value
     for kind, nodes in sorted(by_kind.items()):
         if sum(map(len, nodes.values())) > 1:
             yield _heat(kind, nodes)
+
+
+def rates(node: NodeEvidence, metric: str) -> list[tuple[int, float]]:
+    """(GPU, TFLOP/s) of those whose products a metric is of."""
+    return [(gpu, value) for kind, gpu, value in _told(node) if metric == f"gemm_cuda_{kind}_tflops"]
+
+
+def _told(node: NodeEvidence) -> Iterator[tuple[str, int, float]]:
+    """Precision, GPU and TFLOP/s."""
+    for check in node.checks:
+        for key, value in check.details.items():
+            match = _TOLD.fullmatch(key)
+            if match and isinstance(value, (int, float)) and 0 < value < 1e9:
+                yield match[2], int(match[1]), float(value)
 
 
 def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
@@ -35,9 +48,9 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     slowest = sorted(nodes, key=lambda who: min(nodes[who].values()))
     shapes: list[Shape] = []
     for line, who in enumerate(slowest[:MOST]):
-        shapes.append(Label(0, line * _LINE + 12, short(who)))
+        shapes.append(Label(0, line * _LINE + 16, short(_host(who), 9)))
         for gpu, value in sorted(nodes[who].items()):
-            shapes += _cell(who, gpu, value, middle, count, line * _LINE + 17)
+            shapes += _cell(who, gpu, value, middle, count, line * _LINE + 1)
     low = slowest[0]
     at = min(nodes[low], key=lambda gpu: nodes[low][gpu])
     says = (
@@ -55,11 +68,17 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     return Picture(f"gpus-{kind}", title, says, _LINE * min(MOST, len(nodes)), tuple(shapes), table, keys)
 
 
+def _host(name: str) -> str:
+    """Without its domain."""
+    return name if name.replace(".", "").isdigit() else name.partition(".")[0]
+
+
 def _cell(who: str, gpu: int, value: float, middle: float, count: int, y: float) -> list[Shape]:
-    wide = 100 / count
+    wide = (100 - _LEFT) / count
+    x = _LEFT + gpu * wide
     level = min(9, max(0, int((1 - value / middle) * 90)))
-    box = Bar(round(gpu * wide, 2), y, round(wide * 0.97, 2), 22, f"h{level}", f"{who}, GPU {gpu}: {value:.1f} TFLOP/s")
-    text = Label(
-        round((gpu + 0.485) * wide, 2), y + 15, f"{value:.0f}" if value >= 100 else f"{value:.3g}", "", "middle"
-    )
+    says = f"{who}, GPU {gpu}: {value:.1f} TFLOP/s"
+    box = Bar(round(x, 2), y, round(wide * 0.97, 2), 22, f"h{level}", says)
+    said = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    text = Label(round(x + 0.485 * wide, 2), y + 15, said, "", "middle")
     return [box, text] if count <= 8 else [box]

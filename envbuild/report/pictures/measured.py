@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from envbuild.model.evidence import Evidence, Metric
 from envbuild.report.pictures.draw import Bar, Dot, Label, Picture, Row, Shape, Table, share, short
 from envbuild.report.verdict import plural
-from envbuild.report.view import below_floor, number
+from envbuild.report.view import below_floor, figure, number
 
 _LINE = 62
 TABLE = 400
@@ -50,11 +50,11 @@ def _line(found: Sequence[Found], y: float) -> list[Shape]:
     floor = max((m.floor for m in metrics if m.floor is not None), default=None)
     least, most = min(m.least for m in metrics), max([*(m.greatest for m in metrics), floor or 0.0])
     if most <= 0:
-        return [Label(0, y + 13, f"{short(metrics[0].name)}: {number(metrics[0].median)}")]
+        return [Label(0, y + 13, f"{short(figure(metrics[0].name))}: {number(metrics[0].median)}")]
     medians = sorted(m.median for m in metrics)
     ends = " to ".join(dict.fromkeys((number(medians[0]), number(medians[-1]))))
     asked = f", floor {number(floor)}" if floor is not None else ""
-    shapes: list[Shape] = [Label(0, y + 13, short(metrics[0].name))]
+    shapes: list[Shape] = [Label(0, y + 13, short(figure(metrics[0].name)))]
     shapes.append(Label(0, y + 29, short(f"{ends} {metrics[0].unit}{asked}", 48), "quiet"))
     shapes.append(Bar(0, y + 35, 100, 14, "track"))
     left, right = share(least, most), share(max(m.greatest for m in metrics), most)

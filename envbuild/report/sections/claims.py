@@ -10,7 +10,10 @@ from envbuild.report.verdict import plural
 from envbuild.report.view import below_floor, number
 
 Tone = str
-_TONES = {"reproduced": "green", "below": "red", "not-comparable": "amber", "no-claim": ""}
+_VERDICTS = {
+    "reproduced": ("green", "reproduced"), "below": ("red", "below the claim"),
+    "not-comparable": ("amber", "not comparable"), "no-claim": ("", "no claim"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Claim:
     gpu_hours: str
     where: str
     nodes: str
+    verdict: str
     says: str
     tone: Tone
     compared: bool
@@ -48,12 +52,13 @@ def _claim(node: str, check: Check, it: Comparison) -> Claim:
     on = f"here {_on(it.gpus, it.gpu, it.share)}"
     claimed_on = f"; claimed on {_on(it.claim_gpus, it.claim_gpu, it.claim_share)}" if it.claim_gpus else ""
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
+    tone, verdict = _VERDICTS[it.verdict]
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim),
         measured=number(it.measured), floor="–", percent="–" if it.percent is None else f"{number(it.percent)} %",
-        gpu_hours=hours, where=where or "the document claims nothing", nodes=node, says=f"{it.why}; {on}{claimed_on}",
-        tone=_TONES[it.verdict], compared=True,
+        gpu_hours=hours, where=where or "the document claims nothing", nodes=node,
+        verdict=verdict, says=f"{it.why}; {on}{claimed_on}", tone=tone, compared=True,
     )  # fmt: skip
 
 
@@ -82,10 +87,10 @@ def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
     if len(found) > 1:
         spread = f"the {end} of {plural(len(found), 'node')}, on {who}; the {other} is {number(best)}"
     says = f"{bad} of {plural(len(found), 'node')} below the floor; {spread}" if bad else spread
-    tone = "red" if bad else "green" if floor is not None else ""
+    tone, verdict = ("red", "below the floor") if bad else ("green", "floor held") if floor is not None else ("", "")
     percent = "–" if not floor else f"{100 * worst.median / floor:.0f} %"
     return Claim(
         name=name, unit=worst.unit, claimed="–", measured=number(worst.median),
         floor="–" if floor is None else number(floor), percent=percent, gpu_hours="–", where=check.name,
-        nodes=who, says=says, tone=tone, compared=floor is not None,
+        nodes=who, verdict=verdict, says=says, tone=tone, compared=floor is not None,
     )  # fmt: skip

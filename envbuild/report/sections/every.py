@@ -10,8 +10,10 @@ from envbuild.report.pictures.every import pictures
 from envbuild.report.sections.badges import Badge, badges
 from envbuild.report.sections.claims import Claim, claims
 from envbuild.report.sections.gaps import Gap, gaps
+from envbuild.report.sections.outliers import Outliers, outliers
 from envbuild.report.sections.pins import Pin, pins
 from envbuild.report.verdict import plural
+from envbuild.report.view import NodeClass, classes
 
 
 @dataclass(frozen=True)
@@ -22,18 +24,22 @@ class Sections:
     claims: tuple[Claim, ...]
     badges: tuple[Badge, ...]
     pins: tuple[Pin, ...]
+    classes: tuple[NodeClass, ...]
+    outliers: Outliers | None
     gaps: tuple[Gap, ...]
     pictures: tuple[Picture, ...]
 
 
 def sections(evidence: Evidence) -> Sections:
     """Everything that is made from the evidence for a page. Pure."""
-    told, locked = claims(evidence), pins(evidence)
+    told, locked, alike = claims(evidence), pins(evidence), classes(evidence.nodes)
     return Sections(
         level=" ".join(filter(None, (_level(evidence), _compared(told)))),
         claims=told,
         badges=badges(evidence, told, locked),
         pins=locked,
+        classes=alike,
+        outliers=outliers(evidence.nodes, alike),
         gaps=gaps(evidence, told, locked),
         pictures=pictures(evidence),
     )

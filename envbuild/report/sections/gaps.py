@@ -8,6 +8,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.verdict import plural
+from envbuild.report.view import figure
 
 # What no merging of reports can tell.
 UNSHOWN = (
@@ -41,10 +42,12 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     every = tuple(node.node for node in evidence.nodes)
     if evidence.parts:
         out.append(Gap("merging", UNSHOWN, every))
+    if several := tuple(node.node for node in evidence.nodes if node.facts and len(node.facts.gpus) > 1):
+        out.append(Gap("links", "bandwidth by size and between each two GPUs: envbuild measures neither", several))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", "no figure of the document was measured; `envbuild bench` does it", every))
-    if open_ := [claim.name for claim in claims if not claim.compared]:
-        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {', '.join(open_[:8])}", every))
+    if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
+        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {'; '.join(open_[:8])}", every))
     if loose := [pin.name for pin in pins if pin.same is None and not pin.wanted]:
         few = ", ".join(loose[:8])
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
