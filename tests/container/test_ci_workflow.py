@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import click
@@ -52,6 +55,21 @@ def test_it_calls_verbs_with_options_that_exist_and_fails_on_drift(system: str) 
             command = command.get_command(context, word)
         assert command is not None
         command.make_parser(context).parse_args(call[2:])  # raises where an option is unknown
+
+
+@pytest.mark.parametrize(
+    ("system", "schema"),
+    [("github", ["vendor.github-workflows"]), ("gitlab", ["vendor.gitlab-ci", "--data-transform=gitlab-ci"])],
+)
+def test_it_is_valid_for_the_schema_of_its_system(system: str, schema: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "workflow.yml"
+    check = [sys.executable, "-m", "check_jsonschema", str(path), "--builtin-schema", *schema]
+    text = made(system, *CHOSEN, "--gpu-runner", "h200")
+    path.write_text(text)
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    path.write_text(text.replace("runs-on:", "runs_on:").replace("script:", "scripts:"))
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 1
 
 
 def test_the_job_with_gpus_is_there_only_with_a_runner_for_it() -> None:
