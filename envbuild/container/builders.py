@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from envbuild.container.builder_errors import OF_REGISTRIES, failure, known
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import paths, proc
 
@@ -25,6 +26,8 @@ NEEDS = {
     "docker": "docker: its daemon, and BuildKit (23.0 or newer)",
 }
 _TIMEOUT = 6 * 3600.0
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_USED = ("--build-context", "--secret", "--target")
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Builder:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
             why = done.err.strip()[-800:]
-            raise _known(why, _OF_REGISTRIES, what) or EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
+            raise known(why, OF_REGISTRIES, what) or EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
@@ -189,7 +192,9 @@ class Buildah(Builder):
         """As described above: `unshare -n` where there must be no network."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
         words += [*_layers(build), "--pull=true" if build.pull else "--pull-never"]
-        away = [] if build.network else ["unshare", "-n"]
+        # Who is not root may leave the network only as root of a user namespace, as `buildah unshare` makes it.
+        own = [] if os.geteuid() == 0 else [self.program, "unshare"]
+        away = [] if build.network else [*own, "unshare", "-n"]
         return away + words + _shared(build)
 
     def _isolation(self) -> list[str]:
@@ -242,6 +247,8 @@ class Docker(Builder):
         words = [self.program, "build", *([] if build.cache else ["--no-cache"]), *(["--pull"] if build.pull else [])]
         words += [] if build.network else ["--network=none"]
         words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
+        # Podman and buildah do this themselves. By name alone: an address may have a password in it.
+        words += [word for name in _PROXIES if build.network and name in os.environ for word in ("--build-arg", name)]
         words += ["--output", f"type=docker,name={build.tag},rewrite-timestamp=true"]
         return words + _shared(build)
 
@@ -290,8 +297,8 @@ def _shared(build: Build) -> list[str]:
     return [*words, str(build.folder)]
 
 
-def find_builder(name: str | None = None) -> Builder:
-    """The builder asked for, else the first that is there and answers.
+def find_builder(name: str | None = None, *, builds: bool = False) -> Builder:
+    """The builder asked for, else the first that is there and answers; one that can build, with `builds`.
 
     Raises EnvbuildError `image-no-builder` (exit 7), which says what each needs.
     """
@@ -306,7 +313,10 @@ def find_builder(name: str | None = None) -> Builder:
             if not done.ok:
                 tried.append(f"docker is there and its daemon does not answer ({done.err.strip()[-120:]})")
                 continue
-        return _KINDS[each](each, program)
+        lacks = _lacks(program) if builds else ""
+        if not lacks:
+            return _KINDS[each](each, program)
+        tried.append(f"{each} {lacks}")
     raise EnvbuildError(
         "image-no-builder",
         "there is no program here that builds images",
@@ -314,6 +324,13 @@ def find_builder(name: str | None = None) -> Builder:
         hint="install one: " + "; ".join(NEEDS.values()),
         exit_code=ExitCode.REFUSED,
     )
+
+
+def _lacks(program: str) -> str:
+    """What a builder does not know of what every build uses, in words; docker knows it where BuildKit is there."""
+    done = proc.run([program, "build", "--help"], timeout=60)
+    missing = [flag for flag in _USED if flag not in done.out + done.err]
+    return f"is too old, or without BuildKit: its `build` has no {', '.join(missing)}" if missing else ""
 
 
 def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: Path) -> tuple[int, str]:
@@ -334,63 +351,3 @@ def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: P
         finally:
             stop.cancel()
     return process.returncode, "".join(lines)
-
-
-# What builders say, what it means.
-_OF_REGISTRIES = (
-    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
-    ("name unknown", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
-    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
-    ("match provided manifest digest", "image-base-unknown", "the registry has something else", ExitCode.REFUSED),
-    ("authentication required", "registry-refused", "the registry wants a login", ExitCode.BUILD_FAILED),
-    ("access to the resource is denied", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
-    ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
-    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
-)
-_CAUSES = (
-    *_OF_REGISTRIES,
-    ("image not known", "image-base-unknown", "the image is not on this machine", ExitCode.REFUSED),
-    ("executable file not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
-    ("python3: not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
-    ("exit status 127", "image-without-python", "the image has not what the node program runs with", ExitCode.REFUSED),
-    ("No space left on device", "disk-full", "the builder's storage is full", ExitCode.TRY_AGAIN),
-)
-_HINTS = {
-    "image-base-unknown": "name another with `--base`, `--runtime` or `--fetch-image`",
-    "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
-    "registry-refused": "log in with the builder's own `login`",
-    "registry-busy": "wait, or log in with the builder's own `login`",
-    "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
-}
-
-
-def _known(output: str, causes: Sequence[tuple[str, str, str, ExitCode]], what: str = "") -> EnvbuildError | None:
-    """The error that a builder's words mean; None where they are not known."""
-    for text, code, means, exit_code in causes:
-        if text in output:
-            from envbuild.redact import redact_text
-
-            why = redact_text("\n".join(output.strip().splitlines()[-15:]))
-            told = f"{what}: {means}" if what else means
-            return EnvbuildError(code, told, why=why, hint=_HINTS.get(code, ""), exit_code=exit_code)
-    return None
-
-
-def failure(name: str, output: str) -> EnvbuildError:
-    """The error of a failed build: what the node program said in it, else a known cause, else the builder's words."""
-    from envbuild.redact import redact_text
-
-    for line in reversed(output.splitlines()):
-        start = line.find('{"protocol":')
-        if start >= 0 and '"ok":false' in line:
-            try:
-                return EnvbuildError.from_dict(json.loads(line[start:])["error"])
-            except (ValueError, KeyError, TypeError):
-                break
-    known = _known(output, _CAUSES)
-    if known is not None:
-        return known
-    tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
-    return EnvbuildError(
-        "image-build-failed", f"{name} could not build the image", why=tail, exit_code=ExitCode.BUILD_FAILED
-    )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
-from envbuild.container.builders import Build, Buildah, Builder, Docker, _streamed, failure, find_builder, stream
+from envbuild.container.builder_errors import failure
+from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 
@@ -28,7 +29,9 @@ LAST = ["--file", "/c/D", "--tag", "localhost/x:1", "/c"]
 
 
 def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BUILDAH_ISOLATION", raising=False)
+    for name in ("BUILDAH_ISOLATION", *_PROXIES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     buildah, podman, docker = Buildah("buildah", "buildah"), Builder("podman", "podman"), Docker("docker", "docker")
     time = ["--timestamp", "315532800"]
     assert buildah.build_command(FIRST) == [
@@ -115,6 +118,59 @@ def test_without_a_builder_it_is_said_what_each_needs(tmp_path: Path, monkeypatc
     assert find_builder().name == "docker"
 
 
+def test_a_builder_that_does_not_know_what_builds_use_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    # Of 1.19; the client of docker says as much where the buildx component is missing.
+    helps = {"buildah": "--secret --target", "podman": "--secret --target --build-context", "docker": "--target"}
+    for name, text in helps.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    assert find_builder(builds=True).name == "podman"
+    assert find_builder().name == "buildah", "it can still look into images"
+    for name, lacks in {"buildah": "--build-context", "docker": "--build-context, --secret"}.items():
+        with pytest.raises(EnvbuildError) as caught:
+            find_builder(name, builds=True)
+        assert (caught.value.code, caught.value.exit_code) == ("image-no-builder", 7)
+        assert caught.value.why == f"{name} is too old, or without BuildKit: its `build` has no {lacks}"
+        assert "docker: its daemon, and BuildKit (23.0 or newer)" in caught.value.hint
+
+
+def test_who_is_not_root_leaves_the_network_as_root_of_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    buildah = Buildah("buildah", "/usr/bin/buildah")
+    assert buildah.build_command(REST)[:5] == ["/usr/bin/buildah", "unshare", "unshare", "-n", "/usr/bin/buildah"]
+    assert buildah.build_command(FIRST)[:2] == ["/usr/bin/buildah", "build"]
+
+
+def test_docker_gets_the_proxies_of_this_machine_by_name_where_there_is_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://me:s3cret@proxy.example.org:3128")
+    words = Docker("docker", "docker").build_command(FIRST)
+    assert words[words.index("https_proxy") - 1] == "--build-arg" and "s3cret" not in " ".join(words)
+    assert "https_proxy" not in Docker("docker", "docker").build_command(REST)
+
+
+def test_folders_with_spaces_reach_the_builder_as_one_word_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Recorder, "built", [])
+    top = tmp_path / "my files"
+    top.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(top))
+    (top / "netrc").write_text("machine example.org login me password p")
+    environ = {"HOME": str(top), "PIP_CONFIG_FILE": os.devnull, "NETRC": str(top / "netrc")}
+    build_image(recipe_for(Choice("torch-smoke")), Recorder("podman", "podman"), Options((top,), environ=environ))
+    fetch = next(build for build, _ in Recorder.built if build.target == "fetch")
+    words = Buildah("buildah", "buildah").build_command(fetch)
+    assert words[-1] == str(fetch.folder) and words[-1].startswith(f"{top}/")
+    assert f"id=netrc,src={top}/netrc" in words and f"wheelhouse={fetch.contexts['wheelhouse']}" in words
+
+
 def test_a_failed_build_is_the_error_that_the_node_program_said() -> None:
     error = {"code": "patch-no-hits", "what": "source quick: nothing", "exit": 4, "why": "w"}
     line = json.dumps({"protocol": 1, "verb": "image", "ok": False, "error": error}, separators=(",", ":"))
@@ -132,6 +188,10 @@ def test_a_failed_build_is_the_error_that_the_node_program_said() -> None:
         ("docker://x: invalid character '<' looking for beginning of value", "registry-not-a-registry", 4),
         ("/bin/sh: 1: python3: not found", "image-without-python", 7),
         ("write /x: No space left on device", "disk-full", 75),
+        ("reading manifest 1 in x: StatusCode: 403, ", "registry-refused", 4),
+        ("reading manifest 1 in x: StatusCode: 429, slow", "registry-busy", 75),
+        ("potentially insufficient UIDs or GIDs available in user namespace (requested 42:42", "image-without-ids", 7),
+        ('put: error setting ownership of "/y" to 42:42: lchown /y: invalid argument', "image-without-ids", 7),
         ("something else", "image-build-failed", 4),
         ('{"protocol":1,"ok":false} torn', "image-build-failed", 4),
         ("https://user:pass@host/x failed", "image-build-failed", 4),
@@ -141,6 +201,7 @@ def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int
     found = failure("buildah", output)
     assert (found.code, found.exit_code) == (code, exit_code)
     assert "user:pass" not in found.why
+    assert found.why and found.hint
 
 
 def test_files_of_an_image_that_broke_off_are_no_image() -> None:

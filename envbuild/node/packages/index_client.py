@@ -208,6 +208,15 @@ def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
 
 
 def _unreachable(url: str, error: object) -> "NodeError":
+    if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+        return NodeError(
+            "tls-failed",
+            "no trusted connection to %s" % (urlsplit(url).hostname or "the index"),
+            why=redact_text(str(error))[:300],
+            hint="install CA certificates there (package ca-certificates); where a proxy replaces certificates, name a "
+            "file of them with SSL_CERT_FILE or pip's `cert`",
+            exit_code=Exit.BUILD_FAILED,
+        )
     return NodeError(
         "network-unreachable",
         "cannot reach %s" % (urlsplit(url).hostname or "the index"),

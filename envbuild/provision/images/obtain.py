@@ -152,7 +152,7 @@ def obtain(
     if image.recipe is None:
         assert image.id is not None and settings.image is not None  # noqa: S101 - see `_pulled`
         return Obtained(image.id, pull=settings.image)
-    builder = find_builder(settings.builder)
+    builder = find_builder(settings.builder, builds=True)
     found, built, seconds = _remembered(image.key), False, dict[str, float]()
     if _id(builder, image.name) is None or _id(builder, image.name) != found.get("id"):
         options = Options(

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,7 @@ import pytest
 from envbuild.node import git_source
 from envbuild.node.image import build_stage, fetch_stage
 from envbuild.node.protocol import NodeError
+from envbuild.provision.fleet.pack_routes import _certificate
 from tests.node.env_support import make_repository, redirect_git
 
 
@@ -118,6 +120,23 @@ def test_a_file_without_addresses_is_refused(tmp_path: Path, text: str | None) -
         file.write_text(text)
     error = refused(tmp_path, [], addresses=str(file))
     assert (error.code, str(file) in error.what) == ("request-invalid", True)
+
+
+def test_an_image_without_ca_certificates_is_told_how_it_gets_some(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "both.pem").write_text("".join(_certificate()))
+    context.load_cert_chain(tmp_path / "both.pem")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        url = f"https://127.0.0.1:{server.server_port}/alpha-1.whl"
+        error = refused(tmp_path, [row("alpha-1.whl", b"good", url=url)])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (error.code, error.exit_code) == ("tls-failed", 4)
+    assert "CERTIFICATE_VERIFY_FAILED" in error.why and "ca-certificates" in error.hint
 
 
 @pytest.mark.parametrize("name", ["../x.whl", "/x.whl", ".x", "a/b.whl"])

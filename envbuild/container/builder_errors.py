@@ -1,0 +1,79 @@
+"""What the programs that build images say when they fail, and which coded error that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from envbuild.errors import EnvbuildError, ExitCode
+
+_NO_IDS = "the image has files of users for whom this user has no subordinate ids"
+# What builders say, what it means.
+OF_REGISTRIES = (
+    ("StatusCode: 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
+    ("StatusCode: 429", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
+    ("name unknown", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
+    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
+    ("match provided manifest digest", "image-base-unknown", "the registry has something else", ExitCode.REFUSED),
+    ("authentication required", "registry-refused", "the registry wants a login", ExitCode.BUILD_FAILED),
+    ("access to the resource is denied", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
+    ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
+    ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
+)
+_CAUSES = (
+    *OF_REGISTRIES,
+    ("image not known", "image-base-unknown", "the image is not on this machine", ExitCode.REFUSED),
+    ("executable file not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
+    ("python3: not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
+    ("exit status 127", "image-without-python", "the image has not what the node program runs with", ExitCode.REFUSED),
+    ("error setting ownership of", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
+    ("No space left on device", "disk-full", "the builder's storage is full", ExitCode.TRY_AGAIN),
+)
+_HINTS = {
+    "image-base-unknown": "name another with `--base`, `--runtime` or `--fetch-image`",
+    "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
+    "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
+    "`podman system migrate`; or build as root",
+    "disk-full": "remove images that nobody needs (`rmi`), or give the builder's storage more room",
+    "registry-refused": "log in with the builder's own `login`",
+    "registry-busy": "wait, or log in with the builder's own `login`",
+    "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
+}
+
+
+def known(output: str, causes: Sequence[tuple[str, str, str, ExitCode]], what: str = "") -> EnvbuildError | None:
+    """The error that a builder's words mean; None where they are not known."""
+    for text, code, means, exit_code in causes:
+        if text in output:
+            from envbuild.redact import redact_text
+
+            why = redact_text("\n".join(output.strip().splitlines()[-15:]))
+            told = f"{what}: {means}" if what else means
+            return EnvbuildError(code, told, why=why, hint=_HINTS.get(code, ""), exit_code=exit_code)
+    return None
+
+
+def failure(name: str, output: str) -> EnvbuildError:
+    """The error of a failed build: what the node program said in it, else a known cause, else the builder's words."""
+    from envbuild.redact import redact_text
+
+    for line in reversed(output.splitlines()):
+        start = line.find('{"protocol":')
+        if start >= 0 and '"ok":false' in line:
+            try:
+                return EnvbuildError.from_dict(json.loads(line[start:])["error"])
+            except (ValueError, KeyError, TypeError):
+                break
+    meant = known(output, _CAUSES)
+    if meant is not None:
+        return meant
+    tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
+    return EnvbuildError(
+        "image-build-failed",
+        f"{name} could not build the image",
+        why=tail,
+        hint="`--debug` shows all that it printed",
+        exit_code=ExitCode.BUILD_FAILED,
+    )
