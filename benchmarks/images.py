@@ -70,28 +70,24 @@ def main() -> None:
 
 def rebuilds(runs: int) -> None:
     """The three ways in turn, each after another change of one line."""
-    from tests.container.storage import UnavailableError, make_storage
+    from tests.container.storage import UnavailableError, opened
 
     with tempfile.TemporaryDirectory(prefix="envbuild-bench-", dir="/var/tmp") as text:
+        (top := Path(text, "storage")).mkdir()
         try:
-            storage = make_storage(Path(text, "storage"))
+            with opened(top, Path(text), compiler=True) as storage:
+                site = Site(Path(text), {**os.environ, **storage.env})
+                site.prepare()
+                cases = [
+                    Case("envbuild image build", site.ours(), before=site.change, env=site.env),
+                    Case("by hand, the obvious", site.by_hand("obvious", OBVIOUS), before=site.change, env=site.env),
+                    Case("by hand, well ordered", site.by_hand("ordered", ORDERED), before=site.change, env=site.env),
+                ]
+                samples = measure(cases, runs=runs)
+                sizes = [site.sizes(name) for name in ("ours", "obvious", "ordered")]
         except UnavailableError as error:
             print(f"\nrebuild of an image: not measured: {error}")
             return
-        site = Site(Path(text), {**os.environ, **storage.env})
-        try:
-            site.prepare()
-            cases = [
-                Case("envbuild image build", site.ours(), before=site.change, env=site.env),
-                Case("by hand, the obvious", site.by_hand("obvious", OBVIOUS), before=site.change, env=site.env),
-                Case("by hand, well ordered", site.by_hand("ordered", ORDERED), before=site.change, env=site.env),
-            ]
-            samples = measure(cases, runs=runs)
-            sizes = [site.sizes(name) for name in ("ours", "obvious", "ordered")]
-        finally:
-            mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-            for mount in sorted((each for each in mounts if each.startswith(f"{text}/")), reverse=True):
-                subprocess.run(["umount", mount], capture_output=True, check=False)
     ours, obvious, ordered = samples.values()
     rows = [
         [name, spread(sample.wall), spread(sample.cpu), "", *size]
@@ -166,14 +162,24 @@ class Site:
         for old in (self.top / "house").glob("*.bundle"):
             old.unlink()
         self._git("bundle", "create", "-q", str(self.top / "house" / f"counted-{commit}-{tree[:12]}.bundle"), "main")
-        source = {"name": "counted", "git": GIT, "commit": commit, "tree": tree, "build": {"kind": "wheel"}}
+        source = {
+            "name": "counted",
+            "git": GIT,
+            "ref": "main",
+            "commit": commit,
+            "tree": tree,
+            "build": {"kind": "wheel"},
+        }
+        own = {"imports": ["counted._fast", "torch"], "sources": [source]}
         shipped = load_stack(STACK)
         lock = read_lock(lock_path(shipped, "exact"))
         plain = next(each for each in lock.variants if each.id == VARIANT).to_json_dict()
-        made = Variant.from_plain({**plain, "sources": [source]})
+        made = Variant.from_plain({**plain, **own})
         made = made.model_copy(update={"digest": made.compute_digest("counted", "exact")})
         write_lock(self.work / "counted.lock.toml", lock.model_copy(update={"stack": "counted", "variants": (made,)}))
-        exact = {"python": ["3.11"], "sources": [{**source, "ref": "main"}], "imports": ["counted._fast", "torch"]}
+        exact = shipped.stack.profiles["exact"].to_json_dict()
+        torch = {**exact["torch"], "flavours": ["cpu"]}
+        exact = {**exact, **own, "python": ["3.11"], "torch": torch, "bases": [{"kind": "none"}]}
         data = {"name": "counted", "summary": "torch and one source", "profiles": {"exact": exact}}
         (self.work / "counted.yaml").write_text(yaml.safe_dump(data))
 

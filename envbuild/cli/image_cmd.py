@@ -14,6 +14,7 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode
 
 if TYPE_CHECKING:
+    from envbuild.container.builders import Builder
     from envbuild.container.recipe import ImageRecipe
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -163,29 +164,59 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
     help="git's configuration in the fetch stage (mirrors by insteadOf); a build secret.",
 )  # fmt: skip
 @click.option("--no-cache", is_flag=True, help="Use nothing of an earlier build: no layer, file or wheel.")
+@click.option("--deep", is_flag=True, help="Then read every file of it and import everything, in a container.")
 @click.option("--push", metavar="REF", help="Push the image to this reference.")
 @click.option("--insecure", is_flag=True, help="The registry of --push has no TLS.")
 @_builder
 @common_options
 def build(
     ui: Ui, /, stack: str, tag: str | None, wheelhouses: tuple[Path, ...], gitconfig: Path | None, no_cache: bool,
-    push: str | None, insecure: bool, builder: str | None, **flags: Any,
-) -> None:  # fmt: skip
-    """Build the image of STACK: fetched with a network, built without one."""
+    deep: bool, push: str | None, insecure: bool, builder: str | None, **flags: Any,
+) -> int:  # fmt: skip
+    """Build the image of STACK: fetched with a network, built without one.
+
+    The layer of its packages is read and torch imported when that layer is built; a build upon it reads and imports
+    what sources add, and takes the rest from there.
+    """
     from envbuild.container.build import Options, build_image
     from envbuild.container.builders import find_builder
 
-    recipe, with_ = _recipe(stack, flags, ui), find_builder(builder)
+    recipe, with_ = _recipe(stack, flags, ui), find_builder(builder, builds=True)
     ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
     options = Options(
         wheelhouses=wheelhouses, tag=tag, cache=not no_cache, gitconfig=gitconfig,
         on_line=ui.note if ui.debug else None,
     )  # fmt: skip
     made = build_image(recipe, with_, options)
-    if push:
+    code = ExitCode.OK
+    if deep:
+        made["deep"], code = _look_into(with_, made["image"], smoke=True, only="sound")
+    if push and code == ExitCode.OK:
         with_.push(made["image"], push, insecure=insecure)
         made["pushed"] = push
-    ui.result({"ok": True, **made}, lambda: f"{made['image']}\nid {made['id']}\n")
+    ui.result({"ok": code == ExitCode.OK, **made}, lambda: _built(made))
+    return code
+
+
+def _built(made: dict[str, Any]) -> str:
+    """What was built, and which of its files were read when."""
+    packages = "read in this build" if made["seconds"]["packages"] else "as stamped by an earlier build, not read again"
+    said = _verified(made["deep"]) if made.get("deep") else f"files of packages {packages}; --deep reads every file"
+    return f"{made['image']}\nid {made['id']}\n{said}\n"
+
+
+def _look_into(
+    with_: Builder, name: str, *, smoke: bool, deep: bool = True, gpus: bool = False, only: str | None = None
+) -> tuple[dict[str, Any], ExitCode]:
+    """What `verify` finds in an image, and where that is well and asked for the smoke test; with the exit code."""
+    from envbuild.container.verify_image import smoke_image, verify_image
+
+    found = verify_image(with_, name, deep=deep)
+    if not (smoke and found["ok"]):
+        return found, ExitCode.OK if found["ok"] else ExitCode.CHECK_FAILED
+    tested = smoke_image(with_, name, gpus=gpus, only=only)
+    smoked = {key: tested[key] for key in ("ok", "checks")}
+    return {**found, "ok": tested["ok"], "smoke": smoked}, ExitCode(tested["exit"])
 
 
 @image.command("verify")
@@ -199,15 +230,9 @@ def build(
 def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, junit: Path | None, builder: str | None) -> int:
     """Compare the environment in IMAGE with its stamp, in a container of it."""
     from envbuild.container.builders import find_builder
-    from envbuild.container.verify_image import as_junit, smoke_image, verify_image
+    from envbuild.container.verify_image import as_junit
 
-    with_ = find_builder(builder)
-    found = verify_image(with_, name, deep=not quick)
-    code = ExitCode.OK if found["ok"] else ExitCode.CHECK_FAILED
-    if smoke and found["ok"]:
-        tested = smoke_image(with_, name, gpus=gpus)
-        found["smoke"] = {key: tested[key] for key in ("ok", "checks")}
-        found["ok"], code = tested["ok"], ExitCode(tested["exit"])
+    found, code = _look_into(find_builder(builder), name, smoke=smoke, deep=not quick, gpus=gpus)
     if junit is not None:
         junit.write_text(as_junit(name, found), encoding="utf-8")
     ui.result(found, lambda: _verified(found))

@@ -129,7 +129,7 @@ def make_requests(given: ImageInputs) -> Requests:
     for step in steps:
         step["args"]["environment"] = environment
     install = steps[0]["args"]
-    packages = {"stage": "packages", "variant": part, "request": _packages_request(steps[0])}
+    packages = {"stage": "packages", "variant": part, "requests": _packages_requests(part, steps)}
     install["part"] = "rest"
     build = {
         "stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps, "added": f"{prefix}/added",
@@ -194,11 +194,13 @@ def _packages_part(variant: Variant) -> dict[str, Any]:
     return {**part, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def _packages_request(step: dict[str, Any]) -> dict[str, Any]:
-    """The planner's `install` as far as it is about packages."""
-    args = {key: step["args"][key] for key in _ASKED_OF_PACKAGES if key in step["args"]}
-    artifacts = {key: value for key, value in step["args"]["artifacts"].items() if key != "sources"}
-    return {**step, "args": {**args, "artifacts": artifacts, "part": "packages"}}
+def _packages_requests(part: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The planner's `install` as far as it is about packages, and the import of torch where there is one."""
+    install, *others = steps
+    args = {key: install["args"][key] for key in _ASKED_OF_PACKAGES if key in install["args"]}
+    artifacts = {key: value for key, value in install["args"]["artifacts"].items() if key != "sources"}
+    made = [{**install, "args": {**args, "artifacts": artifacts, "part": "packages"}}]
+    return made + [step for step in others if step["verb"] == "smoke" and part.get("torch")]
 
 
 def _standalone(variant: Variant, place: Place, toolchain: Toolchain) -> ToolchainPython | None:

@@ -28,16 +28,17 @@ def verify_image(builder: Builder, image: str, *, deep: bool = True) -> dict[str
     return {**_ask(builder, image, about, "verify", args), **_named(about, image)}
 
 
-def smoke_image(builder: Builder, image: str, *, gpus: bool) -> dict[str, Any]:
-    """The smoke test of the lock, run in a container; its result, and `image`, `id`."""
+def smoke_image(builder: Builder, image: str, *, gpus: bool, only: str | None = None) -> dict[str, Any]:
+    """The smoke test of the lock, or `only` one item of it, run in a container; its result, and `image`, `id`."""
     about = _about(builder, image)
     prefix = _prefix(about["environment"])
     done = builder.run(image, ["cat", f"{prefix}/image/variant.json"])
     if not done.ok or not done.out.strip():
         raise _no_answer(image, f"{prefix}/image/variant.json cannot be read", done)
     variant = json.loads(done.out)
+    items = [item for item in variant.get("smoke", []) if only in (None, item["name"])]
     args = {
-        "environment": about["environment"], "variant": variant, "items": variant.get("smoke", []), "cuda": gpus,
+        "environment": about["environment"], "variant": variant, "items": items, "cuda": gpus,
         "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
     }  # fmt: skip
     return {**_ask(builder, image, about, "smoke", args, gpus=gpus), **_named(about, image)}

@@ -63,21 +63,29 @@ def _fetch_uv(folder: Path) -> None:
 
 
 @contextmanager
-def storage_in(top: Path, run_folder: Path, *, compiler: bool = False) -> Iterator[Storage]:
-    """A storage below `top` that sees the base, which is made once a run of the tests in `run_folder`.
+def opened(top: Path, run_folder: Path, *, compiler: bool = False) -> Iterator[Storage]:
+    """A storage in the folder `top` that sees the base, which is made once a run of the tests in `run_folder`.
 
-    `compiler`: extensions can be built in the base.
+    `compiler`: extensions can be built in the base. Raises UnavailableError.
     """
     kind, packages = ("compiler", _COMPILER) if compiler else ("python", _PYTHON)
     try:
         base = once(run_folder / f"base-{kind}", lambda path: _make_base(path, packages))
         more = f'[storage.options]\nadditionalimagestores = ["{base}/store"]\n'
         yield Storage(run_folder, _settings(top, (base / "driver").read_text(), more))
-    except UnavailableError as error:
-        pytest.skip(str(error))
     finally:
         _unmount(top)
         shutil.rmtree(top, ignore_errors=True)
+
+
+@contextmanager
+def storage_in(top: Path, run_folder: Path, *, compiler: bool = False) -> Iterator[Storage]:
+    """The same for tests, which are skipped where it cannot be had."""
+    try:
+        with opened(top, run_folder, compiler=compiler) as storage:
+            yield storage
+    except UnavailableError as error:
+        pytest.skip(str(error))
 
 
 def _settings(folder: Path, driver: str, more: str = "") -> dict[str, str]:

@@ -55,7 +55,7 @@ def test_archives_are_fetched_by_hash_and_addresses_are_not_committed(recipe: Im
     assert rows["pure-1.5-py_0.conda"]["subdir"] == "noarch"
     assert str(tmp_path) not in "".join(recipe.files.values())
     assert json.loads(recipe.uncommitted["indexes.json"])["conda:forge"]["urls"] == [f"file://{tmp_path}/forge"]
-    install = json.loads(recipe.files["packages.json"])["args"]["request"]["args"]
+    install = json.loads(recipe.files["packages.json"])["args"]["requests"][0]["args"]
     assert install["interpreter"] is None and install["tools"]["rattler"].startswith(
         f"{recipe.prefix}/tools/py-rattler-"
     )
@@ -83,7 +83,7 @@ def test_the_stages_make_a_stamped_environment(
     monkeypatch.setattr(build_stage, "network_state", lambda: "off")
     tools = {"uv": uv_path(), "rattler": rattler_folder(), "rattler_python": PYTHON}
     packages, build = request("packages.json"), request("build.json")
-    for step in (packages["args"]["request"], build["args"]["requests"][0]):
+    for step in (packages["args"]["requests"][0], build["args"]["requests"][0]):
         step["args"].update(tools=tools)
         step["args"]["artifacts"]["find_links"] = [str(tmp_path / "house")]
     told = build_stage.run(packages)[1]

@@ -291,8 +291,8 @@ def test_what_the_packages_are_made_from_says_nothing_of_a_source(monkeypatch: p
     assert with_lock(lambda variant: {"packages": variant.packages[1:]}).environment != before.environment
 
     part = json.loads(before.files["packages.json"])["args"]
-    assert part["request"]["args"]["part"] == "packages"
-    assert {"hydra-core", "torch"} <= set(part["request"]["args"]["asked"])
+    assert part["requests"][0]["args"]["part"] == "packages"
+    assert {"hydra-core", "torch"} <= set(part["requests"][0]["args"]["asked"])
     assert part["variant"]["packages"] == json.loads(before.files["variant.json"])["packages"]
     steps = json.loads(before.files["build.json"])["args"]["requests"]
     assert {each["args"]["environment"] for each in steps} == {before.environment}

@@ -136,6 +136,11 @@ def give_name(environment: str, link: str) -> None:
     folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
     """
     os.symlink(environment, link)
+    date_headers(environment)
+
+
+def date_headers(environment: str) -> None:
+    """Date the headers of its packages 1980."""
     for site in installed.site_packages(environment):
         for pattern in ("*/include", "*/*/include"):
             for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
@@ -143,7 +148,11 @@ def give_name(environment: str, link: str) -> None:
 
 
 def set_dates(tree: str) -> None:
-    """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
+    """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo).
+
+    One that has this date is not touched: in a layer of an image it would become a file of the next.
+    """
     for folder, _, files in os.walk(tree):
-        for name in files:
-            os.utime(os.path.join(folder, name), (paths.EPOCH, paths.EPOCH), follow_symlinks=False)
+        for path in (os.path.join(folder, name) for name in files):
+            if os.lstat(path).st_mtime != paths.EPOCH:
+                os.utime(path, (paths.EPOCH, paths.EPOCH), follow_symlinks=False)

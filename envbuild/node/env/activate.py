@@ -79,7 +79,7 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
             "%s was not built by this run" % environment,
             hint="run the whole of `envbuild provision`",
         )
-    entries = contents.scan(prefix, environment, built, known_entries(environment))
+    entries = contents.scan(prefix, environment, built, contents.kept(paths.meta(environment, stamp.SCAN)))
     _check_record(environment, entries, built.get("archived"))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = {
@@ -140,13 +140,3 @@ def _check_root(environment: str, found: str, wanted: "str | None") -> None:
             exit_code=Exit.INTEGRITY,
             changed=True,
         )
-
-
-def known_entries(environment: str) -> "dict[str, merkle.Entry]":
-    """What `install` hashed, so that files unchanged since are not read twice; empty when it is not there."""
-    rows = paths.read_json(paths.meta(environment, stamp.SCAN)) or {}
-    return {
-        path: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
-        for path, row in rows.items()
-        if isinstance(row, list) and len(row) == 6
-    }

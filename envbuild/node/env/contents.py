@@ -1,6 +1,6 @@
 """The files of an environment: hashed in one pass, and compared with what their packages say of them."""
 
-from envbuild.node import merkle
+from envbuild.node import merkle, paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json
@@ -15,6 +15,25 @@ def scan(
     """
     places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment))
     return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known)
+
+
+def keep(path: str, entries: "dict[str, merkle.Entry]", more: "Json | None" = None) -> None:
+    """Write what a scan gave into the file `path`, with what else is to be known of it."""
+    rows = {
+        name: [entry.tag, entry.digest, entry.size, entry.executable, entry.raw, entry.signature]
+        for name, entry in entries.items()
+    }
+    paths.write_json(path, dict(more or {}, files=rows))
+
+
+def kept(path: str) -> "dict[str, merkle.Entry]":
+    """What `keep` has written, so that files unchanged since are not read twice; empty where it is not there."""
+    rows = (paths.read_json(path) or {}).get("files") or {}
+    return {
+        name: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
+        for name, row in rows.items()
+        if isinstance(row, list) and len(row) == 6
+    }
 
 
 def check(

@@ -138,7 +138,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
         job.phase("packages")
         _required(job, interpreter)
         done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
-        return dict(done, **stands_on.told)
+        return dict(done, interpreter=interpreter.path, **stands_on.told)
     made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     made.fetch()
     job.phase("sources")
@@ -205,8 +205,12 @@ def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
 
 
 def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
-    """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
-    entries = contents.scan(job.prefix, job.environment, told)
+    """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there.
+
+    The layer of packages that `rest` goes on from has been read before (see `image/packages_layer.py`).
+    """
+    scanned = paths.meta(job.environment, stamp.SCAN)
+    entries = contents.scan(job.prefix, job.environment, told, contents.kept(scanned) if job.part == "rest" else None)
     checked, doubtful = contents.check(job.environment, entries)
     locked, known, wrong = job.variant.get("packages", []), {}, doubtful
     if doubtful:
@@ -226,9 +230,5 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
             details={"files": wrong[:20]},
             changed=True,
         )
-    rows = {
-        path: [entry.tag, entry.digest, entry.size, entry.executable, entry.raw, entry.signature]
-        for path, entry in entries.items()
-    }
-    paths.write_json(paths.meta(job.environment, stamp.SCAN), rows)
+    contents.keep(scanned, entries)
     return entries, {"checked": checked, "wrong": doubtful, "archived": known}

@@ -116,6 +116,11 @@ def _unread(environment: str, found: Json) -> Json:
     then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
     says = "contents not read; last read on %s%s" % (at or "an unknown date", then)
     details = {"read_at": at, "differed": differed}
+    layers = (found.get("evidence") or {}).get("layers")
+    if layers and at == found.get("stamped_at"):  # nobody has read it since
+        details["layers"] = layers
+        counts = [plural(layers[name]["files"], "file") for name in ("added", "packages")]
+        says += " (%s; the root takes %s from the stamp of the layer of packages)" % tuple(counts)
     return {"name": "files", "status": "not-run", "says": says, "level": "not-checked", "details": details}
 
 

@@ -2,7 +2,8 @@
 
 `packages` and `build` run the requests that the planner made for a node (install, smoke, activate) one after another,
 and take out of the outcome what differs from build to build: times, caches, how busy the machine was. `packages` has
-the first part of `install`, all that does not depend on a source; `build` has the rest and says what it added.
+the first part of `install`, all that does not depend on a source; `build` has the rest and says what it added. What
+`packages` has read and imported, `build` does not read and import again, and the stamp says so.
 """
 
 import json
@@ -10,16 +11,17 @@ import os
 import shutil
 
 from envbuild.node import paths, verbs
+from envbuild.node.build import build_dir
 from envbuild.node.conda import meta
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
-from envbuild.node.image import added_files, fetch_stage
+from envbuild.node.image import added_files, fetch_stage, packages_layer
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.read_text import read
 
-_VERBS = {"packages": ("install",), "build": ("install", "smoke", "activate")}
+_VERBS = {"packages": ("install", "smoke"), "build": ("install", "smoke", "activate")}
 # What a build says of itself that the next one need not repeat.
 _VOLATILE = ("seconds", "jobs", "ccache", "retried", "from", "store", "rebuild", "canonical", "memory")
 
@@ -80,12 +82,17 @@ def _check_libc() -> None:
         )
 
 
-def _packages(args: Json, _prefix: str, network: str) -> Json:
-    """The environment with its packages and nothing else."""
-    variant, step = args["variant"], args["request"]
-    kept = _keep_base(variant, step["args"]["interpreter"])
-    result = _run("packages", step, variant)
+def _packages(args: Json, prefix: str, network: str) -> Json:
+    """The environment with its packages and nothing else: torch is imported where there is one, every file read."""
+    variant, steps = args["variant"], args["requests"]
+    kept = _keep_base(variant, steps[0]["args"]["interpreter"])
+    done = {step["verb"]: _run("packages", step, variant) for step in steps}
+    result = done["install"]
     settle(result["environment"])
+    build_dir.date_headers(result["environment"])
+    checks = (done.get("smoke") or {}).get("checks") or []
+    imported = [row["module"] for check in checks for row in check["details"].get("modules") or () if row["ok"]]
+    packages_layer.note(prefix, result["environment"], result["interpreter"], imported)
     return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
 
 
@@ -97,6 +104,7 @@ def _build(args: Json, prefix: str, network: str) -> Json:
     install = args["requests"][0]["args"]
     environment = paths.checked_environment(prefix, install["environment"])
     before = added_files.look(environment)
+    layers = packages_layer.Layers(prefix, environment)
     kept = _keep_base(variant, install["interpreter"])
     results: Json = {}
     for step in args["requests"]:
@@ -104,24 +112,17 @@ def _build(args: Json, prefix: str, network: str) -> Json:
         if verb == "install":
             # The packages are there; what their files take was asked for before.
             step["args"].update(needed={"bytes": 0, "inodes": 0})
+        elif verb == "smoke":
+            step["args"]["imported"] = layers.imported
         elif verb == "activate":
-            evidence = dict(step["args"].get("evidence") or {}, network=network)
+            evidence = dict(step["args"].get("evidence") or {}, network=network, **layers.evidence)
             if kept:
                 evidence["kept_of_base"] = kept
             step["args"].update(stamped_at=paths.EPOCH, evidence=evidence)
-        result = results[verb] = _run("build", step, variant)
+        results[verb] = _run("build", step, variant)
         if verb == "install":
+            layers.compare()
             settle(environment)
-        elif verb == "smoke" and not result["ok"]:
-            failed = [check for check in result["checks"] if check["status"] == "failed"]
-            raise NodeError(
-                "smoke-failed",
-                "the environment in the image does not work",
-                why="; ".join("%s: %s" % (check["name"], check["says"]) for check in failed)[:1500],
-                exit_code=result["exit"],
-                details={"checks": result["checks"]},
-                changed=True,
-            )
     added_files.set_apart(prefix, environment, before, args["added"])
     told = results.get("activate") or {}
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
@@ -134,6 +135,16 @@ def _run(stage: str, step: Json, variant: Json) -> Json:
         raise NodeError("request-invalid", "an image is not built with the verb %r" % str(verb)[:80])
     log("image: %s" % verb)
     _changed, result = verbs.run(verb, dict(step, args=dict(step["args"], variant=variant)))
+    if verb == "smoke" and not result["ok"]:
+        failed = [check for check in result["checks"] if check["status"] == "failed"]
+        raise NodeError(
+            "smoke-failed",
+            "the environment in the image does not work",
+            why="; ".join("%s: %s" % (check["name"], check["says"]) for check in failed)[:1500],
+            exit_code=result["exit"],
+            details={"checks": result["checks"]},
+            changed=True,
+        )
     return result
 
 

@@ -20,6 +20,8 @@ class Spec:
         self.cuda = cuda
         self.trial = trial and not cuda
         self.variables = dict(variant.get("environment") or {})
+        # What was imported well in the layer that an image is built on, and is not imported again.
+        self.imported: tuple[str, ...] = ()
         self.base = str((variant.get("base") or {}).get("kind", "none"))
 
 

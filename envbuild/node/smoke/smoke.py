@@ -47,6 +47,7 @@ def run(request: Json) -> "tuple[bool, Json]":
                 exit_code=Exit.CHECK_FAILED,
             )
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
+        spec.imported = tuple(args.get("imported") or ())
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -148,6 +149,8 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
         imports.insert(0, "torch")
     provided = {str(name): str(version) for name, version in (variant.get("provided") or {}).items()}
+    before = [name for name in imports if name in spec.imported]
+    imports = [name for name in imports if name not in before]
     todo, first = list(imports), True
     modules: list[Json] = []
     while first or todo:
@@ -177,6 +180,9 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
         part.details["not_run"] = todo
     counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
     part.says = "%s imported from the locked place, %s found at the locked version" % counts
+    if before:
+        part.details["imported_before"] = before
+        part.says += "; %s imported only when the layer of the packages was made" % ", ".join(before)
     return part.stop()
 
 

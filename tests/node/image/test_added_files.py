@@ -36,7 +36,9 @@ def whole(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     commit, tree = make_repository(tmp_path / "hub" / "tree", {"tree.py": "", "bin/run": "x"})
     git = "https://git.example.org/tree"
     path = {"name": "tree", "git": git, "commit": commit, "tree": tree, "install": "path"}
-    package = make_wheel(node.wheels, scripts={"alpha-run": "alpha:main"})
+    # Headers are dated 1980 for compilers; those of packages are no files of the next layer for that.
+    files = {"alpha/__init__.py": b"def main():\n    print(1)\n", "alpha/include/alpha.h": b"#define ALPHA 1\n"}
+    package = make_wheel(node.wheels, files=files, scripts={"alpha-run": "alpha:main"})
     source = forge.patched(build={"extensions": ["quick._fast"]})
     return make_variant([package], sources=[source, path]), {"build": {"arch_list": []}, "patches": {"quick": [spec()]}}
 
@@ -45,7 +47,7 @@ def of_packages(node: Node, variant: dict[str, Any], environment: str) -> dict[s
     part = {key: value for key, value in variant.items() if key not in ("sources", "smoke")}
     step = node.install_request(part, environment=environment, part="packages")
     del step["args"]["variant"]
-    return node.request("image", stage="packages", variant=part, request=step)
+    return node.request("image", stage="packages", variant=part, requests=[step])
 
 
 def of_the_rest(node: Node, variant: dict[str, Any], environment: str, **more: Any) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_packages_of_another_lock_are_not_taken_for_those_of_this(
 
 def test_only_what_belongs_to_a_part_is_run_in_it(node: Node) -> None:
     request = of_packages(node, make_variant([make_wheel(node.wheels)]), str(node.prefix / "envs" / "demo-exact-x"))
-    request["args"]["request"]["verb"] = "activate"
+    request["args"]["requests"][0]["verb"] = "activate"
     with pytest.raises(NodeError) as caught:
         build_stage.run(request)
     assert caught.value.code == "request-invalid"

@@ -1,0 +1,77 @@
+"""What the layer of the packages holds: read once where it is made, so that a build upon it reads only what it adds.
+
+The builder keeps a layer under the digest of its contents. A build that goes on from it takes the hashes noted here for
+every file that has its noted size and that nothing has touched since the build began; all others it reads.
+"""
+
+import os
+import stat
+
+from envbuild.node import merkle, paths
+from envbuild.node.env import contents, stamp
+from envbuild.node.protocol import Json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Entries = dict[str, merkle.Entry]
+
+NOTES = "packages-layer.json"
+# What Python runs at its start wherever it is on the path.
+_AT_START = ("sitecustomize.py", "usercustomize.py")
+
+
+def note(prefix: str, environment: str, interpreter: str, imported: "list[str]") -> None:
+    """Read every file of the layer and keep beside it what that gave, and which modules were `imported` well."""
+    entries = contents.scan(prefix, environment, {"interpreter": interpreter, "sources": []})
+    for entry in entries.values():
+        entry.signature = []  # of this build; the next one sees another storage
+    contents.keep(os.path.join(prefix, "image", NOTES), entries, {"imported": imported})
+
+
+class Layers:
+    """The layer of packages below a build, and after `install` what was added: who read what, for the stamp.
+
+    `imported`: modules that need not be imported again; `evidence`: nothing where there are no notes.
+    """
+
+    def __init__(self, prefix: str, environment: str) -> None:
+        """Take the notes of what is there with its noted size; `install` reads everything else."""
+        notes = os.path.join(prefix, "image", NOTES)
+        self.environment = environment
+        self.evidence: Json = {}
+        self.imported = list((paths.read_json(notes) or {}).get("imported") or ())
+        self._taken = _there(environment, contents.kept(notes))
+        contents.keep(paths.meta(environment, stamp.SCAN), self._taken)
+
+    def compare(self) -> None:
+        """Look at what `install` has made of it."""
+        now = contents.kept(paths.meta(self.environment, stamp.SCAN))
+        stay = [path for path, entry in self._taken.items() if path in now and now[path].signature == entry.signature]
+        # Other files of packages, or code at Python's start: what was imported before may be another thing now.
+        at_start = any(_runs_at_start(self.environment, path) for path in now if path not in self._taken)
+        if at_start or len(stay) < len(self._taken):
+            self.imported = []
+        if stay:
+            read = {"files": len(now) - len(stay), "level": "measured"}
+            self.evidence = {"layers": {"packages": {"files": len(stay), "level": "stamped"}, "added": read}}
+
+
+def _there(environment: str, noted: "Entries") -> "Entries":
+    """The noted entries of paths with the noted size, each with what will show a change from now on."""
+    found = {}
+    for path, entry in noted.items():
+        try:
+            told = os.lstat(os.path.join(environment, path))
+        except OSError:
+            continue
+        if entry.tag == "link" if stat.S_ISLNK(told.st_mode) else told.st_size == entry.size:
+            entry.signature = merkle.signature(told)
+            found[path] = entry
+    return found
+
+
+def _runs_at_start(environment: str, path: str) -> bool:
+    if not path.endswith(".pth"):
+        return os.path.basename(path) in _AT_START
+    with open(os.path.join(environment, path), "rb") as stream:
+        return any(line.startswith((b"import ", b"import\t")) for line in stream)
