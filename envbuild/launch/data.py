@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.command import fill
 from envbuild.launch.recipes import launch_data
 from envbuild.model.launch import Command
@@ -29,16 +29,24 @@ class Preparation:
 def preparation(stack: Stack, place: Place) -> Preparation:
     """What makes small data in `place.output`, with the tools of the environment.
 
-    Raises EnvbuildError `data-unknown` (exit 2) for a stack whose data nobody can make here.
+    Raises EnvbuildError `data-unknown` (exit 2) for a stack that does not say how, and `data-not-made` (exit 7) for one
+    that says why not.
     """
     reference, data = launch_data(stack)
+    if reference.no_data is not None:
+        raise EnvbuildError(
+            "data-not-made",
+            f"no small data can be made with the own tool of {stack.name}",
+            why=reference.no_data,
+            exit_code=ExitCode.REFUSED,
+        )
     made = {file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic}
     if not made or not reference.prepare:
         raise EnvbuildError(
             "data-unknown",
             f"the stack {stack.name} does not say how its data are made",
             why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
-            hint="megatron-deepspeed-slurm does; where data are synthetic anyway (`--task dummy_lm`), none are needed",
+            hint="megatron-deepspeed-slurm and megatronapp do",
         )
     packed = {file.name for file in reference.data if file.name.endswith(_PACKED)}
     values = {"source": place.source(data.source, data.folder)}

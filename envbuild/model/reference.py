@@ -135,7 +135,7 @@ class Reference(StrictModel):
     """All tables of one stack; `prepare` are the argument lists that make the data, run in the folder of the data.
 
     `{source}` in them is the folder that `launch` runs in. A first one that only unpacks a file of `data` is not run on
-    a synthetic one, which is not packed.
+    a synthetic one, which is not packed. `no_data`: why no small data can be made with the stack's own tool.
     `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
     """
 
@@ -148,6 +148,7 @@ class Reference(StrictModel):
     memory: MemoryModel | None = None
     data: tuple[DataFile, ...] = ()
     prepare: tuple[tuple[Text, ...], ...] = ()
+    no_data: Text | None = None
     launch: LaunchData | None = None
     bench: Bench | None = None
 

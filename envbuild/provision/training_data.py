@@ -26,7 +26,7 @@ _LAST = 12  # lines of a tool that failed, in the error
 def make(stack: Stack, place: Place) -> dict[str, str]:
     """The data in `place.output`, as sha256 by name; files of an earlier call are replaced, and only when all are made.
 
-    Raises EnvbuildError: `data-unknown` (exit 2), `environment-unknown` and `data-failed` (exit 1).
+    Raises EnvbuildError as `preparation` does, `environment-unknown` and `data-failed` (exit 1).
     """
     folder, activate = Path(place.output), f"{place.environment}/.envbuild/activate.sh"
     preparation(stack, place)

@@ -21,8 +21,10 @@ SLURM = "megatron-deepspeed-slurm"
 TOOL = """
 import argparse, hashlib, json, os, sys
 parser = argparse.ArgumentParser()
-for name in ("input", "output-prefix", "vocab-file", "merge-file", "dataset-impl", "tokenizer-type", "workers"):
+for name in ("input", "output-prefix", "vocab-file", "merge-file", "tokenizer-type", "workers"):
     parser.add_argument("--" + name, required=True)
+if "Megatron/" not in sys.argv[0]:
+    parser.add_argument("--dataset-impl", required=True)
 parser.add_argument("--append-eod", action="store_true", required=True)
 args = parser.parse_args()
 if os.environ.get("BREAK"):
@@ -40,9 +42,10 @@ for end in (".bin", ".idx"):
 def built(tmp_path: Path) -> Place:
     """A place whose environment has the tool in the source's folder."""
     environment = tmp_path / "env"
-    tools = environment / "src/megatron-deepspeed/tools"
-    tools.mkdir(parents=True)
-    (tools / "preprocess_data.py").write_text(TOOL)
+    for source in ("megatron-deepspeed", "megatronapp/Megatron"):
+        tools = environment / "src" / source / "tools"
+        tools.mkdir(parents=True)
+        (tools / "preprocess_data.py").write_text(TOOL)
     (environment / ".envbuild").mkdir()
     (environment / "bin").mkdir()
     (environment / "bin/python").symlink_to(sys.executable)
@@ -67,6 +70,23 @@ def test_the_data_have_the_names_that_launch_reads_and_are_the_same_every_time(b
     assert make(stack(SLURM), built) == made
 
 
+def test_the_data_of_megatronapp_have_the_names_that_its_launch_reads(built: Place) -> None:
+    made = make(stack("megatronapp"), built)
+    words = [word for word in stack("megatronapp").reference.launch.arguments if isinstance(word, str)]  # type: ignore[union-attr]
+    read = [word.removeprefix("{data}/") for word in words if word.startswith("{data}/")]
+    assert read == ["gpt-large-cased-vocab-small_text_document", "vocab.json", "merges.txt"]
+    assert {f"{read[0]}.bin", f"{read[0]}.idx", *read[1:]} <= made.keys()
+
+
+@pytest.mark.parametrize("name", ["megatron-alpa", "megatron-deepspeed-alcf", "opt-175b"])
+def test_a_stack_whose_tool_cannot_make_data_says_why(built: Place, name: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(name), built)
+    told = stack(name).reference
+    assert told is not None and told.no_data is not None
+    assert (caught.value.code, int(caught.value.exit_code), caught.value.why) == ("data-not-made", 7, told.no_data)
+
+
 def test_a_tool_that_fails_leaves_what_was_there(built: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = make(stack(SLURM), built)
     monkeypatch.setenv("BREAK", "on purpose")
@@ -77,13 +97,18 @@ def test_a_tool_that_fails_leaves_what_was_there(built: Place, monkeypatch: pyte
     assert sorted(path.name for path in Path(built.output).iterdir()) == sorted(before)
 
 
-def test_without_an_environment_or_for_another_stack_nothing_is_made(built: Place, tmp_path: Path) -> None:
-    for name, where, code in (
-        (SLURM, built.model_copy(update={"environment": str(tmp_path / "none")}), "environment-unknown"),
-        ("opt-175b", built, "data-unknown"),
+def test_without_an_environment_or_for_a_stack_that_does_not_say_how_nothing_is_made(
+    built: Place, tmp_path: Path
+) -> None:
+    known = stack(SLURM)
+    assert known.reference is not None
+    silent = known.model_copy(update={"reference": known.reference.model_copy(update={"prepare": ()})})
+    for each, where, code in (
+        (known, built.model_copy(update={"environment": str(tmp_path / "none")}), "environment-unknown"),
+        (silent, built, "data-unknown"),
     ):
         with pytest.raises(EnvbuildError) as caught:
-            make(stack(name), where)
+            make(each, where)
         assert (caught.value.code, Path(built.output).exists()) == (code, False)
 
 
