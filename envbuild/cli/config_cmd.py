@@ -41,3 +41,13 @@ def fabfile(ui: Ui) -> None:
 
     folder = str(fabfile_folder())
     ui.result({"folder": folder}, lambda: folder)
+
+
+@config.command("playbooks")
+@common_options
+def playbooks(ui: Ui) -> None:
+    """Print the folder of the playbooks and roles: ansible-playbook -i INVENTORY FOLDER/environment.yml."""
+    from envbuild.resources import playbooks as shipped
+
+    folder = str(shipped())
+    ui.result({"folder": folder}, lambda: folder)

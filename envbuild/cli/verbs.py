@@ -52,7 +52,7 @@ VERBS: dict[str, Verb] = {
     ),
     "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff, merge, kit"),
-    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile"),
+    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile, playbooks"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
 }
 

@@ -1,17 +1,21 @@
-"""Tasks for hand use: `fab -r "$(envbuild config fabfile)" probe -t ./lab.yaml`.
+"""Tasks for hand use: `fab -r "$(envbuild config fabfile)" -H gpu01,gpu02 probe`; all at once `probe -t ./lab.yaml`.
 
-They reach the nodes of a target as envbuild does, through its own connections, so that host keys are always verified;
-fab's own connections and options (`-H`, `-i`) are not used.
+`-H` names hosts as everywhere in Fabric: each task runs for one after the other. With a target it chooses among its
+hosts, without one they are reached over SSH as `ssh HOST` reaches them. Nodes are reached as envbuild does it, through
+its own connections, so that host keys are always verified; fab's own connections and `-i` are not used.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fabric.connection import Connection
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
@@ -31,13 +35,21 @@ _HELP = {
 @task(help=_HELP)
 def probe(context: Context, target: str = "", limit: str = "", exclude: str = "") -> None:
     """Read the facts of every node: the table of `envbuild probe`."""
-    from envbuild.cli.entry import main
+    _verb(context, "probe", target, limit, exclude)
 
-    del context
-    options = {"--target": target, "--limit": limit, "--exclude": exclude}
-    code = main(["probe", *(word for name, value in options.items() if value for word in (name, value))])
-    if code:
-        raise Exit(code=code)
+
+@task(help={**_HELP, "stack": "a shipped stack or a file; the target's without it", "dry-run": "print the plan alone"})
+def provision(
+    context: Context, target: str = "", limit: str = "", exclude: str = "", stack: str = "", dry_run: bool = False
+) -> None:
+    """Build, test and verify the environment of a stack: `envbuild provision`."""
+    _verb(context, "provision", target, limit, exclude, stack, *(["--dry-run"] if dry_run else []))
+
+
+@task(help={**_HELP, "stack": "a shipped stack or a file; the target's without it"})
+def smoke(context: Context, target: str = "", limit: str = "", exclude: str = "", stack: str = "") -> None:
+    """Run the smoke test in the environment in use: `envbuild smoke`."""
+    _verb(context, "smoke", target, limit, exclude, stack)
 
 
 @task(help={**_HELP, "run": "of this run; the newest without it", "lines": "how many lines of each node"})
@@ -45,7 +57,6 @@ def logs(
     context: Context, target: str = "", limit: str = "", exclude: str = "", run: str = "", lines: int = 40
 ) -> None:
     """Print the end of the log that a run left on every node."""
-    del context
     args = {"lines": lines, **({"log_of": run} if run else {})}
 
     def show(node: str, result: dict[str, Any]) -> None:
@@ -53,14 +64,15 @@ def logs(
         for line in result["lines"]:
             _say(line)
 
-    _end(_each(_target(target, limit, exclude), "log", lambda _: args, show))
+    with _chosen(context, target, limit) as (target, limit):
+        _end(_each(_target(target, limit, exclude), "log", lambda _: args, show))
 
 
 @task(name="pull-evidence", help={**_HELP, "to": "folder for it (./evidence)"})
 def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: str = "", to: str = "evidence") -> None:
     """Bring the stamp of every environment in use, and the hashes of its files, from every node."""
-    del context
-    place = _target(target, limit, exclude)
+    with _chosen(context, target, limit) as (target, limit):
+        place = _target(target, limit, exclude)
     wanted: dict[str, list[str]] = {}
 
     def keep(node: str, result: dict[str, Any]) -> None:
@@ -84,6 +96,35 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
     found = sum(len(nodes) for nodes in wanted.values())
     _say(f"{found} environment{'s' * (found != 1)} in use; their stamps are in {to}")
     _end(codes)
+
+
+def _verb(context: Context, verb: str, target: str, limit: str, exclude: str, stack: str = "", *more: str) -> None:
+    """One verb of envbuild; its exit code is fab's."""
+    from envbuild.cli.entry import main
+
+    with _chosen(context, target, limit) as (target, limit):
+        options = {"--target": target, "--limit": limit, "--exclude": exclude, "--stack": stack}
+        code = main([verb, *(word for name, value in options.items() if value for word in (name, value)), *more])
+    if code:
+        raise Exit(code=code)
+
+
+@contextmanager
+def _chosen(context: Context, target: str, limit: str) -> Iterator[tuple[str, str]]:
+    """Target and limit of a task; the host of `-H` is one of the target's, or its own target where none is named."""
+    from envbuild.config import load_config
+
+    if not isinstance(context, Connection):
+        yield target, limit
+    elif target or load_config().settings["target"].origin != "default":
+        yield target, context.host
+    else:
+        login = {"user": context.user, "port": context.port}  # of `-H`, else as ssh's configuration has it
+        manifest = {"name": "fab", "extends": "ssh", "hosts": [context.original_host], "connection": login}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "fab.yaml"
+            path.write_text(json.dumps(manifest), encoding="utf-8")
+            yield str(path), limit
 
 
 def _target(name: str, limit: str, exclude: str) -> Target:

@@ -56,6 +56,24 @@ def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World
     assert drift(built) == (0, {})
 
 
+def test_env_list_tells_what_runs_from_an_environment_and_when_it_was_read(built: World) -> None:
+    assert built.good("env", "list", "--json").json["environments"][0]["processes"] == []
+    assert drift(built) == (0, {})
+    process = built.start("env", "exec", "tiny", "--", "sleep", "600")
+    try:
+        deadline = time.monotonic() + 100
+        while True:
+            (row,) = built.good("env", "list", "--json").json["environments"]
+            if row["processes"] or time.monotonic() > deadline:
+                break
+        assert row["processes"] == [str(process.pid)]
+        assert row["read"] >= row["stamp"]["stamped_at"] and row["differed"] == 0
+        assert "1 process" in built.good("env", "list").out
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_kernel_is_registered_for_the_environment_in_use_and_changes_nothing_in_it(built: World) -> None:
     told = built.good("env", "kernel", "tiny", "--json").json
     spec = json.loads((Path(told["kernel"]) / "kernel.json").read_text())

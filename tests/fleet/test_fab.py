@@ -26,21 +26,31 @@ def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_tasks_probe_show_logs_and_pull_stamps(fleet: StartNodes, tmp_path: Path, standalone_python: Path) -> None:
+def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(
+    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+) -> None:
     world = FleetWorld(tmp_path, standalone_python)
     nodes = fleet(2, kind="full")
     world.target(nodes)
-    done = world.fleet("provision")
-    assert done.rc == 0, done.err
-    roots = {node: found["root"] for node, found in by_node(done).items()}
+    stack = ("--stack", f"./{STACK}.yaml")
+    planned = _fab(world, "provision", "-t", "./nodes.yaml", *stack, "--dry-run")
+    assert (planned.rc, "  toolchain  " in planned.out) == (0, True), planned.err
+    built = _fab(world, "provision", "-t", "./nodes.yaml", *stack)
+    assert built.rc == 0, built.err
+    first = world.last_run.name
+    roots = {node: found["root"] for node, found in by_node(world.fleet("verify")).items()}
+    # As in Fabric: one host after the other, each a run of its own.
+    both = ",".join(node.address for node in nodes)
+    tested = _fab(world, "-H", both, "smoke", "-t", "./nodes.yaml", *stack)
+    assert (tested.rc, tested.out.count("✓ tiny")) == (0, 2), (tested.out, tested.err)
 
     probed = _fab(world, "probe", "-t", "./nodes.yaml")
     assert probed.rc == 0, probed.err
     assert "   2 x  no GPU" in probed.out
 
-    logs = _fab(world, "logs", "--lines", "5", ENVBUILD_TARGET="./nodes.yaml")
+    logs = _fab(world, "-H", both, "logs", "--lines", "5", "--run", first, ENVBUILD_TARGET="./nodes.yaml")
     assert logs.rc == 0, logs.err
-    assert all(f"== {node.address}: /opt/envbuild/logs/{world.last_run.name}.log" in logs.out for node in nodes)
+    assert all(f"== {node.address}: /opt/envbuild/logs/{first}.log" in logs.out for node in nodes)
     assert logs.out.count("stamped /opt/envbuild/envs/") == 2
 
     pulled = _fab(world, "pull-evidence", "-t", "./nodes.yaml", "--to", "found", "--limit", nodes[1].address)
@@ -55,7 +65,7 @@ def test_tasks_probe_show_logs_and_pull_stamps(fleet: StartNodes, tmp_path: Path
     empty = world.work / "known_hosts"
     empty.write_text("")
     world.target(nodes, connection={"known_hosts": str(empty)})
-    for task in ("probe", "logs", "pull-evidence"):
+    for task in ("probe", "provision", "smoke", "logs", "pull-evidence"):
         refused = _fab(world, task, "-t", "./nodes.yaml")
         assert refused.rc == 3, (task, refused.err)
         assert "host-key-unknown" in refused.out + refused.err
