@@ -27,6 +27,8 @@ MOST_LINES = 2000
 # The output of one build is some megabytes; only the end of a log is ever read.
 READ_BYTES = 1024 * 1024
 BEAT = 1.0  # seconds
+# How a job calls this node, where it calls it otherwise than the node itself.
+NODE = "ENVBUILD_NODE"
 FULL = 64 * 1024
 _LONGEST = 200  # characters of a name
 _DAY = 86400.0
@@ -40,7 +42,7 @@ class Progress:
         """Told to nobody until `following` names a file."""
         self._state: Json = {}
         self._ask: Callable[[], Json] | None = None
-        self._path = ""
+        self._path = self._host = ""
         self._step = ""
         self._count = 0
         self._last: Json = {}
@@ -66,7 +68,8 @@ class Progress:
         if not (isinstance(path, str) and path.startswith("/")):
             yield
             return
-        self._path, self._step = "%s.%s" % (path, os.uname().nodename), step
+        self._host, self._step = os.environ.pop(NODE, "") or os.uname().nodename, step
+        self._path = "%s.%s" % (path, self._host)
         stop = threading.Event()
         thread = threading.Thread(target=self._beat, args=(stop,), daemon=True)
         thread.start()
@@ -95,7 +98,14 @@ class Progress:
             return
         self._last, self._count = state, self._count + 1
         words = {key: redact_text(str(state.get(key, "")))[:_LONGEST] for key in ("phase", "what")}
-        line = dict(state, **words, t=round(time.time(), 3), seq="%d.%d" % (os.getpid(), self._count), step=self._step)
+        line = dict(
+            state,
+            **words,
+            t=round(time.time(), 3),
+            seq="%d.%d" % (os.getpid(), self._count),
+            step=self._step,
+            host=self._host,
+        )
         full = os.path.exists(self._path) and os.path.getsize(self._path) > FULL
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if full else os.O_APPEND)
         with os.fdopen(os.open(self._path, flags, 0o600), "wb") as stream:

@@ -8,10 +8,11 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.model.plan import Plan
 from envbuild.provision.routes import route_of
+from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.journal import EventKind, read_journal
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
@@ -29,6 +30,8 @@ def provision(
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
+        events = read_journal(run.run.journal_path).events
+        durations.learn(settings.runs_root, plan, work.survey.facts, work.rough, events)
         for node in nodes:
             told = {"status": node.status, "exit": node.exit, "error": node.error}
             work.journal.append(EventKind.NODE_FINISHED, node=node.node, **told)

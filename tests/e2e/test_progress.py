@@ -6,15 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.test_builds import locked
-from tests.e2e.world import World
+from tests.e2e.world import World, lines_until
 from tests.node.forge import need_compiler
 
 pytestmark = pytest.mark.slow
@@ -39,21 +37,6 @@ def provision(world: World, *more: str) -> subprocess.Popen[str]:
     return world.start("provision", "--target", "local", "--stack", "./tiny.yaml", "--json", *more)
 
 
-def lines_until(process: subprocess.Popen[str], true: Callable[[str], bool]) -> list[str]:
-    """What comes on stderr, up to the first line that is `true`."""
-    assert process.stderr is not None
-    ended, found = threading.Timer(120, process.kill), list[str]()
-    ended.start()
-    for line in process.stderr:
-        found.append(line)
-        if true(line):
-            break
-    else:
-        pytest.fail("".join(found))
-    ended.cancel()
-    return found
-
-
 def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world: World, gate: Path) -> None:
     process = provision(world)
     lines_until(process, lambda line: "compiling quick: fast.c (" in line)
@@ -61,7 +44,8 @@ def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world
     told = [json.loads(line) for line in lines_until(watching, lambda line: "fast.c" in line)]
     assert [event["kind"] for event in told[:2]] == ["stage", "planned"]
     assert told[-1] | {"t": 0} == {
-        "t": 0, "kind": "now", "node": "localhost", "step": "install", "phase": "compiling quick", "what": "fast.c"
+        "t": 0, "kind": "now", "node": "localhost", "step": "install", "phase": "compiling quick", "what": "fast.c",
+        "host": os.uname().nodename,
     }  # fmt: skip
     gate.write_text("go\n")
     out, err = process.communicate(timeout=120)
@@ -99,3 +83,15 @@ def test_a_run_keeps_what_it_told(world: World) -> None:
     steps = [(event["step"], event["state"]) for event in told if event["kind"] == "step"]
     assert steps[:2] == [("toolchain", "started"), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
     assert [event["t"] for event in told] == sorted(event["t"] for event in told)
+
+
+def test_the_next_plan_says_what_the_steps_took(world: World) -> None:
+    world.tiny()
+    world.built()
+    rows = {row["step"]: row for row in json.loads((world.runs / "durations.json").read_text())}
+    assert {"install", "smoke", "activate"} <= rows.keys()
+    plan = world.provision("--repair", "--dry-run").json["plan"]
+    seconds = {step["kind"]: step["seconds"] for step in plan["nodes"][0]["steps"]}
+    assert {step: seconds[step] for step in ("install", "smoke")} == {
+        step: rows[step]["took"] for step in ("install", "smoke")
+    }

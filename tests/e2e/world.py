@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from envbuild.model.lock import Variant
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
 from tests.support import forked
 
-__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "site", "snapshot"]
+__all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "lines_until", "site", "snapshot"]
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
@@ -192,6 +193,21 @@ class World:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=self.top)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+
+def lines_until(process: subprocess.Popen[str], true: Callable[[str], bool]) -> list[str]:
+    """What comes on stderr, up to the first line that is `true`."""
+    assert process.stderr is not None
+    ended, found = threading.Timer(DEADLINE, process.kill), list[str]()
+    ended.start()
+    for line in process.stderr:
+        found.append(line)
+        if true(line):
+            break
+    else:
+        raise AssertionError("".join(found))
+    ended.cancel()
+    return found
 
 
 def snapshot(folder: Path) -> dict[str, str]:

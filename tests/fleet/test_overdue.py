@@ -32,6 +32,7 @@ def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_
     seconds = time.monotonic() - begun
     assert done.rc == 8, done.err
     assert seconds < 180
+    assert f"{hanging.address}: building the environment – fetching sources 0 of 1 sources: gamma (" in done.err
     found = by_node(done)
     assert (found[good.address]["status"], found[hanging.address]["exit"]) == ("unchanged", 3)
     error = found[hanging.address]["error"]

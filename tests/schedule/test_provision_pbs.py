@@ -13,7 +13,7 @@ import pytest
 import uv
 import yaml
 
-from tests.e2e.world import Done, World
+from tests.e2e.world import Done, World, lines_until
 from tests.node.test_git_source import PROJECT
 from tests.schedule.fake_pbs import FakePbs, has_hosts
 
@@ -112,6 +112,18 @@ def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_tim
     gate.unlink()
     world.target()
     assert world.job().rc == 0
+
+
+def test_what_a_job_does_is_told_while_it_runs(world: PbsWorld) -> None:
+    gate = world.top / "gate"
+    gate.touch()
+    code = f"import os, time\nwhile os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
+    world.tiny(sources=[{**world.repository("slow", {"slow.py": code}), "install": "path"}], imports=["slow"])
+    process = world.start("provision", "--target", "./cluster.yaml")
+    lines_until(process, lambda line: line.startswith("x3001: smoke test – check: sound ("))
+    gate.unlink()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
 
 
 def test_a_node_that_was_taken_out_after_the_job_is_noted_and_its_answer_counts(world: PbsWorld) -> None:

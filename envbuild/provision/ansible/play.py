@@ -145,10 +145,10 @@ def _tail(node: str, path: str, connection: Connection) -> str:
     """The end of what a node has told in its file; over the connection that is open already."""
     if connection.kind == "local":
         return tail_of(Path(f"{path}.{os.uname().nodename}"))
-    from envbuild.transport.ssh import exchange
+    from envbuild.transport.ssh import glance
 
     script = f"tail -c {TAIL} -- {shlex.quote(path)}.$(uname -n) 2>/dev/null"
-    return exchange(node, script.encode(), connection, ASK_SECONDS, 2 * TAIL).out
+    return glance(node, script.encode(), connection, ASK_SECONDS, 2 * TAIL)
 
 
 class _Watcher:

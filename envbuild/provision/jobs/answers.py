@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.run.progress_events import TAIL
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Failure, hint_for
 from envbuild.schedule.runner import Runner
@@ -19,6 +20,8 @@ Answers = dict[str, dict[str, dict[str, Any]]]
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
 FILE_LIMIT = 8 << 20
 EXCHANGE_LIMIT = 8 << 20
+# The name of the files of `node/logs.py` in the folder of a job.
+PROGRESS = "progress"
 # Bytes of a node's own last words.
 _LAST = 1500
 
@@ -38,6 +41,13 @@ wc -c -- */*"$2" 2>/dev/null | while read -r size file; do
   echo
 done
 """
+
+
+def progress_of(runner: Runner, folder: str) -> str:
+    """The ends of the files in which nodes of a job tell what they do."""
+    return runner.run(
+        ["find", folder, "-maxdepth", "1", "-name", f"{PROGRESS}.*", "-exec", "tail", "-qc", str(TAIL), "{}", "+"]
+    ).out
 
 
 def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, bytes]]:

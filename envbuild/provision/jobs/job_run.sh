@@ -6,7 +6,9 @@
 folder=$1 python=$2 program=$3
 shift 3
 host=$(uname -n)
-answers=$folder/answers-${SLURM_RESTART_COUNT:-0}/${SLURMD_NODENAME:-${host%%.*}}
+ENVBUILD_NODE=${SLURMD_NODENAME:-${host%%.*}}
+export ENVBUILD_NODE
+answers=$folder/answers-${SLURM_RESTART_COUNT:-0}/$ENVBUILD_NODE
 mkdir -p -- "$answers" || exit 75
 kills() {
   sum=0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from envbuild.provision.ansible.settle import settle
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors
-from envbuild.provision.jobs.answers import Answers, first_death, read_answers, tell_phases, unfinished
+from envbuild.provision.jobs.answers import (
+    PROGRESS,
+    Answers,
+    first_death,
+    progress_of,
+    read_answers,
+    tell_phases,
+    unfinished,
+)
 from envbuild.provision.jobs.ask import not_shared
 from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.jobs.node_local import broadcast, is_local, pack_request
@@ -27,11 +36,13 @@ from envbuild.provision.jobs.survey import facts_of
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
 from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
 
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
+ASK_SECONDS = 5.0
 
 
 def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
@@ -46,7 +57,8 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     place(site.runner, folder, _requests(builder, work, folder, meeting))
     steps = _steps(builder, work, folder, meets=meeting is not None)
     job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target), builder=pinned(plan))
-    number, state = run_to_end(work, site, job)
+    with followed({folder: partial(progress_of, site.runner, folder)}, _teller(work), ASK_SECONDS):
+        number, state = run_to_end(work, site, job)
     attempt = f"{folder}/answers-{site.scheduler.attempt(state)}"
     answers = read_answers(site.runner, attempt)
     if work.settings.repair and not is_local(work.prepared.target) and unfinished(answers):
@@ -73,6 +85,20 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     else:
         write_facts(known, {node: work.survey.facts[node] for node in answers})
     return made, outcome
+
+
+def _teller(work: Work) -> Callable[[str, Mapping[str, Any]], None]:
+    """Tells what a node of a job does; nobody else says that it begins a step."""
+    steps: dict[str, str] = {}
+
+    def tell(_: str, told: Mapping[str, Any]) -> None:
+        node, step = told.get("host", ""), told.get("step", "")
+        if steps.get(node) != step:
+            steps[node] = step
+            work.progress.step(node, step, "started")
+        work.progress.now(node, told)
+
+    return tell
 
 
 def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
@@ -106,7 +132,12 @@ def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any
     script = Path(__file__).with_name("job_run.sh").read_bytes()
     return {
         "run.sh": script,
-        **{f"requests/{verb}.json": json.dumps(told, allow_nan=False).encode() for verb, told in requests.items()},
+        **{
+            f"requests/{verb}.json": json.dumps(
+                {**told, "args": {"progress": f"{folder}/{PROGRESS}", **told["args"]}}, allow_nan=False
+            ).encode()
+            for verb, told in requests.items()
+        },
     }
 
 

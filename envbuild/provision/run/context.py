@@ -15,6 +15,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.run import durations
 from envbuild.provision.run.evidence import failed_node
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, Journal, utc_now
@@ -69,7 +70,8 @@ class Work:
 
     `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
     `tried`: those that were to give an environment to others and could not; `lacking`: errors of those that the newest
-    plan left out, because they cannot build and nobody gives them anything.
+    plan left out, because they cannot build and nobody gives them anything; `rough`: seconds by node and step that
+    plans said before anything was known of a machine.
     """
 
     prepared: Prepared
@@ -87,9 +89,15 @@ class Work:
     done: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
     lacking: dict[str, EnvbuildError] = field(default_factory=dict)
+    rough: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def planned(self, plan: Plan) -> Plan:
-        """The plan, written down."""
+        """The plan with the times that this machine needed before, written down."""
+        for node in plan.nodes:
+            self.rough.update({(node.node, step.kind): step.seconds for step in node.steps})
+        # The time limit of a job rests on what a plan says, and nobody has measured the steps of one.
+        if self.prepared.target.connection.kind != "job":
+            plan = durations.as_before(plan, self.survey.facts, durations.read(self.settings.runs_root))
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
         self.progress.planned({node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes})

@@ -80,6 +80,8 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
         return False
     row = view.rows.setdefault(str(event.get("node")), Row())
     if kind == "step":
+        if row.running:  # of a job nobody says that a step has ended
+            row.took[row.step] = at - row.since
         row.step, row.state, row.text = (str(event.get(key, "")) for key in ("step", "state", "text"))
         if row.running:
             row.since, row.now, row.phase = at, {}, (at, 0.0)
@@ -183,11 +185,11 @@ def total(view: View, now: float) -> str:
     """`1 min 50 s in all, about 2 min left, slowest gpu3`, of all nodes together."""
     running = [node for node, row in view.rows.items() if row.running]
     words = [f"{duration(now - (now if view.began is None else view.began))} in all"]
-    if running:
+    if running and len(view.rows) > 1:
         slowest = _slowest(running, view, now)
         rest = left(view.rows[slowest], now)
         words += [f"about {duration(rest)} left"] if rest is not None else []
-        words += [f"slowest {slowest}"] if len(view.rows) > 1 else []
+        words += [f"slowest {slowest}"]
     return ", ".join(words)
 
 

@@ -8,10 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from envbuild.node import proc
 from envbuild.node.read_text import json_lines
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
@@ -23,6 +24,7 @@ TAIL = 2000  # bytes of a node's file: some seconds of it
 _AT_ONCE = 8
 _PAUSE = 0.5  # seconds between looks at a run of another process
 _FIELDS: dict[str, Any] = {
+    "host": str,
     "step": str,
     "phase": str,
     "what": str,
@@ -63,21 +65,23 @@ def followed(
 ) -> Iterator[None]:
     """Until the end of the block, `ask` nodes what they do, every so many seconds at most, and tell `now` what is new.
 
-    A question gives the end of a node's file; one that fails is asked again. `ask` may grow meanwhile.
+    A question gives the end of a node's file, or of those of several hosts; one that fails is asked again.
     """
-    stop, seen = threading.Event(), dict[str, object]()
+    nodes = list(ask)
+    stop, seen = threading.Event(), dict[Any, object]()
 
     def one(node: str) -> None:
         with contextlib.suppress(Exception):  # it is told of a node's work, and must not end it
-            last = next(reversed(json_lines("" if stop.is_set() else ask[node]())), {})
-            if last.get("seq") not in (None, seen.get(node)):
-                seen[node] = last["seq"]
-                now(node, {key: last[key] for key, kind in _FIELDS.items() if isinstance(last.get(key), kind)})
+            last = {line.get("host"): line for line in json_lines("" if stop.is_set() else ask[node]())}
+            for host, line in last.items():
+                if line.get("seq") not in (None, seen.get((node, host))):
+                    seen[node, host] = line["seq"]
+                    now(node, {key: line[key] for key, kind in _FIELDS.items() if isinstance(line.get(key), kind)})
 
     def work() -> None:
-        with ThreadPoolExecutor(min(_AT_ONCE, len(ask)) or 1) as pool:
-            while not stop.wait(every):
-                list(pool.map(one, list(ask)))
+        while not stop.wait(every):
+            for first in range(0, len(nodes), _AT_ONCE):
+                proc.parallel([partial(one, node) for node in nodes[first : first + _AT_ONCE]])
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

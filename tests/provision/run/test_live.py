@@ -101,7 +101,7 @@ def test_a_screen_has_the_step_and_below_what_it_does_and_the_run_at_the_end() -
     assert first[2:] == "gpu1  building the environment, 50 s, about 5 min 50 s left"
     assert rest == [
         "    compiling apex 10 of 60 files: apex: adam.cu",
-        "  15 min 50 s in all, about 5 min 50 s left",
+        "  15 min 50 s in all",
     ]
 
 
