@@ -23,13 +23,15 @@ from tests.report.samples import checks, evidence, fleet, node
 from tests.report.test_render import failing_fleet, hostile
 
 XSD = Path(__file__).parents[2] / "docs" / "schemas" / "junit.xsd"
+JENKINS = Path(__file__).with_name("junit-jenkins.xsd")
 RUNS = [evidence(), fleet(), failing_fleet(), hostile()]
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_junit_is_valid_and_counts_what_failed(run: Evidence) -> None:
     root = etree.fromstring(render_junit(run).encode())
-    etree.XMLSchema(etree.parse(str(XSD))).assertValid(root)
+    for schema in (XSD, JENKINS):
+        etree.XMLSchema(etree.parse(str(schema))).assertValid(root)
     failed = sum(check.status == "failed" for each in run.nodes for check in each.checks)
     assert int(root.get("failures")) == failed == len(root.findall(".//failure"))
     assert int(root.get("tests")) == len(root.findall(".//testcase"))

@@ -222,6 +222,14 @@ def test_a_signed_report_that_was_changed_is_rejected_by_name(
     assert code in problems(copy, keys.signers)
 
 
+def test_an_older_report_of_the_same_author_is_not_the_one_that_was_asked_for(copy: Path, keys: Keys) -> None:
+    asked = "20260309T100000Z-aaaa"
+    found = verify_report(copy, run=asked, signers=keys.signers)[1]
+    assert {each.code for each in found if each.kind == "problem"} == {"report-run-differs"}
+    replayed = copy.rename(copy.parent / asked)
+    assert problems(replayed, keys.signers) == {"report-run-differs"}
+
+
 def test_signers_without_the_key_or_for_something_else_are_nobody(copy: Path, keys: Keys, tmp_path: Path) -> None:
     assert problems(copy, keys.empty) == {"report-signer-unknown"}
     for number, option in enumerate(('namespaces="git"', 'valid-before="20200101"')):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -176,6 +177,12 @@ def test_a_lock_changed_by_hand_and_one_of_another_profile_are_rejected(sealed: 
     assert problems(sealed.folder) == {"report-profile-differs", "report-deviation-missing"}
 
 
+def test_a_list_of_files_that_unpacks_to_100_megabytes_is_rejected(sealed: Sealed) -> None:
+    sealed.attach("files", "attachments/files.json.gz", gzip.compress(b" " * 100_000_000, 1), sealed.root)
+    sealed.write()
+    assert problems(sealed.folder) == {"report-file-invalid"}
+
+
 def test_a_variant_that_is_not_of_the_lock_is_rejected(sealed: Sealed) -> None:
     other = sealed.variant.model_copy(update={"packages": sealed.variant.packages[1:]})
     sealed.attach("variant", "attachments/variant.json", canonical_json(other.to_json_dict()), sealed.variant.digest)
@@ -203,6 +210,9 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a page without its evidence": (
         lambda f: swap(f / "report.html", b'id="evidence"', b'id="other"'), "report-page-invalid",
+    ),
+    "a page with a section more": (
+        lambda f: swap(f / "report.html", b"</main>", b"<p>All good.</p></main>"), "report-page-differs",
     ),
     "half a page": (lambda f: half(f / "report.html"), "report-page-invalid"),
     "another text beside it": (lambda f: add(f / "report.md"), "report-page-differs"),
