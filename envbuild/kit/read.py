@@ -27,7 +27,7 @@ def is_kit(path: Path) -> bool:
     if path.is_dir():
         inside = os.path.lexists(path / REPORT / "evidence.json") and not os.path.lexists(path / "evidence.json")
         return inside or os.path.lexists(path / NAME)
-    return path.suffix == ".tar"
+    return path.suffix == ".tgz" or ".tar" in path.suffixes  # a packed one is told that it is none
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _unpack(path: Path, scratch: Path) -> Path:
             raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
         with tarfile.open(path, "r:") as tar:
             _members(tar, scratch)
-    except (OSError, tarfile.TarError, ValueError, EOFError) as error:
+    except (OSError, tarfile.TarError, ValueError, EOFError, RecursionError) as error:
         if isinstance(error, FileNotFoundError):
             raise EnvbuildError(
                 "kit-missing", f"cannot read {path}", why=str(error), exit_code=ExitCode.INTEGRITY

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings, strategies
 
 from envbuild import __version__
 from envbuild.catalog.loader import load_stack
@@ -420,6 +421,10 @@ def test_a_hostile_tar_file_is_refused_by_name_and_writes_nothing_elsewhere(
 
 
 def test_a_tar_file_larger_than_any_kit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    packed_one = tmp_path / "kit.tar.gz"
+    packed_one.write_bytes(b"\x1f\x8b")
+    assert read.is_kit(packed_one)
+    assert "not an uncompressed tar file" in refused(packed_one).why
     path = tmp_path / "kit.tar"
     grown(path, 10**10)
     assert refused(path).code == "kit-too-large"
@@ -502,3 +507,51 @@ def test_the_projects_own_citation_names_its_version_and_nobody_who_is_not_there
     cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
     assert cited["version"] == __version__
     assert cited["authors"] == [{"name": "envbuild contributors"}]
+
+
+def chained(kind: bytes) -> bytes:
+    """A tar file of headers that each speak of the next one, which tarfile reads one inside the other."""
+    head = member("x", kind, size=12)
+    return (head.tobuf(tarfile.USTAR_FORMAT) + b"12 path=aaa\n".ljust(512, b"\0")) * 3000
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_headers_without_end_are_refused(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "kit.tar"
+    path.write_bytes(chained(kind))
+    assert refused(path).code == "kit-invalid"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=strategies.data())
+def test_whatever_a_tar_file_holds_it_is_read_or_refused(tmp_path: Path, data: strategies.DataObject) -> None:
+    whole = packed({"kit/kit.json": b"{}", "kit/report/evidence.json": b"{}" * 300}, member("kit/x", tarfile.DIRTYPE))
+    for _ in range(data.draw(strategies.integers(1, 4))):
+        at = data.draw(strategies.integers(0, 2600))
+        piece = data.draw(strategies.binary(max_size=14))
+        whole = whole[:at] + piece + whole[at + data.draw(strategies.sampled_from([0, len(piece), 512])) :]
+    path = tmp_path / "kit.tar"
+    path.write_bytes(whole)
+    try:
+        with read.opened(path) as (folder, there):
+            assert all((folder / name).is_file() for name in there)
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.INTEGRITY
+
+
+VALUES = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(),
+    lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text(), inner),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    key=strategies.sampled_from(["schema_version", "envbuild", "form", "authors", "document", "files"]), value=VALUES
+)
+def test_whatever_a_manifest_holds_it_is_read_or_refused(key: str, value: Any) -> None:
+    plain = {"schema_version": "1.0", "envbuild": "0.1.0", "form": "full", "files": []}
+    try:
+        parse(json.dumps({**plain, key: value}).encode("utf-8", "surrogatepass"))
+    except EnvbuildError as error:
+        assert error.exit_code == ExitCode.INTEGRITY
