@@ -15,6 +15,9 @@ from tests.support import conda
 from tests.support.debian import UnavailableError
 from tests.support.once import once
 
+# With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.loader import list_stacks
 from envbuild.catalog.patches import RecipeEffect, digest_of, load_patch, load_patches, recipe_effect
 from envbuild.cli.run import run
 from envbuild.errors import EnvbuildError
 from envbuild.model.patch import Patch, Recipe
 from envbuild.node.patch import registry
 from tests.node import patch_shapes
+from tests.support.shipped import shipped
 
 PATCHES = load_patches()
 
@@ -43,7 +44,7 @@ def test_names_and_aliases_are_unique() -> None:
 def _used() -> list[tuple[str, str, str]]:
     out = []
     for name in list_stacks():
-        for profile in load_stack(name).stack.profiles.values():
+        for profile in shipped(name).stack.profiles.values():
             out += [(name, patch, source.commit) for source in profile.sources for patch in source.patches]
     return sorted(set(out))
 

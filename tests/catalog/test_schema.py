@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from envbuild import resources
 from envbuild.catalog.schema import MODELS, main, schema_text
 from envbuild.catalog.yaml_load import load_yaml
+from tests.support.schemas import schema_validator
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 
@@ -23,7 +22,7 @@ def test_the_published_schema_is_current(noun: str) -> None:
 
 @pytest.mark.parametrize("noun", MODELS)
 def test_shipped_files_fit_the_schema(noun: str) -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text(noun)))
+    validator = schema_validator(schema_text(noun))
     files = sorted((resources.catalog() / f"{noun}s").glob("*.yaml"))
     assert files
     for path in files:
@@ -31,7 +30,7 @@ def test_shipped_files_fit_the_schema(noun: str) -> None:
 
 
 def test_an_unknown_key_does_not_fit_the_schema() -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(schema_text("target")))
+    validator = schema_validator(schema_text("target"))
     assert not validator.is_valid({"name": "x", "prefix": "/x", "prefx": "/y"})
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.loader import list_stacks
 from envbuild.model.stack import Build
 from envbuild.node.build import kernels
+from tests.support.shipped import shipped
 
 PROFILES = {
     f"{name}-{profile}": contents.sources
     for name in list_stacks()
-    for profile, contents in load_stack(name).stack.profiles.items()
+    for profile, contents in shipped(name).stack.profiles.items()
     if contents.sources
 }
 BUILT = {

@@ -25,7 +25,7 @@ __all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_siz
 
 # What a user's shell may carry and a test must not see; the rest (PATH, certificates, proxies) stays.
 _FOREIGN = ("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_", "ANSIBLE_", "PYTHON", "VIRTUAL_ENV")
-DEADLINE = 120
+DEADLINE = 240
 _COMMAND = [sys.executable, "-m", "envbuild"]
 # What an interpreter reads when it starts.
 _AT_START = ("LANG", "LC_ALL", "LC_CTYPE", "PYTHONUTF8", "TZ")

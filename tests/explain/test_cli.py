@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.catalog.loader import list_stacks, load_stack
+from envbuild.catalog.loader import list_stacks
 from envbuild.cli.explain_cmd import explain
 from envbuild.errors import EnvbuildError
 from envbuild.explain.page import render_page
@@ -19,6 +19,7 @@ from envbuild.explain.text import render_text
 from envbuild.explain.view import explain as join
 from tests.lock.conftest import Repos
 from tests.resolve.builders import node_facts
+from tests.support.shipped import shipped
 
 STACK = """
 name: mine
@@ -143,9 +144,9 @@ def test_a_document_is_fetched_once(
     assert "--document FILE needs no network" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", [name for name in list_stacks() if load_stack(name).stack.findings])
+@pytest.mark.parametrize("name", [name for name in list_stacks() if shipped(name).stack.findings])
 def test_d36_the_page_counts_what_the_terminal_counts(name: str) -> None:
-    made = join(load_stack(name).stack, "exact")
+    made = join(shipped(name).stack, "exact")
     html = render_page(made, "words\n")
     counted = [
         int(number)

@@ -67,6 +67,7 @@ PermitRootLogin prohibit-password
 MaxStartups 100:30:200
 MaxSessions 100
 UseDNS no
+SetEnv OMP_NUM_THREADS=1
 Subsystem sftp internal-sftp
 """
 

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from envbuild.catalog.loader import load_stack
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
+from tests.support.shipped import shipped
 
 ENVIRONMENT = "/data/envbuild/current/x"
 OUTPUT = "/data/runs/1"
@@ -19,7 +19,7 @@ OUTPUT = "/data/runs/1"
 
 @cache
 def stack(name: str) -> Stack:
-    return load_stack(name).stack
+    return shipped(name).stack
 
 
 @cache

@@ -15,8 +15,8 @@ import pytest
 def find_python(minor: str) -> str | None:
     """A working `python3.X` of PATH or of pyenv; shims that lead nowhere do not count."""
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    candidates = [shutil.which(f"python{minor}")]
-    candidates += [str(path / "bin" / f"python{minor}") for path in sorted(versions.glob(f"{minor}.*"))]
+    candidates = [str(path / "bin" / f"python{minor}") for path in sorted(versions.glob(f"{minor}.*"))]
+    candidates += [shutil.which(f"python{minor}")]  # last: a shim of pyenv is a hundred processes of bash
     for path in candidates:
         if path and Path(path).exists():
             done = subprocess.run([path, "-I", "-S", "-c", "import sys; print(sys.executable)"], capture_output=True)

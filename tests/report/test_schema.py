@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-import jsonschema
 
 from envbuild.report.schema import evidence_schema, main
 from tests.report.samples import evidence
+from tests.support.schemas import schema_validator
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas" / "evidence.schema.json"
 
@@ -25,7 +23,7 @@ def test_the_command_writes_the_schema_and_refuses_other_arguments(tmp_path: Pat
 
 
 def test_evidence_satisfies_the_schema_and_an_unknown_key_does_not() -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(evidence_schema()))
+    validator = schema_validator(evidence_schema())
     data = evidence().to_json_dict()
     assert list(validator.iter_errors(data)) == []
     assert list(validator.iter_errors(data | {"surprise": 1}))

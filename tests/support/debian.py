@@ -37,6 +37,6 @@ def debian_tarball(packages: Sequence[str], suite: str) -> Path:
 def _make(path: Path, suite: str, options: Sequence[str]) -> None:
     command = ["mmdebstrap", "--quiet", "--variant=minbase", *options, suite, str(path)]
     env = {**os.environ, "PATH": PATH}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=560, env=env)
     if done.returncode:
         raise UnavailableError(f"mmdebstrap failed: {done.stderr.strip()[-300:]}")

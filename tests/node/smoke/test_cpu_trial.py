@@ -160,7 +160,7 @@ def trial(
     (tree / "train.py").write_text(HEAD + text)
     step = {"source": str(tree), "script": "train.py", "log": log, "steps": 8, **more}
     spec = smoke.Spec(str(environment), {}, False, trial=True)
-    item = {"name": "step", "deadline": 200, "step": step}
+    item = {"name": "step", "deadline": 500, "step": step}
     (raw,) = smoke.smoke_items(spec, [item], str(tmp_path / "scratch"), programs)
     return Check.from_plain(raw)
 

@@ -55,7 +55,7 @@ def on_cpu(**more: str) -> dict[str, str]:
 
 
 def checks(
-    environment: Path, programs: dict[str, str] | None = None, deadline: float = 250.0, **variant: Any
+    environment: Path, programs: dict[str, str] | None = None, deadline: float = 500.0, **variant: Any
 ) -> dict[str, Check]:
     spec = smoke.Spec(str(environment), VARIANT | variant, bool(variant.pop("cuda", False)))
     item = {"name": "extensions", "deadline": deadline}

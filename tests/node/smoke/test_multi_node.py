@@ -124,7 +124,7 @@ def test_a_job_says_who_a_node_is_and_how_many_take_part(monkeypatch: pytest.Mon
 def request(environment: Path, rank: int, ports: list[int], **more: Any) -> dict[str, Any]:
     place = {"rank": rank, "nodes": 2, "addresses": ["127.0.0.1"], "ports": ports, "names": ["first", "second"]}
     args = {"environment": str(environment), "cuda": False, "ranks": 1, "token": TOKEN,
-            "place": place, "wait": 30, "deadline": 120, **more}  # fmt: skip
+            "place": place, "wait": PATIENCE, "deadline": 500, **more}  # fmt: skip
     return {"protocol": 1, "verb": "meet", "run": "r1", "prefix": "/nonexistent/prefix", "args": args}
 
 
@@ -211,7 +211,7 @@ def test_wrong_sums_fail_however_fast_they_are(ports: list[int]) -> None:
         "    correctness(channel",
         "    dist.all_reduce = lambda *_, **__: None\n    correctness(channel",
     )
-    checks = part_of(broken, ports, 120)
+    checks = part_of(broken, ports, 500)
     assert [check["status"] for check in checks] == ["failed", "failed"]
     assert all("wrong sum" in check["says"] for check in checks), checks
 
@@ -226,13 +226,12 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
     )
 
     def late(checks: list[dict[str, Any]], deadline: str = "") -> bool:
-        told = f"hung past its deadline of {deadline}"
-        return any(told in failure for failure in checks[1]["details"]["failures"])
+        told, details = f"hung past its deadline of {deadline}", checks[1]["details"]
+        return any(told in failure for failure in details["failures"]) and "allreduce_nodes.py" in details["output"]
 
     deadline, checks = with_deadline(lambda deadline: part_of(hung, ports, deadline, tmp_path), 25, late)
     assert [check["status"] for check in checks] == ["failed", "failed"]
     assert late(checks, f"{deadline} s"), checks[1]
-    assert "allreduce_nodes.py" in checks[1]["details"]["output"]
     left = [entry for entry in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _read(entry)]
     assert left == [], "torchrun's ranks end with it"
 
@@ -241,7 +240,7 @@ def test_a_rank_that_hangs_ends_at_the_deadline_with_its_stack(ports: list[int],
 @pytest.mark.torch
 def test_fewer_ranks_than_asked_fail(ports: list[int]) -> None:
     fewer = changed("allreduce_nodes", "if count == 1]", "if count == 1][:1]")
-    checks = part_of(fewer, ports, 120)
+    checks = part_of(fewer, ports, 500)
     assert all("2 ranks were asked for and 1 took part" in check["details"]["failures"] for check in checks), checks
 
 
