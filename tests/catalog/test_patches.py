@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.patch import Patch, Recipe
 from envbuild.node.patch import registry
 from tests.node import patch_shapes
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
 PATCHES = load_patches()
 
@@ -44,7 +44,7 @@ def test_names_and_aliases_are_unique() -> None:
 def _used() -> list[tuple[str, str, str]]:
     out = []
     for name in list_stacks():
-        for profile in shipped(name).stack.profiles.values():
+        for profile in shipped_stack(name).stack.profiles.values():
             out += [(name, patch, source.commit) for source in profile.sources for patch in source.patches]
     return sorted(set(out))
 

@@ -7,12 +7,12 @@ import pytest
 from envbuild.catalog.loader import list_stacks
 from envbuild.model.stack import Build
 from envbuild.node.build import kernels
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
 PROFILES = {
     f"{name}-{profile}": contents.sources
     for name in list_stacks()
-    for profile, contents in shipped(name).stack.profiles.items()
+    for profile, contents in shipped_stack(name).stack.profiles.items()
     if contents.sources
 }
 BUILT = {

@@ -8,14 +8,14 @@ import pytest
 
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.model.stack import Profile
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
 ENTRIES = load_yaml(Path(__file__).parent / "entries.yaml")
 # Profiles of the Python layer say that nothing can be started with them.
 PROFILES = [
     (name, profile)
     for name in ENTRIES
-    for profile, made in shipped(name).stack.profiles.items()
+    for profile, made in shipped_stack(name).stack.profiles.items()
     if not any("For imports and reading only" in each for each in made.deviations)
 ]
 
@@ -27,21 +27,21 @@ def missing(profile: Profile, wanted: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("name", "profile"), PROFILES)
 def test_d52_imports_name_what_the_training_script_imports(name: str, profile: str) -> None:
-    made = shipped(name).stack.profiles[profile]
+    made = shipped_stack(name).stack.profiles[profile]
     assert missing(made, ENTRIES[name]["imports"]) == []
     # torch first: the libraries of what was compiled are those that it loads.
     assert made.imports[0] == "torch"
 
 
 def test_d52_a_list_without_a_module_is_found() -> None:
-    made = shipped("megatronapp").stack.profiles["ported"]
+    made = shipped_stack("megatronapp").stack.profiles["ported"]
     short = made.model_copy(update={"imports": ("torch", "megatron.core.enums", "megatronic")})
     assert missing(short, ["torch", "megatron", "megatron.core", "megatron.training"]) == ["megatron.training"]
 
 
 @pytest.mark.parametrize(("name", "profile"), PROFILES)
 def test_d55_every_megatron_with_datasets_builds_its_index_builder_ahead_of_time(name: str, profile: str) -> None:
-    sources = [source for source in shipped(name).stack.profiles[profile].sources if source.install != "wheel"]
+    sources = [source for source in shipped_stack(name).stack.profiles[profile].sources if source.install != "wheel"]
     built = [s for s in sources if s.build and any(m.name == "helpers" for m in s.build.modules or ())]
     # metaseq brings its own data; of Megatron it takes the parallel layers.
     assert len(built) == (0 if name == "opt-175b" else 1)

@@ -19,7 +19,7 @@ from envbuild.explain.text import render_text
 from envbuild.explain.view import explain as join
 from tests.lock.conftest import Repos
 from tests.resolve.builders import node_facts
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
 STACK = """
 name: mine
@@ -144,9 +144,9 @@ def test_a_document_is_fetched_once(
     assert "--document FILE needs no network" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", [name for name in list_stacks() if shipped(name).stack.findings])
+@pytest.mark.parametrize("name", [name for name in list_stacks() if shipped_stack(name).stack.findings])
 def test_d36_the_page_counts_what_the_terminal_counts(name: str) -> None:
-    made = join(shipped(name).stack, "exact")
+    made = join(shipped_stack(name).stack, "exact")
     html = render_page(made, "words\n")
     counted = [
         int(number)

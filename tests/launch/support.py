@@ -11,7 +11,7 @@ from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
 ENVIRONMENT = "/data/envbuild/current/x"
 OUTPUT = "/data/runs/1"
@@ -19,7 +19,7 @@ OUTPUT = "/data/runs/1"
 
 @cache
 def stack(name: str) -> Stack:
-    return shipped(name).stack
+    return shipped_stack(name).stack
 
 
 @cache

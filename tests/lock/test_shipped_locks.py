@@ -19,9 +19,9 @@ from envbuild.lock.readers.pylock import platform_of
 from envbuild.lock.readers.torch_wheels import check_against_records, load_records
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.artifacts import rank
-from tests.support.shipped import shipped
+from tests.support.stacks import shipped_stack
 
-PROFILES = [(name, profile) for name in list_stacks() for profile in shipped(name).stack.profiles]
+PROFILES = [(name, profile) for name in list_stacks() for profile in shipped_stack(name).stack.profiles]
 FILES = sorted(path.name for path in resources.lockfiles().glob("*.lock.toml"))
 # What has no public record, as far as was found; a lock that gains or loses one must be looked at.
 UNRECORDED = {
@@ -36,13 +36,13 @@ def shipped(file: str) -> Lock:
 
 def test_every_stack_and_profile_has_its_lock_and_no_lock_is_left_over() -> None:
     assert len(PROFILES) >= 12
-    assert sorted(lock_path(shipped(name), profile).name for name, profile in PROFILES) == FILES
+    assert sorted(lock_path(shipped_stack(name), profile).name for name, profile in PROFILES) == FILES
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_shipped_lock_agrees_with_its_stack(file: str) -> None:
     lock = shipped(file)
-    findings = check_lock(lock, shipped(lock.stack).stack, online=False)
+    findings = check_lock(lock, shipped_stack(lock.stack).stack, online=False)
     assert [finding for finding in findings if finding.kind == "problem"] == []
     assert {finding.code for finding in findings} <= {"hash-unrecorded", "image-unrecorded", "conda-unrecorded"}
 
@@ -76,7 +76,7 @@ def test_a_shipped_lock_names_files_that_fit_its_python_and_every_gap_is_known(f
 @pytest.mark.parametrize("file", FILES)
 def test_nothing_in_a_shipped_lock_is_newer_than_its_stack_says(file: str) -> None:
     lock = shipped(file)
-    as_of = shipped(lock.stack).stack.profiles[lock.profile].as_of
+    as_of = shipped_stack(lock.stack).stack.profiles[lock.profile].as_of
     assert lock.as_of == (as_of.isoformat() if as_of else None)
 
 
@@ -103,7 +103,7 @@ def torch_of(variant: Variant) -> tuple[str, str, str | None]:
 def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(
     stack: str, profile: str, variant: int, torch: tuple[str, str, str | None]
 ) -> None:
-    made = read_lock(lock_path(shipped(stack), profile))
+    made = read_lock(lock_path(shipped_stack(stack), profile))
     assert torch_of(made.variants[variant]) == torch
 
 
@@ -115,7 +115,7 @@ def test_torch_comes_from_where_that_build_is_and_says_whose_metadata_it_uses(
     ],
 )
 def test_a_stack_on_an_image_locks_what_goes_on_top_and_never_torch(stack: str, image: str) -> None:
-    (variant,) = read_lock(lock_path(shipped(stack), "exact")).variants
+    (variant,) = read_lock(lock_path(shipped_stack(stack), "exact")).variants
     assert variant.image is not None
     assert (variant.image.name, variant.image.digest) == (image, "unrecorded")
     assert variant.image.reason
@@ -124,7 +124,7 @@ def test_a_stack_on_an_image_locks_what_goes_on_top_and_never_torch(stack: str, 
 
 def test_an_unrecorded_hash_is_a_note_and_no_problem() -> None:
     lock = shipped("megatron-alpa.exact.lock.toml")
-    notes = [f for f in check_lock(lock, shipped(lock.stack).stack, online=False) if f.code == "hash-unrecorded"]
+    notes = [f for f in check_lock(lock, shipped_stack(lock.stack).stack, online=False) if f.code == "hash-unrecorded"]
     assert len(notes) == len(lock.variants)
     assert all(note.kind == "note" and "torch-1.8.2+cu111" in note.says for note in notes)
     assert ExitCode.INTEGRITY not in {note.exit_code for note in notes}

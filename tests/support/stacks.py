@@ -8,6 +8,6 @@ from envbuild.catalog.loader import LoadedStack, load_stack
 
 
 @cache
-def shipped(name: str) -> LoadedStack:
+def shipped_stack(name: str) -> LoadedStack:
     """What `load_stack` gives for a name; nobody may change it."""
     return load_stack(name)
