@@ -30,7 +30,8 @@ generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ 
 	.venv/bin/python -m envbuild.catalog.schema docs/schemas
 	.venv/bin/python docs/make_reference.py
 	.venv/bin/python docs/make_pictures.py
-	git diff --exit-code -- docs/schemas docs/reference docs/concepts
+	.venv/bin/python docs/make_man.py
+	git diff --exit-code -- docs/schemas docs/reference docs/concepts docs/man
 	.venv/bin/envbuild lock check torch-smoke --offline
 	.venv/bin/envbuild image dockerfile --check
 

@@ -75,11 +75,13 @@ def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empt
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_playbooks_locks_and_catalog_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_holds_playbooks_locks_catalog_and_man_page_and_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "envbuild/_data/playbooks/provision.yml" in names
     assert any(name.startswith("envbuild/_data/lockfiles/torch-smoke") for name in names)
     assert "envbuild/catalog/targets/local.yaml" in names
     assert "envbuild/py.typed" in names
+    assert "envbuild/_data/playbooks/roles/environment/tasks/main.yml" in names
+    assert [name for name in names if name.endswith(".data/data/share/man/man1/envbuild.1")]
     assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]

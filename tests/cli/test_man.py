@@ -1,0 +1,36 @@
+"""The man page: made from the commands, and what `man` shows without a complaint."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from envbuild.cli.verbs import VERBS
+
+TOP = Path(__file__).parents[2]
+PAGE = TOP / "docs" / "man" / "envbuild.1"
+
+
+def test_the_man_page_is_what_the_commands_give() -> None:
+    spec = importlib.util.spec_from_file_location("make_man", TOP / "docs" / "make_man.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert PAGE.read_text(encoding="utf-8") == made.page(), "docs/make_man.py writes it anew (make generated)"
+    assert made.roff("a\\b\n  --c") == "a\\eb \\-\\-c" and made.roff(".x") == "\\&.x"
+
+
+def test_man_shows_every_verb_and_complains_of_nothing() -> None:
+    if shutil.which("man") is None:
+        pytest.skip("man is not there (apt-get install man-db)")
+    done = subprocess.run(
+        ["man", "--warnings", "-l", str(PAGE)], capture_output=True, text=True, env={"MANWIDTH": "80"}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("       ") and line.split()}
+    assert first >= set(VERBS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
