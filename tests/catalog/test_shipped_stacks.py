@@ -149,3 +149,19 @@ def test_index_checks_ask_for_one_thing_only() -> None:
     for name in STACKS:
         for finding in shipped(name).findings:
             assert sum(isinstance(check, IndexCheck) for check in finding.check) <= 1
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_without_a_profile_for_cuda_13_names_the_line_that_stops_it(name: str) -> None:
+    stack = shipped(name)
+    for_cuda_13 = [
+        profile
+        for profile in stack.profiles.values()
+        if "cu130" in (profile.torch.flavours if profile.torch else ())
+        or any("torch>=2.11,<2.12" in base.provides for base in profile.bases)
+    ]
+    said = [finding for finding in stack.findings if finding.id.endswith("-no-port")]
+    assert [bool(for_cuda_13), *(" line" in each.evidence and bool(each.check) for each in said)] in (
+        [True],
+        [False, True],
+    )
