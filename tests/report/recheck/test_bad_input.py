@@ -24,7 +24,7 @@ def edited(old: str, new: str) -> bytes:
 
 
 NESTED = '"phases": {"x": ' + "[" * 80 + "]" * 80 + ", "
-OUT = '"attachments": [{"kind": "plan", "path": "../plan.json", "sha256": "' + "0" * 64 + '", "bytes": 1}], "nodes": ['
+OUT = '"attachments": [{"kind": "plan", "path": "../plan.json", "sha256": "%s", "bytes": 1}]' % ("0" * 64)
 BOMB = base64.b64encode(lzma.compress(b" " * 100_000_000, preset=0))
 # The bytes of a file, the code of the error, and words of its reason.
 BAD = {
@@ -41,7 +41,7 @@ BAD = {
     "nested where it may be": (edited('"phases": {', NESTED), "evidence-invalid", "nested"),
     "a list": (b"[]", "evidence-invalid", "object"),
     "a section that no schema has": (edited('"exit"', '"note": "good", "exit"'), "evidence-invalid", "note"),
-    "an attachment that leads out": (edited('"nodes": [', OUT), "evidence-invalid", "attachments.0.path"),
+    "an attachment that leads out": (edited('"attachments": []', OUT), "evidence-invalid", "attachments.0.path"),
     "a newer major version": (edited('_version": "1.', '_version": "2.'), "evidence-version", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
