@@ -53,7 +53,7 @@ def _stages(stages: Iterable[Stage]) -> list[str]:
         if stage.above is not None:
             pass
         elif stage.digest is None and stage.image != "scratch" and not stage.image.startswith("localhost/"):
-            lines.append("# digest: not recorded")
+            lines.append("# digest: not recorded; what this tag is, its registry says on the day of the build")
         elif stage.digest is not None:
             lines.append(f"# digest: sha256:{stage.digest}")
         pinned = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image

@@ -20,7 +20,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container.dockerfile import render
 from envbuild.container.instructions import Added, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.recipe import ImageRecipe
+from envbuild.container.recipe import WHO, ImageRecipe
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.node import git_source
@@ -117,7 +117,8 @@ class _Maker:
     def _source(self, source: LockedSource) -> Iterator[Instruction]:
         top = f"/src/{source.name}"
         yield Comment(
-            f"{source.name} at {source.ref or source.commit[:12]}; the tree has to be the one that is locked."
+            f"{source.name} at {source.ref or source.commit[:12]}; its tree (git's hash of all its files) has to be "
+            "the locked one."
         )
         commands = []
         for tree in steps.trees(source):
@@ -162,6 +163,8 @@ class _Maker:
         mounts = (_WHEELHOUSE, _SECRET.format("uv.toml", "/etc/uv/uv.toml"), _NETRC)
         words = f"{_INSTALL} --require-hashes --find-links /wheelhouse"
         every = [f"{words} {self._where(each)} -r /requirements/{name}" for name, each in self._requirements().items()]
+        if len(every) > 1 and "requirements-archives.txt" in self._requirements():
+            yield Comment("Wheels first; archives of source last, for they are built with what is there by then.")
         if every:
             yield Run(" && ".join(every), mounts)
 
@@ -189,17 +192,19 @@ class _Maker:
             yield Env(seen)
             if "CUDA_HOME" in seen:
                 yield Env({"PATH": f"{recipe.environment}/bin:{seen['CUDA_HOME']}/bin"}, prepend=True)
-        last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
-        site = f"{recipe.environment}/lib/python{variant.python}/site-packages"
-        last += [f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD", f"rm -f {site}/*.dist-info/uv_cache.json"]
         for source in variant.sources:
             yield Copy((f"/src/{source.name}",), self._place(source), "sources")
             if modules := ", ".join(steps.kernels(source)):
                 yield Comment(f"{modules}: compiled at the first start, so the image that runs has the compilers.")
-            if source is not variant.sources[-1]:
-                yield Run(" && ".join(self._commands(source)))
-        yield Comment("uv notes the time of a local file, in which two builds would differ.")
-        yield Run(" && ".join([each for source in variant.sources[-1:] for each in self._commands(source)] + last))
+            yield Run(" && ".join(self._commands(source)))
+        last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
+        site = f"{recipe.environment}/lib/python{variant.python}/site-packages"
+        last += [f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD", f"rm -f {site}/*.dist-info/uv_cache.json"]
+        yield Comment(
+            "The test: what has to be importable. Then uv's notes of when local files were installed go, in which"
+        )
+        yield Comment("two builds would differ.")
+        yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
     def _place(self, source: LockedSource) -> str:
         return f"/src/{source.name}" if source.install == "wheel" else f"{self.recipe.environment}/src/{source.name}"
@@ -243,6 +248,7 @@ class _Maker:
         recipe = self.recipe
         if recipe.requests.python_folder:
             yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
+        yield Comment("What was built, on the image that runs.")
         yield Copy((f"{recipe.prefix}/envs",), f"{recipe.prefix}/envs", "build")
         current = f"{recipe.prefix}/current/{recipe.stack}"
         for name, value in recipe.requests.variables.items():
@@ -260,6 +266,9 @@ class _Maker:
                     yield replace(each, entry=())
                 case Added() | Copy() | Comment():
                     pass
+                case Run():
+                    yield Comment(WHO)
+                    yield each
                 case _:
                     yield each
 

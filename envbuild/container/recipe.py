@@ -31,6 +31,7 @@ INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
 HOME = "/home/envbuild"
+WHO = "The image runs as this user, who may write into these folders and no others."
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,9 @@ class _Maker:
             *self._archives(),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
-            Comment("No network is needed; with ENVBUILD_NETWORK=off one that is there is an error."),
+            Comment(
+                "Installs the packages and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error."
+            ),
             Run(self._building("packages.json")),
         )
 
@@ -225,7 +228,7 @@ class _Maker:
             out.append(Copy((f"{self.requests.out}/sources",), f"{self.requests.out}/sources", "sources"))
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
-            Comment("Sources, the smoke item `sound`, the stamp; what this adds to the packages becomes a layer."),
+            Comment("Builds, installs and imports the sources, and writes the stamp; what this adds becomes a layer."),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
         out.append(Run(self._building("build.json"), mounts))
@@ -248,6 +251,7 @@ class _Maker:
         return (
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current")),
             Copy((NODE, "variant.json", ENTRY), self.folder + "/"),
+            Comment(WHO),
             Run(self._user()),
             Comment("For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist)."),
             Env(self._environment(current)),

@@ -59,10 +59,10 @@ Stage: build
 %post
     set -eu
     export ENVBUILD_NETWORK=any
-    # No network is needed; with ENVBUILD_NETWORK=off one that is there is an error.
+    # Installs the packages and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/packages.json
-    # Sources, the smoke item `sound`, the stamp; what this adds to the packages becomes a layer.
+    # Builds, installs and imports the sources, and writes the stamp; what this adds becomes a layer.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/build.json
 
@@ -83,6 +83,7 @@ Stage: runtime
 
 %post
     set -eu
+    # The image runs as this user, who may write into these folders and no others.
     echo 'envbuild:x:10001:10001::/home/envbuild:/bin/sh' >> /etc/passwd
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild

@@ -167,7 +167,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "COPY a b /x/",
         "RUN --mount=type=cache,target=/c true",
         "",
-        "# digest: not recorded",
+        "# digest: not recorded; what this tag is, its registry says on the day of the build",
         "FROM base:2 AS packages",
         'ARG A="1"',
         "ARG B",
