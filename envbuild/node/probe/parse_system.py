@@ -52,8 +52,8 @@ def parse_tool(text: str) -> "str | None":
 
 def parse_scheduler_version(kind: str, text: str) -> "str | None":
     """`sinfo --version` (slurm) or `qstat --version` (pbs) -> version; None when it is another program's answer."""
-    pattern = r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)" if kind == "slurm" else r"pbs_version = (\S+)"
-    found = re.search(pattern, text)
+    patterns = {"slurm": r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)", "pbs": r"pbs_version = (\S+)"}
+    found = re.search(patterns[kind], text)
     return found.group(1) if found else None
 
 

@@ -141,5 +141,5 @@ def prolog_text(target: Target, stack: str, login: NodeFacts) -> str:
             f"the prefix {target.prefix} is known on the nodes only",
             hint="write it without `{data}`: it has to be one path on all nodes",
         )
-    make = pbs_preamble if target.scheduler.kind == "pbs" else task_prolog
-    return make(login.prefix.path, prefix, stack)
+    make = {"slurm": task_prolog, "pbs": pbs_preamble}
+    return make[target.scheduler.kind](login.prefix.path, prefix, stack)

@@ -87,6 +87,8 @@ def test_scheduler_version_only_from_the_scheduler_itself() -> None:
     assert parse.parse_scheduler_version("slurm", "slurm 23.11.10") == "23.11.10"
     assert parse.parse_scheduler_version("pbs", "pbs_version = 2022.1.1.20220926110806\n") == "2022.1.1.20220926110806"
     assert parse.parse_scheduler_version("pbs", "SGE 8.1.9\nusage: qstat [options]") is None
+    with pytest.raises(KeyError):
+        parse.parse_scheduler_version("lsf", "pbs_version = 2022.1.1")
 
 
 def test_mounts_and_the_one_that_a_path_is_on() -> None:
