@@ -10,6 +10,7 @@ import yaml
 
 from envbuild.transport.processes import _marked
 from tests.e2e.world import Done, World
+from tests.support.patience import PATIENCE, with_deadline
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 LAUNCHER = b"""
@@ -95,16 +96,23 @@ def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built:
     [
         ("crash", "it ended with exit code 3"),
         ("silent", "its log has 0 of at least 1 lines with `tflops`"),
-        ("hang", "timed out after 2 s"),
+        ("hang", "timed out after {deadline} s"),
     ],
 )
 def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, case: str, says: str) -> None:
-    limit = "2" if case == "hang" else "60"
-    done = built.run("bench", *ARGS, "--trials", "2", "--deadline", limit, "--json", env={"CASE": case})
+    last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
+
+    def run(deadline: float) -> Done:
+        args = ("--trials", "2", "--deadline", str(deadline), "--json")
+        return built.run("bench", *ARGS, *args, env={"CASE": case})
+
+    deadline, done = with_deadline(
+        run, 2 if case == "hang" else PATIENCE, lambda done: last in done.node["checks"][-1]["details"]["output"]
+    )
     assert done.rc == 1, done.out[-2000:]
     check = done.node["checks"][-1]
-    assert (check["status"], says in check["says"]) == ("failed", True), check["says"]
-    last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
+    told = says.format(deadline=deadline)
+    assert (check["status"], told in check["says"]) == ("failed", True), check["says"]
     assert last in check["details"]["output"]
     logs = built.runs / done.json["run"] / "logs"
     assert [path.name for path in logs.glob("bench-*")] == ["bench-1.log"], "after a failure no other run is started"
