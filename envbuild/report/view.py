@@ -18,6 +18,7 @@ from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
 
+_SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
 
@@ -149,11 +150,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Started", _whole_seconds(evidence.started)),
         ("Finished", _whole_seconds(evidence.finished)),
         ("Run", evidence.run),
-        *(
-            (("Parts", ", ".join(f"{part.run} ({names(part.nodes)})" for part in evidence.parts)),)
-            if evidence.parts
-            else ()
-        ),
+        *((("Parts", said),) if (said := _parts(evidence)) else ()),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([root_text(node) for node in nodes])),
@@ -161,6 +158,12 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         *images.rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
+
+
+def _parts(evidence: Evidence) -> str:
+    """The runs that a merged report is made of, with their nodes; the first few of many."""
+    more = f" and {len(evidence.parts) - _SHOWN} more" if len(evidence.parts) > _SHOWN else ""
+    return ", ".join(f"{part.run} ({names(part.nodes)})" for part in evidence.parts[:_SHOWN]) + more
 
 
 def root_text(node: NodeEvidence) -> str:

@@ -462,7 +462,7 @@ def test_no_byte_of_a_file_in_a_tar_can_be_another_and_no_byte_at_all_breaks_the
     with tarfile.open(path) as tar:
         spans = [(m.offset_data, m.offset_data + m.size) for m in tar if not m.name.endswith("kit.json")]
     chance, missed = random.Random(15), []
-    for _ in range(200):
+    for _ in range(80):
         at = chance.randrange(len(data))
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
         if accepted(path) and any(begin <= at < end for begin, end in spans):
@@ -522,7 +522,7 @@ def test_headers_without_end_are_refused(tmp_path: Path, kind: bytes) -> None:
     assert refused(path).code == "kit-invalid"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=strategies.data())
 def test_whatever_a_tar_file_holds_it_is_read_or_refused(tmp_path: Path, data: strategies.DataObject) -> None:
     whole = packed({"kit/kit.json": b"{}", "kit/report/evidence.json": b"{}" * 300}, member("kit/x", tarfile.DIRTYPE))
@@ -545,7 +545,7 @@ VALUES = strategies.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     key=strategies.sampled_from(["schema_version", "envbuild", "form", "authors", "document", "files"]), value=VALUES
 )

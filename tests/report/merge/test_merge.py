@@ -24,6 +24,7 @@ from envbuild.report.merge.write import merge_reports
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_json, render_markdown
 from envbuild.report.sign import sign_report
+from envbuild.report.view import make_view
 from tests.report.recheck.test_verify import add, cut
 from tests.report.sealed import RUN, Sealed
 
@@ -72,7 +73,15 @@ def test_a_merged_report_holds_and_says_what_merging_cannot_show(made: Path) -> 
     assert report.evidence.equality.nodes == ("gpu01", "gpu02", "gpu03")
     assert report.html is not None
     assert "no other part was left out" in report.html
+    assert "merged from 2 reports" in report.html
     assert f"{RUN} (gpu[01-02]), {OTHER} (gpu03)" in report.html
+
+
+def test_of_many_parts_the_page_names_a_few(made: Path) -> None:
+    told = json.loads((made / "evidence.json").read_text())
+    rows = make_view(Evidence.from_plain({**told, "parts": told["parts"] * 32})).summary
+    assert dict(rows)["Parts"].count(RUN) == 2
+    assert dict(rows)["Parts"].endswith(f"{OTHER} (gpu03) and 60 more")
 
 
 def test_the_order_of_the_parts_changes_nothing(made: Path, tmp_path: Path) -> None:
