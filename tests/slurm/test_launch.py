@@ -98,7 +98,7 @@ def test_the_exit_code_of_the_run_is_the_answer_and_ends_all_nodes(world: JobWor
     done = launch(world, top)
     assert done.rc == 41, done.err
     listed = world.run("run", "list")
-    assert listed.out.split()[1] == "failed", "the run is not told as one that went well"
+    assert listed.out.splitlines()[1].split()[1] == "failed", "the run is not told as one that went well"
 
 
 def test_not_waiting_prints_the_number_of_the_job(world: JobWorld) -> None:
