@@ -67,7 +67,7 @@ BAD = {
     "launch ./tiny.yaml": 2,
     "bench ./tiny.yaml --gpus-per-node 1": 2,
     "trace ./tiny.yaml": 2,
-    "data opt-175b": 2,
+    "data opt-175b": 7,
     "strategy opt-175b --gpus 8 --gpu H200 --dry-run": 2,
     "launch opt-175b --gpus-per-node 8 --set model_size=175b": 7,
     "env path tiny": 1,
