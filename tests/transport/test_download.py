@@ -160,7 +160,7 @@ def drip_headers(handler: BaseHTTPRequestHandler, _: int) -> None:
     for i in range(90):
         handler.wfile.write(f"X-{i}: y\r\n".encode())
         handler.wfile.flush()
-        time.sleep(1)
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("answer", [drip_body, drip_headers])
@@ -168,7 +168,7 @@ def test_a_server_that_drips_is_left_at_the_deadline(server: Server, tmp_path: P
     started = time.monotonic()
     error = refused(server.on("/f", answer), tmp_path, deadline=1.0)
     assert (error.code, error.exit_code) == ("download-timeout", ExitCode.TRY_AGAIN)
-    assert time.monotonic() - started < 80
+    assert time.monotonic() - started < 15
 
 
 def unavailable(handler: BaseHTTPRequestHandler, status: int, after: str | None) -> None:
