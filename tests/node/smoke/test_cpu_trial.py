@@ -201,6 +201,7 @@ x = torch.randn(8, 16, device="cuda").half()
 assert model.weight.dtype == x.dtype == torch.float16 == torch.half and isinstance(x, torch.cuda.HalfTensor)
 assert scaled_masked_softmax_cuda.get_batch_per_block(8, 8, 2, 2) > 0
 assert torch.cuda.Stream() == torch.cuda.current_stream()
+torch._C._jit_set_nvfuser_enabled(True)
 for step in range(1, 9):
     model.zero_grad()
     loss = ((model(x) - x) ** 2).mean()
@@ -217,10 +218,28 @@ dist.barrier()  # no rank leaves before the other has come
 """
 
 
+# As torch 2.1 says it without a GPU.
+REFUSED = """\
+
+
+def torch_version(torch: Any) -> List[int]:
+    return [2, 1]
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("Running CUDA fuser is only supported on CUDA builds.")
+
+
+import torch
+
+torch._C._jit_set_nvfuser_enabled = _refuse
+"""
+
+
 def test_where_the_cpu_has_no_half_precision_single_stands_in_and_it_is_said(tmp_path: Path) -> None:
-    """As with torch 1.10: here a newer one is taken for it."""
+    """As with torch 2.1: here a newer one is taken for it."""
     common = Path(smoke.__file__).parent / "programs" / "common.py"
-    old = common.read_text() + "\n\ndef torch_version(torch: Any) -> List[int]:\n    return [1, 10]\n"
+    old = common.read_text() + REFUSED
     (tmp_path / "tree" / "megatron" / "fused_kernels").mkdir(parents=True)
     check = trial(tmp_path, OLD, programs={"common": old})
     assert check.status == "passed", check.says
