@@ -31,7 +31,7 @@ def provision(
         show_plan(plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
         events = read_journal(run.run.journal_path).events
-        durations.learn(settings.runs_root, plan, work.survey.facts, work.rough, events)
+        durations.learn(durations.folder(), plan, work.survey.facts, work.rough, events)
         for node in nodes:
             told = {"status": node.status, "exit": node.exit, "error": node.error}
             work.journal.append(EventKind.NODE_FINISHED, node=node.node, **told)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -20,6 +22,8 @@ _MAX_TRUSTED = 2
 _MAX_BUILT = 3
 _MAX_WHY = 4
 _MAX_HINT = 4
+_MAX_LAST = 15
+_LONGEST = 240  # a compile command may be some thousand characters
 _WIDEST_NAME = 38
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -28,15 +32,16 @@ Line = tuple[str, str]
 
 
 def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
-    """`closing_lines`, `deviation_lines` and `drift_lines`; `report` is the path of the HTML page to name."""
+    """`closing_lines`, those of deviations and of drift, and `failure_lines`; `report`: the HTML page to name."""
     evidence = harmless(evidence)
-    return closing_lines(evidence, report, width=width) + deviation_lines(evidence) + drift_lines(evidence)
+    lines = closing_lines(evidence, report, width=width) + deviation_lines(evidence) + drift_lines(evidence)
+    return lines + failure_lines(evidence)
 
 
 def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
     """At most 23 lines of at most `width` columns, each with a style; colour is never the only signal.
 
-    Only the paths of the report and of the first failed node's log may be longer: they are there to be copied.
+    Only commands and the paths of the report and of the first failed node's log may be longer, to be copied.
     """
     verdict = make_verdict(evidence)
     lines: list[Line] = []
@@ -49,6 +54,7 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     lines += _nodes(evidence, width)
     lines += _checks(evidence)
     tail = [(f"  log     {path}", "cyan") for path in _logs(evidence)[:1]]
+    tail += [(f"  {name:<7} {text}", "cyan") for name, text in _next(evidence)]
     tail += [(f"  report  {report}", "cyan")] if report else []
     lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
@@ -87,6 +93,27 @@ def drift_lines(evidence: Evidence) -> list[Line]:
         if node.drift_count > len(node.drift):
             lines.append((f"    and {node.drift_count - len(node.drift)} more", "dim"))
     return lines
+
+
+def failure_lines(evidence: Evidence) -> list[Line]:
+    """The last lines of what the first node that failed said, where there are more than stand in the summary."""
+    for node in view.make_view(evidence).nodes_by_need[:1]:
+        said = [line.rstrip() for line in str((node.error or {}).get("why", "")).splitlines() if line.strip()]
+        if not _good(node) and len(said) > _MAX_WHY:
+            shown = said[-_MAX_LAST:]
+            head = ("", ""), (f"  the last {plural(len(shown), 'line')} from {node.node}", "red")
+            return [*head, *((f"    {_cut(line, _LONGEST)}", "") for line in shown)]
+    return []
+
+
+def _next(evidence: Evidence) -> list[tuple[str, str]]:
+    """One line that activates what has been provisioned, and one that looks at every file of it again."""
+    node = next((node for node in evidence.nodes if _good(node) and node.environment and node.image is None), None)
+    if evidence.verb != "provision" or node is None or node.environment is None:
+        return []
+    prefix = posixpath.dirname(posixpath.dirname(node.environment))
+    script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
+    return [("use", f". {shlex.quote(script)}"), ("next", view.make_view(evidence).commands[1])]
 
 
 def _cut(text: str, width: int) -> str:

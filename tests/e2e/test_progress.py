@@ -52,7 +52,7 @@ def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world
     assert process.returncode == 0, err
     assert "localhost: building the environment changed (" in err
     said, _ = watching.communicate(timeout=60)
-    assert (watching.returncode, json.loads(out)["run"]) == (0, said.split()[0])
+    assert (watching.returncode, json.loads(out)["run"]) == (0, said.splitlines()[-1].split()[0])
     assert not list((world.prefix / "logs").glob("*.progress.*"))
 
 
@@ -63,6 +63,7 @@ def test_other_tools_get_one_object_a_line_and_an_interrupt_ends_it_as_ever(worl
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
+    assert "interrupted: ending the steps that run" in err and "the same command continues" in err
 
 
 def test_nothing_is_said_where_nothing_is_wanted(world: World) -> None:
@@ -88,7 +89,7 @@ def test_a_run_keeps_what_it_told(world: World) -> None:
 def test_the_next_plan_says_what_the_steps_took(world: World) -> None:
     world.tiny()
     world.built()
-    rows = {row["step"]: row for row in json.loads((world.runs / "durations.json").read_text())}
+    rows = {row["step"]: row for row in json.loads((world.home / ".local/state/envbuild/durations.json").read_text())}
     assert {"install", "smoke", "activate"} <= rows.keys()
     plan = world.provision("--repair", "--dry-run").json["plan"]
     seconds = {step["kind"]: step["seconds"] for step in plan["nodes"][0]["steps"]}

@@ -94,6 +94,25 @@ def test_d05_the_path_of_the_log_stands_whole_below_what_failed() -> None:
     assert path in render_html(failed) and path in render_markdown(failed)
 
 
+def test_what_is_there_can_be_used_and_looked_at_by_lines_that_are_copied() -> None:
+    lines = [line for line, _ in closing_lines(evidence(), "/runs/report.html")]
+    assert lines[-3:] == [
+        "  use     . /shared/envbuild/current/torch-smoke/.envbuild/activate.sh",
+        "  next    envbuild verify --target local",
+        "  report  /runs/report.html",
+    ]
+    failed = [line for line, _ in closing_lines(evidence(node(status="failed", exit=1), exit=1))]
+    assert not [line for line in failed if line.startswith(("  use", "  next"))]
+
+
+def test_the_last_fifteen_lines_of_a_build_that_failed_stand_whole_at_the_end() -> None:
+    said = "\n".join(f"line {number} " + "x" * 100 for number in range(40))
+    error = {"code": "build-failed", "what": "w", "why": said, "exit": 4}
+    failed = evidence(node("gpu1", status="failed", exit=4, error=error, checks=[]), exit=4)
+    lines = [line for line, _ in summary_lines(failed)]
+    assert lines[-16:] == ["  the last 15 lines from gpu1", *(f"    {line}" for line in said.splitlines()[-15:])]
+
+
 def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
     def metric(name: str, median: float, **more: float) -> dict[str, object]:
         return {"name": name, "unit": "TFLOP/s", "n": 9, "median": median, "least": 1.0, "greatest": 999.0, **more}

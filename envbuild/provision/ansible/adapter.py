@@ -50,6 +50,7 @@ def run_playbook(
     forks: int,
     deadline: float,
     cancel: Callable[[], bool],
+    on_interrupt: Callable[[], None] = lambda: None,
 ) -> StepsResult:
     """Run `playbooks/<name>` on an inventory and report every task.
 
@@ -72,7 +73,7 @@ def run_playbook(
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
     marker = marker_value()
-    watch = Watch(cancel, time.monotonic() + deadline, marker)
+    watch = Watch(cancel, time.monotonic() + deadline, marker, on_interrupt)
     with _Collector(private / "events.jsonl", inventory, on_event) as collector, signals(watch):
         try:
             rc = _run(program, playbook, private, marker, forks, collector, watch)

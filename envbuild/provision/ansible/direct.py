@@ -46,11 +46,12 @@ def run_here(
     on_event: Callable[[TaskEvent], None],
     deadline: float,
     cancel: Callable[[], bool],
+    on_interrupt: Callable[[], None] = lambda: None,
 ) -> StepsResult:
     """Run the steps that `host` is asked for, up to the first that fails; arguments and errors as of `run_playbook`."""
     end_orphans(MARKER)
     marker = marker_value()
-    watch = Watch(cancel, time.monotonic() + deadline, marker)
+    watch = Watch(cancel, time.monotonic() + deadline, marker, on_interrupt)
     last, count = TaskEvent(host.name, "", "ok"), 0
     with signals(watch):
         for role in STEPS[playbook]:

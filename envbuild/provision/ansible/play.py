@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FORKS = 32
 # A node that is too busy to tell what it does is asked again.
 ASK_SECONDS = 10.0
+INTERRUPTED = "interrupted: ending the steps that run, and all that they started"
 
 
 def run_hosts(
@@ -82,8 +83,16 @@ def run_hosts(
 def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
     """The steps on this machine directly, on others with Ansible; `--connection ansible`: here too."""
     connection, settings = work.prepared.target.connection, work.settings
+    ends = partial(work.progress.stage, INTERRUPTED)
     if connection.kind == "local" and not settings.playbook:
-        return run_here(playbook, *hosts, on_event=watcher, deadline=settings.deadline, cancel=settings.cancel)
+        return run_here(
+            playbook,
+            *hosts,
+            on_event=watcher,
+            deadline=settings.deadline,
+            cancel=settings.cancel,
+            on_interrupt=ends,
+        )
     return run_playbook(
         playbook,
         Inventory(hosts, connection),
@@ -92,6 +101,7 @@ def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, 
         forks=min(FORKS, len(hosts)),
         deadline=settings.deadline,
         cancel=settings.cancel,
+        on_interrupt=ends,
     )
 
 

@@ -50,9 +50,14 @@ class StepsResult:
 class Watch:
     """Says when the run must stop, and why; ends its processes the moment it says so."""
 
-    def __init__(self, cancel: Callable[[], bool], until: float, marker: str) -> None:
-        """`until` on the monotonic clock; `marker`: the value of `MARKER` in the environment of its processes."""
-        self._cancel, self._until, self._marker = cancel, until, marker
+    def __init__(
+        self, cancel: Callable[[], bool], until: float, marker: str, on_interrupt: Callable[[], None] = lambda: None
+    ) -> None:
+        """`until` on the monotonic clock; `marker`: the value of `MARKER` in the environment of its processes.
+
+        `on_interrupt` is called before they are ended, which takes a while.
+        """
+        self._cancel, self._until, self._marker, self._on_interrupt = cancel, until, marker, on_interrupt
         self.signalled = threading.Event()
         self.reason: Literal["", "deadline", "interrupted"] = ""
 
@@ -61,6 +66,7 @@ class Watch:
         if not self.reason:
             if self.signalled.is_set() or self._cancel():
                 self.reason = "interrupted"
+                self._on_interrupt()
             elif time.monotonic() > self._until:
                 self.reason = "deadline"
             if self.reason:
@@ -100,6 +106,7 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
     return EnvbuildError(
         "interrupted",
         f"{name} was interrupted",
+        why="what ran has ended; nothing half-built is in use, environments in use and built wheels stay as they are",
         hint="the same command continues where this one stopped",
         exit_code=ExitCode.INTERRUPTED,
         details={"nodes": nodes},

@@ -97,7 +97,7 @@ class Work:
             self.rough.update({(node.node, step.kind): step.seconds for step in node.steps})
         # The time limit of a job rests on what a plan says, and nobody has measured the steps of one.
         if self.prepared.target.connection.kind != "job":
-            plan = durations.as_before(plan, self.survey.facts, durations.read(self.settings.runs_root))
+            plan = durations.as_before(plan, self.survey.facts, durations.read(durations.folder()))
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
         self.progress.planned({node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes})

@@ -1,4 +1,4 @@
-"""How long steps took on machines before, so that the next plan says what it will take. Kept beside the runs.
+"""How long steps took on machines before, so that the next plan says what it will take; in the user's state folder.
 
 A row is one step of one variant in one prefix of one host: `planned` and `took` seconds, and `again`: what the same
 takes there once more, when the wheel store has what was compiled.
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import paths
@@ -24,10 +26,15 @@ _KEY = ("host", "prefix", "variant", "step")
 Row = Mapping[str, Any]
 
 
-def read(runs: Path) -> list[Row]:
+def folder() -> Path:
+    """Where they are kept."""
+    return platformdirs.user_state_path("envbuild")
+
+
+def read(where: Path) -> list[Row]:
     """The rows, the newest last; none where this envbuild cannot read them."""
     try:
-        rows = json.loads((runs / NAME).read_bytes())
+        rows = json.loads((where / NAME).read_bytes())
         return [row for row in rows if all(isinstance(row[key], str) for key in _KEY) and row["took"] >= 0]
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return []
@@ -65,7 +72,7 @@ def _seconds(planned: float, step: str, here: tuple[str, str], rows: Iterable[Ro
 
 
 def learn(
-    runs: Path, plan: Plan, facts: Mapping[str, NodeFacts], planned: Mapping[tuple[str, str], float],
+    where: Path, plan: Plan, facts: Mapping[str, NodeFacts], planned: Mapping[tuple[str, str], float],
     events: Iterable[Event],
 ) -> None:  # fmt: skip
     """Keep what the steps of a run took; `planned`: seconds by node and step before anything was known of the machine.
@@ -73,7 +80,7 @@ def learn(
     A file that cannot be written is no error.
     """
     nodes = {node.node: node for node in plan.nodes if node.node in facts}
-    rows = {tuple(row[key] for key in _KEY): row for row in read(runs)}
+    rows = {tuple(row[key] for key in _KEY): row for row in read(where)}
     for event in events:
         node, step = nodes.get(event.node or ""), str(event.data.get("step"))
         took = event.data.get("seconds")
@@ -92,4 +99,5 @@ def learn(
             "again": round(took - compiled, 1),
         }
     with contextlib.suppress(OSError, NodeError):
-        paths.write_json(str(runs / NAME), list(rows.values())[-MOST:])
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.write_json(str(where / NAME), list(rows.values())[-MOST:])

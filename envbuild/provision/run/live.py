@@ -199,8 +199,9 @@ def screen(view: View, now: float, height: int) -> list[str]:
     active = [(node, row) for node, row in sorted(view.rows.items()) if row.step]
     if not active:
         return [f"{spinner} {view.stage} ({total(view, now)})"]
+    whole = f"{view.stage}, {total(view, now)}" if view.stage else total(view, now)
     if len(active) > MOST_ROWS or 2 * len(active) > height - 2:
-        return [*(f"{spinner} {line}" for line in rows(view, now, 0)), f"  {total(view, now)}"]
+        return [*(f"{spinner} {line}" for line in rows(view, now, 0)), f"  {whole}"]
     lines = []
     for node, row in active:
         if not row.running:
@@ -209,7 +210,7 @@ def screen(view: View, now: float, height: int) -> list[str]:
         lines.append(f"{spinner} {node}  {row.label}, {timing(row, now)}")
         if work := doing(row, now):
             lines.append(f"    {work}")
-    return [*lines, f"  {total(view, now)}"]
+    return [*lines, f"  {whole}"]
 
 
 def duration(seconds: float) -> str:
