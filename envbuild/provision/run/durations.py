@@ -48,7 +48,10 @@ def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -
     for row in rows:
         hosts.setdefault(row["host"], []).append(row)
     for node in plan.nodes:
-        about = facts[node.node]  # every planned node has told its facts
+        about = facts.get(node.node)
+        if about is None:
+            nodes.append(node)
+            continue
         mine = hosts.get(about.hostname, [])
         here = about.prefix.path, node.variant_digest
         steps = [

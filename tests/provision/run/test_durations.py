@@ -53,6 +53,7 @@ def row(
 def test_a_plan_says_what_is_known_best(rows: list[Any], seconds: float) -> None:
     told = durations.as_before(plan_of(50.0), FACTS, rows)
     assert [step.seconds for step in told.nodes[0].steps] == [seconds, 15.0]
+    assert durations.as_before(plan_of(50.0), {}, rows) == plan_of(50.0)
 
 
 def finished(step: str, seconds: float | None, status: str = "changed", **parts: float) -> Event:
