@@ -111,7 +111,8 @@ def runs(_: click.Context) -> Iterable[str]:
     """Runs of this controller, the newest first; `last` is the newest."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     folder = setting("runs", os.path.join(state, "envbuild", "runs"))
-    return ["last", *reversed(_listed(folder)[-_MOST:])]
+    ids = [name for name in _listed(folder) if "." not in name]
+    return ["last", *reversed(ids[-_MOST:])]
 
 
 @_offered

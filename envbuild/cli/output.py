@@ -204,7 +204,7 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
     """
     kept = [place for place in range(len(lines[0])) if any(line[place] for line in lines[1:])]
     widths = [max(len(line[place]) for line in lines) for place in kept]
-    width = shutil.get_terminal_size((0, 0)).columns
+    width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
     below = bool(width) and sum(widths) + 2 * (len(widths) - 1) > width
     shown = []
     for line in lines:

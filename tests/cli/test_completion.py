@@ -53,6 +53,7 @@ def test_files_of_a_user_are_offered_with_their_profiles_and_hosts(world: World)
 def test_runs_and_environments_are_offered_and_a_broken_file_writes_nothing(world: World) -> None:
     for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb"):
         (world.runs / name).mkdir(parents=True)
+    (world.runs / "durations.json").write_text("{}")
     for name in ("tiny-exact-1", "tiny-exact-2", "tiny-exact-2.trash-5"):
         (world.prefix / "envs" / name).mkdir(parents=True)
     (world.prefix / "current").mkdir()

@@ -45,10 +45,7 @@ def test_no_runs_is_an_empty_list_and_no_error(runs: Path, capsys: pytest.Captur
     assert "no runs yet" in out.err
 
 
-def test_list_shows_how_each_run_ended(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_list_shows_how_each_run_ended(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = _make(runs, exit=0), _make(runs, exit=4)
     assert run(["run", "list"]) == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())

@@ -90,7 +90,6 @@ def test_an_engine_names_the_environment_in_use_or_the_last_that_it_finished() -
 
 
 def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     stamp = {"conda": {"packages": {}}, "bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
     seen = {"processes": ["7", "8"], "read": "2026-11-23T01:00:00Z", "differed": 0}
     rows = [
@@ -111,6 +110,7 @@ def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pyte
     assert re.split("  +", _table(drifted, many=False))[-2:] == ["3 differed", "/p/envs/a"]
     assert "USED BY" not in _table(drifted, many=False), "an empty column is left out"
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     narrow = _table(rows, many=False).splitlines()
     assert narrow[0].startswith("STATE") and narrow[1] == "    PATH"
     assert (narrow[3], narrow[5]) == ("    /p/envs/a", "    /p/envs/b")
