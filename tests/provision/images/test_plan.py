@@ -27,7 +27,7 @@ COMMAND = "/usr/bin/podman run --rm --interactive --pull=never --network=host --
 def prepared() -> Prepared:
     found = prepare(Choice(target="pods-rtx4090", stack="torch-smoke", engine="container"), recorded=True)
     target = found.target.model_copy(update={"container": ContainerSettings(), "expects": found.target.expects})
-    return Prepared(**{**vars(found), "target": target})
+    return found._replace(target=target)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: W
     runtimes = {name: {"works": True, "path": f"/usr/bin/{name}"} for name in ("enroot", "pyxis")}
     runtimes["pyxis"]["path"] = "/usr/bin/srun"
     told = _told(runtimes=runtimes)
-    with_pyxis = Prepared(**{**vars(prepared), "target": target})
+    with_pyxis = prepared._replace(target=target)
     node = node_image("gpu1", with_pyxis, image, told, NodeFacts.from_plain(facts("gpu1")), repair=False)
     words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
     args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
@@ -121,7 +121,7 @@ def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepar
     with_gpu = Wanted("key", "x", "/opt/envbuild", ENV, cuda)
     assert _node(prepared, with_gpu, gpus=2, cdi=True).cuda
     none = prepared.target.model_copy(update={"container": ContainerSettings(gpus="none")})
-    without = Prepared(**{**vars(prepared), "target": none})
+    without = prepared._replace(target=none)
     assert not node_image("gpu1", without, with_gpu, _told(), NodeFacts.from_plain(facts("gpu1", 2)), repair=False).cuda
 
 
