@@ -15,7 +15,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import asked
 from envbuild.lock.create import create_lock
-from envbuild.lock.readers.build_requires import read_needs
+from envbuild.lock.readers.build_requires import read_needs, unmet
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile, Source, Stack
@@ -46,6 +46,28 @@ MakeSupply = Callable[..., Supply]
 def source(repos: Repos, files: dict[str, str], **more: object) -> Source:
     commit, _ = make_repository(repos.folder / "x", files)
     return Source.from_plain({"name": "x", "git": Repos.url("x"), "commit": commit, **more})
+
+
+SCM = '[build-system]\nrequires = ["setuptools-scm>=8"]\nbuild-backend = "setuptools.build_meta"\n'
+PRETEND = {"environment": {"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"}}
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "more", "asked_for"),
+    [
+        (SCM, {}, True),
+        (SCM, {"build": PRETEND}, False),
+        (SCM + '[tool.setuptools_scm]\nfallback_version = "1.0"\n', {}, False),
+        (HATCH, {}, False),  # its marker does not hold
+    ],
+)
+def test_a_version_that_comes_from_tags_of_git_is_asked_for(
+    pyproject: str, more: dict[str, object], asked_for: bool, repos: Repos
+) -> None:
+    needs = read_needs([source(repos, {"pyproject.toml": pyproject}, **more)])
+    there = {"setuptools-scm": "8.0", "setuptools": "80", "wheel": "0.45", "hatchling": "1.27"}
+    said = list(unmet(needs, there, (), "3.11"))
+    assert any("SETUPTOOLS_SCM_PRETEND_VERSION" in each for each in said) is asked_for, said
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from envbuild.lock.readers.git_read import GitReader
 
 _LEGACY = ("setuptools", "wheel")
+# What takes a version from git's tags, which an exported tree has not, and the variable that says it instead.
+_FROM_TAGS = {"setuptools-scm", "hatch-vcs"}
+_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
 # What a backend asks for in code (`get_requires_for_build_editable`) and does not write down.
 _FOR_EDITABLE = {"hatchling.build": "editables"}
 # Distributions of the modules that a setup.py imports; torch comes by the profile's own field.
@@ -49,11 +52,16 @@ _BRINGS = {
 
 @dataclass(frozen=True)
 class Needs:
-    """What one source needs to be built. `imports`: modules of its setup.py whose package is not known here."""
+    """What one source needs to be built.
+
+    `imports`: modules of its setup.py whose package is not known here; `versioned`: it is said what its version is
+    where git's tags are not there to say it.
+    """
 
     source: str
     requirements: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    versioned: bool = False
 
 
 def read_needs(sources: Sequence[Source]) -> tuple[Needs, ...]:
@@ -81,9 +89,10 @@ def _needs(source: Source, reader: GitReader) -> Needs:
         return reader.read(source.git, source.commit, inside + name) or ""
 
     try:
-        system = tomllib.loads(read("pyproject.toml")).get("build-system", {})
+        project = tomllib.loads(read("pyproject.toml"))
     except (ValueError, RecursionError):
-        system = {}
+        project = {}
+    system = project.get("build-system", {})
     said = [str(text) for text in system.get("requires") or ()]
     wanted, imports = _of_setup(read("setup.py"))
     backend = str(system.get("build-backend", "setuptools"))
@@ -96,7 +105,8 @@ def _needs(source: Source, reader: GitReader) -> Needs:
     own = {name[len(inside) :].split("/")[0].removesuffix(".py") for name in here if name.startswith(inside)}
     brought = [_BRINGS[name] for name in imports if name in _BRINGS]
     unknown = [name for name in imports if name not in _BRINGS and name not in own | sys.stdlib_module_names]
-    return Needs(source.name, tuple(dict.fromkeys([*said, *brought])), tuple(unknown))
+    versioned = _VERSION in ((source.build and source.build.environment) or {}) or "fallback_version" in str(project)
+    return Needs(source.name, tuple(dict.fromkeys([*said, *brought])), tuple(unknown), versioned)
 
 
 def _of_setup(text: str) -> tuple[list[str], list[str]]:
@@ -163,6 +173,11 @@ def unmet(needs: Sequence[Needs], there: Mapping[str, str], provided: Container[
             requirement = Requirement(text)
             if name == "torch" or (requirement.marker and not requirement.marker.evaluate(environment)):
                 continue
+            if name in _FROM_TAGS and not each.versioned:
+                yield (
+                    f"source {each.source} takes its version from git's tags by {name}, and the tree of a commit "
+                    f"has none: say it, `build: {{environment: {{{_VERSION}: 1.2.3}}}}`"
+                )
             if name in there and not requirement.specifier.contains(there[name], prereleases=True):
                 yield f"source {each.source} is built with {text}; `packages` of the stack makes it {there[name]}"
             elif name not in there and name not in provided:
