@@ -140,7 +140,7 @@ def timing(row: Row, now: float) -> str:
     told, rest, planned = duration(now - row.since), left(row, now), row.planned.get(row.step, 0.0)
     if rest is not None:
         return f"{told}, about {duration(rest)} left"
-    return f"{told}, longer than the {duration(planned)} of the plan" if planned else told
+    return f"{told}, longer than planned" if planned else told
 
 
 def ended(row: Row) -> str:
