@@ -1,4 +1,4 @@
-"""Writes `docs/reference/` from the sources: errors, rules, findings, settings, the keys of stack and target files."""
+"""Writes `docs/reference/` from the sources: errors, rules, findings, patches, settings, keys of manifests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from envbuild.catalog import loader
+from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.catalog.schema import schema_text
 from envbuild.config import KEYS
 from envbuild.errors import ExitCode
@@ -110,6 +111,43 @@ def findings_page() -> str:
     return "".join(parts)
 
 
+def patches_page() -> str:
+    """Every patch with the stacks that use it, the variables of edited sources, and the places at each commit."""
+    used: dict[str, set[str]] = {}
+    for stack in map(loader.load_stack, loader.list_stacks()):
+        for profile in stack.stack.profiles.values():
+            for name in (name for source in profile.sources for name in source.patches):
+                used.setdefault(load_patch(name).name, set()).add(stack.stack.name)
+    patches = load_patches()
+    rows = (
+        (f"`{name}`", quoted(each.summary), quoted(each.why), ", ".join(sorted(used.get(name, ()))) or "none")
+        for name, each in patches.items()
+    )
+    variables = (
+        (f"`{variable}`", f"`{name}`", quoted(what))
+        for name, each in patches.items()
+        for variable, what in each.variables.items()
+    )
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, each in patches.items():
+        for tried in each.tried:
+            source = tried.git.removeprefix("https://github.com/")
+            places.setdefault((source, f"`{tried.commit[:8]}`"), []).append(f"`{name}` {tried.hits}")
+    return f"""# Patches of the catalog
+
+What each edits, and why; how they are used and what they promise is in [patches](../patches.md).
+
+{table(("patch", "what it does", "why", "used by"), rows)}
+## Variables that edited sources read
+
+{table(("variable", "patch", "what it is"), variables)}
+## Places found
+
+At these commits each was really applied, and found so many places.
+
+{table(("source", "commit", "patch and places"), ((*key, ", ".join(said)) for key, said in sorted(places.items())))}"""
+
+
 def settings_page() -> str:
     """One row a setting."""
     rows = (
@@ -169,6 +207,7 @@ def main() -> None:
         "errors": errors_page(),
         "rules": rules_page(),
         "findings": findings_page(),
+        "patches": patches_page(),
         "settings": settings_page(),
         "stack-file": keys_page("stack"),
         "target-file": keys_page("target"),

@@ -20,7 +20,7 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
-    text, conda, launch = examples("stacks.md")
+    [text], [conda], [launch] = (examples(name) for name in ("stacks.md", "conda.md", "launch.md"))
     path = tmp_path / "my.yaml"
     path.write_text(text.replace("findings:\n", conda + "findings:\n", 1) + launch, encoding="utf-8")
     stack = load_stack(str(path)).stack
@@ -51,7 +51,7 @@ def test_links_of_the_guides_lead_somewhere(name: str) -> None:
 
 
 def test_the_example_of_a_first_step_loads() -> None:
-    [block] = re.findall(r"^    - name: step\n(?:^      .*\n)+", (DOCS / "stacks.md").read_text(encoding="utf-8"), re.M)
-    [item] = parse_yaml(textwrap.dedent(block).encode(), "stacks.md").data
+    [block] = re.findall(r"^    - name: step\n(?:^      .*\n)+", (DOCS / "launch.md").read_text(encoding="utf-8"), re.M)
+    [item] = parse_yaml(textwrap.dedent(block).encode(), "launch.md").data
     step = SmokeItem.from_plain(item).step
     assert step is not None and (step.source, step.on_cpu, step.steps) == ("trainer", ("--no-fused-adam",), 10)
