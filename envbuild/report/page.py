@@ -59,8 +59,8 @@ def _unpack(text: str) -> bytes:
 
 
 def around(html: str) -> str:
-    """A page without what it carries: packed evidence need not have the same bytes everywhere."""
-    return _BLOCK.sub(r'<script type="\1" id="\2">', html)
+    """A page without what it carries packed, which need not have the same bytes everywhere. The rest is compared."""
+    return _BLOCK.sub(lambda found: found[0] if found[1] == JSON else f'<script type="{PACKED}" id="{found[2]}">', html)
 
 
 def carried(html: str, path: Path) -> Carried:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import canonical_json
 from envbuild.report import strict_json
 from envbuild.report.ssh_signature import is_canonical
 from envbuild.report.verdict import make_verdict
-
-if TYPE_CHECKING:
-    from securesystemslib.dsse import Envelope
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
@@ -68,7 +65,8 @@ def seal(payload: bytes, key: str, signature: str) -> bytes:
     from securesystemslib.dsse import Envelope
     from securesystemslib.signer import Signature  # type: ignore[attr-defined]
 
-    return _written(Envelope(payload, PAYLOAD_TYPE, {key: Signature(key, signature.encode().hex())}))
+    envelope = Envelope(payload, PAYLOAD_TYPE, {key: Signature(key, signature.encode().hex())})
+    return json.dumps(envelope.to_dict(), sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def unseal(data: bytes) -> tuple[bytes, str, str]:
@@ -82,14 +80,11 @@ def unseal(data: bytes) -> tuple[bytes, str, str]:
     try:
         envelope: Envelope = Envelope.from_dict(found)
         ((key, signature),) = envelope.signatures.items()
-        armour = bytes.fromhex(signature.signature).decode("ascii")
-        canonical = _written(envelope) == data and envelope.payload_type == PAYLOAD_TYPE and is_canonical(armour)
+        payload, armour = bytes(envelope.payload), bytes.fromhex(signature.signature).decode("ascii")
+        # Made anew: the library would keep fields that it does not know.
+        canonical = seal(payload, key, armour) == data and is_canonical(armour)
     except Exception as error:
         raise ValueError(f"it is no DSSE envelope with one signature: {type(error).__name__}") from error
     if not canonical:
         raise ValueError("it is not written as `report sign` writes it")
-    return bytes(envelope.payload), str(key), armour
-
-
-def _written(envelope: Envelope) -> bytes:
-    return json.dumps(envelope.to_dict(), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return payload, str(key), armour

@@ -205,6 +205,9 @@ REJECTED: dict[str, tuple[Callable[[Path, Keys], object], str]] = {
     ),
     "no signature inside": (lambda f, k: edit(f, lambda d: d.update(signatures=[])), "report-envelope-invalid"),
     "an unsigned section": (lambda f, k: edit(f, lambda d: d.update(note="all good")), "report-envelope-invalid"),
+    "an unsigned field of the signature": (
+        lambda f, k: edit(f, lambda d: first(d).update(x="all good")), "report-envelope-invalid",
+    ),
     "another payload type": (lambda f, k: edit(f, lambda d: d.update(payloadType="text")), "report-envelope-invalid"),
     "no signature at all": (lambda f, k: edit(f, lambda d: first(d).update(sig="AA==")), "report-envelope-invalid"),
     "an envelope that is no JSON": (lambda f, k: put(f, b"-----BEGIN-----\n"), "report-envelope-invalid"),
@@ -220,6 +223,14 @@ def test_a_signed_report_that_was_changed_is_rejected_by_name(
 ) -> None:
     change(copy, keys)
     assert code in problems(copy, keys.signers)
+
+
+def test_an_unsigned_field_that_ends_its_element_in_the_page_is_told_of_signature_and_page(
+    copy: Path, keys: Keys
+) -> None:
+    edit(copy, lambda data: first(data).update(x="</script><h1>all passed</h1>"))
+    assert "<h1>all passed</h1>" in (copy / "report.html").read_text()
+    assert problems(copy, keys.signers) == {"report-envelope-invalid", "report-page-differs"}
 
 
 def test_an_older_report_of_the_same_author_is_not_the_one_that_was_asked_for(copy: Path, keys: Keys) -> None:

@@ -44,7 +44,7 @@ def _html(report: Opened, html: str) -> Iterator[Finding]:
         yield not_checked("page", says)
         return
     again = render_html(report.evidence, report.text, report.envelope)
-    # What it carries was compared above, unpacked.
+    # What it carries packed was compared above, unpacked.
     yield _said("report.html", page.around(html) == page.around(again))
 
 
