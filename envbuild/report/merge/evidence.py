@@ -32,14 +32,14 @@ def merged(parts: Iterable[PartEvidence], envbuild: str) -> Evidence:
     """One evidence, without attachments, in the order in which the parts began; `envbuild` is the version that merges.
 
     Nodes stay as they are, but for two things: one that was reached as `localhost` is called by its host name, and
-    steps count from the beginning of the first part. Raises EnvbuildError as `agree` does.
+    steps count from the beginning of the first part. Raises EnvbuildError as `agree` does, ValueError as `share` does.
     """
     ordered = sorted(parts, key=lambda part: (_moment(part.evidence.started), part.evidence.run))
     agree(ordered)
     every = [part.evidence for part in ordered]
     first = every[0]
-    nodes = {part.sha256: tuple(_node(node, part.evidence, first) for node in part.evidence.nodes) for part in ordered}
-    flat = [node for each in nodes.values() for node in each]
+    shares = [share(part, first.started) for part in ordered]
+    flat = [node for _, nodes in shares for node in nodes]
     digest = hashlib.sha256("".join(part.sha256 for part in ordered).encode()).hexdigest()
     return Evidence(
         envbuild=envbuild,
@@ -60,8 +60,23 @@ def merged(parts: Iterable[PartEvidence], envbuild: str) -> Evidence:
         equality=equality_of(flat, None),
         variants=_variants(every),
         findings=tuple({found.id: found for each in every for found in each.findings}.values()),
-        parts=tuple(_part(part, nodes[part.sha256]) for part in ordered),
+        parts=tuple(row for row, _ in shares),
     )
+
+
+def share(part: PartEvidence, began: str) -> tuple[Part, tuple[NodeEvidence, ...]]:
+    """The row and the nodes of a part in the merged evidence of a run that `began` then.
+
+    Raises ValueError for a time without its zone.
+    """
+    found = part.evidence
+    later = (_moment(found.started) - _moment(began)).total_seconds()
+    nodes = tuple(_node(node, later) for node in found.nodes)
+    names = tuple(node.node for node in nodes)
+    row = Part(
+        run=found.run, started=found.started, finished=found.finished, exit=found.exit, sha256=part.sha256, nodes=names
+    )
+    return row, nodes
 
 
 def agree(parts: Sequence[PartEvidence]) -> None:
@@ -104,7 +119,10 @@ def _refused(code: str, what: str, hint: str) -> EnvbuildError:
 
 
 def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(f"{text} is a time without its zone")
+    return found
 
 
 def _digests(evidence: Evidence) -> set[str]:
@@ -115,8 +133,7 @@ def _name(node: NodeEvidence) -> str:
     return node.facts.hostname if node.node == _LOCAL and node.facts else node.node
 
 
-def _node(node: NodeEvidence, part: Evidence, first: Evidence) -> NodeEvidence:
-    later = (_moment(part.started) - _moment(first.started)).total_seconds()
+def _node(node: NodeEvidence, later: float) -> NodeEvidence:
     steps = tuple(step.model_copy(update={"began": step.began + later}) for step in node.steps)
     return node.model_copy(update={"node": _name(node), "steps": steps})
 
@@ -129,9 +146,3 @@ def _variants(every: Iterable[Evidence]) -> tuple[BuiltVariant, ...]:
         rows = tuple(dict.fromkeys((*known.packages, *variant.packages)))
         found[variant.digest] = known.model_copy(update={"packages": rows})
     return tuple(found.values())
-
-
-def _part(part: PartEvidence, nodes: Iterable[NodeEvidence]) -> Part:
-    names = tuple(node.node for node in nodes)
-    same = {name: getattr(part.evidence, name) for name in ("run", "started", "finished", "exit")}
-    return Part(**same, sha256=part.sha256, nodes=names)

@@ -26,7 +26,12 @@ def verify_report(path: Path, *, run: str | None = None, signers: Path | None = 
     except EnvbuildError as error:
         error.exit_code = ExitCode.INTEGRITY
         raise
-    return report, _check(report, run, signers)
+    findings = _check(report, run, signers)
+    if report.evidence.parts:
+        findings += check_parts(
+            report, lambda part: _check(part, part.evidence.run, signers if part.envelope else None)
+        )
+    return report, findings
 
 
 def _check(report: Opened, run: str | None, signers: Path | None) -> list[Finding]:
@@ -38,8 +43,4 @@ def _check(report: Opened, run: str | None, signers: Path | None) -> list[Findin
     findings += check_contents(evidence, attached)
     findings += check_checks(evidence, attached)
     findings += check_pages(report)
-    if evidence.parts:
-        findings += check_parts(
-            report, lambda part: _check(part, part.evidence.run, signers if part.envelope else None)
-        )
     return findings

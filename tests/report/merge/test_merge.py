@@ -194,6 +194,35 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (folder / "report.md").write_text(render_markdown(evidence))
 
 
+def forge_part(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the part RUN, and the digests of the merged evidence after it."""
+    path = folder / "parts" / RUN / "evidence.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    text = path.read_bytes()
+    row = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+
+    def listed(merged: dict[str, Any]) -> None:
+        next(part for part in merged["parts"] if part["run"] == RUN)["sha256"] = row["sha256"]
+        next(item for item in merged["attachments"] if item["path"].endswith(f"{RUN}/evidence.json")).update(row)
+
+    forge(folder, listed)
+
+
+def nest(data: dict[str, Any]) -> None:
+    """A part that says to be merged itself, with a figure that its checks contradict."""
+    row = {key: data[key] for key in ("run", "started", "finished", "exit")}
+    names = [node["node"] for node in data["nodes"]]
+    data["parts"] = [{**row, "run": OTHER, "sha256": "0" * 64, "nodes": names}]
+    data["nodes"][0]["checks"][-1]["metrics"][0].update(median=9e9)
+
+
+def without(run: str, change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """The change, and the part `run` not there."""
+    return lambda folder: (change(folder), shutil.rmtree(folder / "parts" / run))
+
+
 def drop(data: dict[str, Any]) -> None:
     data["nodes"].pop()
     data["equality"]["nodes"].pop()
@@ -223,6 +252,26 @@ FORGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file more in a part": (lambda f: add(f / "parts" / RUN / "more.json"), "report-file-unlisted"),
     "a changed plan of a part": (lambda f: add(f / "parts" / OTHER / "plan.json"), "report-file-differs"),
     "parts that changed places": (swap_parts, "report-run-differs"),
+    "a merged part": (lambda f: forge_part(f, nest), "report-merge-differs"),
+    "a merged part, one missing": (without(OTHER, lambda f: forge_part(f, nest)), "report-merge-differs"),
+    "what a merged part says": (without(OTHER, lambda f: forge_part(f, nest)), "report-metric-invalid"),
+    "a better figure, one missing": (
+        without(OTHER, lambda f: forge(f, lambda d: d["nodes"][0]["checks"][-1]["metrics"][0].update(n=1000))),
+        "report-merge-differs",
+    ),
+    "an exit code of a part, one missing": (
+        without(OTHER, lambda f: forge(f, lambda d: d["parts"][0].update(exit=1))), "report-merge-differs",
+    ),
+    "a node of no part, one missing": (
+        without(RUN, lambda f: forge(f, lambda d: d["parts"][0]["nodes"].pop())), "report-merge-differs",
+    ),
+    "a part without time zone": (
+        lambda f: forge_part(f, lambda d: d.update(started=d["started"].rstrip("Z"))), "report-times-differ",
+    ),
+    "a part without time zone, one missing": (
+        without(OTHER, lambda f: forge_part(f, lambda d: d.update(started=d["started"].rstrip("Z")))),
+        "report-times-differ",
+    ),
 }  # fmt: skip
 
 
@@ -232,6 +281,17 @@ def test_what_was_done_to_a_merged_report_is_told_by_name(
 ) -> None:
     change(merged)
     assert code in problems(merged)
+
+
+@pytest.mark.parametrize("missing", [RUN, OTHER])
+def test_a_merged_report_without_one_of_its_parts_holds_and_says_what_was_not_compared(
+    merged: Path, missing: str
+) -> None:
+    shutil.rmtree(merged / "parts" / missing)
+    assert problems(merged) == {}
+    assert f"not beside the merged report: {missing}; " in unchecked(merged)
+    says = [each.says for each in verify_report(merged)[1] if each.kind == "checked" and each.topic == "parts"]
+    assert "every node, check and figure of 1 part is that of its part" in says
 
 
 def test_a_merged_page_alone_says_that_its_parts_are_not_there(made: Path, tmp_path: Path) -> None:
