@@ -194,13 +194,14 @@ def build(
     if push and code == ExitCode.OK:
         with_.push(made["image"], push, insecure=insecure)
         made["pushed"] = push
-    ui.result({"ok": code == ExitCode.OK, **made}, lambda: _built(made))
+    ui.result({"ok": code == ExitCode.OK, **made}, lambda: _built(made, cached=not no_cache))
     return code
 
 
-def _built(made: dict[str, Any]) -> str:
-    """What was built, and which of its files were read when."""
-    packages = "read in this build" if made["seconds"]["packages"] else "as stamped by an earlier build, not read again"
+def _built(made: dict[str, Any], *, cached: bool) -> str:
+    """What was built, and which of its files were read when; a builder does not say what it took from its cache."""
+    now = "read in this build" + (", or their layer was taken from the builder's cache" if cached else "")
+    packages = now if made["seconds"]["packages"] else "as stamped by an earlier build, not read again"
     said = _verified(made["deep"]) if made.get("deep") else f"files of packages {packages}; --deep reads every file"
     return f"{made['image']}\nid {made['id']}\n{said}\n"
 

@@ -135,7 +135,7 @@ class _Parts:
             self.folder, path, self.made[name], target=name, epoch=self.epoch, cache=self.options.cache, **more
         )
         self.builder.build(build, self.options.on_line)
-        self.seconds[name] = round(time.monotonic() - begun, 2)
+        self.seconds[name] = max(0.01, round(time.monotonic() - begun, 2))  # 0 says that it was there
 
     def _id(self, image: str) -> str:
         """The id of an image, empty where it is not here."""

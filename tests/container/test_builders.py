@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.cli.entry import main
 from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
 from envbuild.container.builder_errors import failure
 from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
@@ -100,6 +101,25 @@ def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch,
     assert f"FROM {named['compilers']} AS compilers\n" in texts["packages"]
     assert "FROM compilers AS packages\n" in texts["packages"] and "FROM packages AS build\n" in texts[""]
     assert set(made["seconds"]) == {*calls, "build"} - {""}
+
+
+@pytest.mark.parametrize(
+    ("there", "more", "said"),
+    [
+        (False, [], "read in this build, or their layer was taken from the builder's cache;"),
+        (False, ["--no-cache"], "read in this build;"),
+        (True, [], "as stamped by an earlier build, not read again;"),
+    ],
+)
+def test_a_build_says_no_more_than_it_knows_of_who_read_the_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool, more: list[str], said: str
+) -> None:
+    monkeypatch.setattr(Recorder, "built", [])
+    if there:
+        monkeypatch.setattr(Recorder, "id", lambda self, image: "1" * 64)
+    monkeypatch.setattr("envbuild.container.builders.find_builder", lambda *_, **__: Recorder("podman", "podman"))
+    assert main(["image", "build", "megatron-deepspeed-alcf", *more]) == 0
+    assert f"\nfiles of packages {said} --deep reads every file\n" in capsys.readouterr().out
 
 
 def test_without_a_builder_it_is_said_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Entries = dict[str, merkle.Entry]
 
 NOTES = "packages-layer.json"
-# What Python runs at its start wherever it is on the path.
-_AT_START = ("sitecustomize.py", "usercustomize.py")
+# What Python imports at its start wherever it is on the path: a file, a package or an extension module.
+_AT_START = ("sitecustomize", "usercustomize")
 
 
 def note(prefix: str, environment: str, interpreter: str, imported: "list[str]") -> None:
@@ -71,7 +71,9 @@ def _there(environment: str, noted: "Entries") -> "Entries":
 
 
 def _runs_at_start(environment: str, path: str) -> bool:
+    if any(part.split(".")[0] in _AT_START for part in path.split("/")):
+        return True
     if not path.endswith(".pth"):
-        return os.path.basename(path) in _AT_START
+        return False
     with open(os.path.join(environment, path), "rb") as stream:
         return any(line.startswith((b"import ", b"import\t")) for line in stream)

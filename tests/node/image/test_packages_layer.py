@@ -129,6 +129,9 @@ def test_without_notes_everything_is_read(node: Node, variant: dict[str, Any]) -
         ("own.pth", "/opt/own\n", False),
         ("own.pth", "/opt/own\nimport own; own.start()\n", True),
         ("sitecustomize.py", "", True),
+        ("sitecustomize/__init__.py", "", True),
+        ("usercustomize.cpython-311-x86_64-linux-gnu.so", "", True),
+        ("sitecustomize-1.0.dist-info/METADATA", "", False),
         ("torch.py", "2", True),
     ],
 )
@@ -139,6 +142,7 @@ def test_what_can_change_an_import_makes_it_done_again(tmp_path: Path, name: str
     (site / "torch.py").write_text("1")
     packages_layer.note(str(tmp_path), str(environment), "", ["torch"])
     layers = packages_layer.Layers(str(tmp_path), str(environment))
+    (site / name).parent.mkdir(exist_ok=True)
     (site / name).write_text(text)
     kept = packages_layer.contents.kept(str(environment / ".envbuild" / "scan.json"))
     found = packages_layer.contents.scan(str(tmp_path), str(environment), {"sources": []}, kept)
