@@ -111,20 +111,29 @@ def _verb(context: Context, verb: str, target: str, limit: str, exclude: str, st
 
 @contextmanager
 def _chosen(context: Context, target: str, limit: str) -> Iterator[tuple[str, str]]:
-    """Target and limit of a task; the host of `-H` is one of the target's, or its own target where none is named."""
+    """Target and limit of a task; the host of `-H` is one of the target's, or its own target where none is named.
+
+    Exits with `fab-hosts-and-limit` (exit 2) where both choose.
+    """
     from envbuild.config import load_config
+    from envbuild.errors import EnvbuildError
 
     if not isinstance(context, Connection):
         yield target, limit
+    elif limit:
+        raise _ended(EnvbuildError(
+            "fab-hosts-and-limit", f"-H {context.original_host} and --limit {limit} both choose hosts",
+            hint="leave one of them out",
+        ))  # fmt: skip
     elif target or load_config().settings["target"].origin != "default":
-        yield target, context.host
+        yield target, context.original_host
     else:
         login = {"user": context.user, "port": context.port}  # of `-H`, else as ssh's configuration has it
         manifest = {"name": "fab", "extends": "ssh", "hosts": [context.original_host], "connection": login}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "fab.yaml"
             path.write_text(json.dumps(manifest), encoding="utf-8")
-            yield str(path), limit
+            yield str(path), ""
 
 
 def _target(name: str, limit: str, exclude: str) -> Target:
