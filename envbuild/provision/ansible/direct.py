@@ -54,20 +54,22 @@ def run_here(
     watch = Watch(cancel, time.monotonic() + deadline, marker, on_interrupt)
     last, count = TaskEvent(host.name, "", "ok"), 0
     with signals(watch):
-        for role in STEPS[playbook]:
-            if role not in host.steps():
-                continue
-            last = TaskEvent(host.name, SENTENCES[role], "started", role)
-            on_event(last)
-            ended = _step(role, host, watch, {MARKER: marker, CONNECTION: "local"})
-            if watch.reason:
-                break
-            last, count = ended, count + 1
-            on_event(last)
-            if last.status == "failed":
-                break
+        try:
+            for role in STEPS[playbook]:
+                if role not in host.steps():
+                    continue
+                last = TaskEvent(host.name, SENTENCES[role], "started", role)
+                on_event(last)
+                ended = _step(role, host, watch, {MARKER: marker, CONNECTION: "local"})
+                if watch.reason:
+                    break
+                last, count = ended, count + 1
+                on_event(last)
+                if last.status == "failed":
+                    break
+        finally:
+            end_marked(MARKER, marker)
     if watch.reason:
-        end_marked(MARKER, marker)
         raise ended_early(playbook, watch.reason, deadline, {host.name: last})
     failed = last.status == "failed"
     return StepsResult(int(failed), "failed" if failed else "successful", {host.name: last}, count)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,7 +55,7 @@ class Watch:
     ) -> None:
         """`until` on the monotonic clock; `marker`: the value of `MARKER` in the environment of its processes.
 
-        `on_interrupt` is called before they are ended, which takes a while.
+        `on_interrupt` is called before they are ended, which takes a while; they are ended whatever it raises.
         """
         self._cancel, self._until, self._marker, self._on_interrupt = cancel, until, marker, on_interrupt
         self.signalled = threading.Event()
@@ -66,12 +66,16 @@ class Watch:
         if not self.reason:
             if self.signalled.is_set() or self._cancel():
                 self.reason = "interrupted"
-                self._on_interrupt()
             elif time.monotonic() > self._until:
                 self.reason = "deadline"
             if self.reason:
-                # Not every process is in one group: workers of Ansible leave theirs.
-                end_marked(MARKER, self._marker)
+                try:
+                    if self.reason == "interrupted":
+                        with suppress(OSError):  # who read what it says may be gone
+                            self._on_interrupt()
+                finally:
+                    # Not every process is in one group: workers of Ansible leave theirs.
+                    end_marked(MARKER, self._marker)
         return bool(self.reason)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import stat
+import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
+from envbuild.errors import EnvbuildError
 from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import NodeHost
 from envbuild.provision.ansible.steps import StepsResult, TaskEvent
+from tests.support.patience import alive, text_of
 
 
 def _put(playbook: str, artifacts: Path, store: Path, run: str = "") -> tuple[StepsResult, list[TaskEvent]]:
@@ -42,3 +47,21 @@ def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
     result, _ = _put("image.yml", tmp_path / "image.tar", tmp_path / "store")
     place = tmp_path / "store/image.tar"
     assert (result.status, place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) == ("successful", b"image", 0o600)
+
+
+def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
+    program, request, pid = tmp_path / "program.py", tmp_path / "install.json", tmp_path / "pid"
+    request.write_text("{}")
+    program.write_text(f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()) + '\\n')\ntime.sleep(600)")
+    host = NodeHost("localhost", sys.executable, str(program), requests={"install": request})
+
+    def unread() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(EnvbuildError) as caught:
+        run_here(
+            "provision.yml", host, on_event=lambda _: None, deadline=600,
+            cancel=lambda: text_of(pid).endswith("\n"), on_interrupt=unread,
+        )  # fmt: skip
+    assert caught.value.code == "interrupted"
+    assert not alive(int(text_of(pid)))
