@@ -14,7 +14,7 @@ _SUBMIT = {"sbatch": "Slurm", "qsub": "PBS"}
 
 def text() -> str:
     """What is printed, no line longer than 60 characters but for long names of stacks."""
-    used, gpus, scheduler = names.in_use(), _gpus(), _scheduler()
+    used, gpus, scheduler = names.in_use(), _gpus(), scheduler_here()
     seen = [f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "", scheduler, f"{used[0]} in use" if used else ""]
     here = ", ".join(filter(None, seen)) or "no environment yet"
     lines = [f"envbuild {__version__}: GPU training environments,", "built from locks, tested and verified.", ""]
@@ -55,8 +55,8 @@ def _gpus() -> int:
         return 0
 
 
-def _scheduler() -> str:
-    """The scheduler whose program for jobs is on PATH."""
+def scheduler_here() -> str:
+    """`Slurm` or `PBS`, whose program for jobs is on PATH; empty for none."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     there = (name for program, name in _SUBMIT.items()
              if any(os.access(os.path.join(each, program), os.X_OK) for each in folders if each))  # fmt: skip

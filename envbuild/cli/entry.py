@@ -20,10 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(f"envbuild {__version__}\n")
         return 0
     if not arguments and _COMPLETE not in os.environ:
-        from envbuild.cli import begin
-
-        sys.stdout.write(begin.text())
-        return 0
+        return _alone()
     # Nothing of what is imported is garbage, and looking for some after every 700 objects costs a twentieth of a run.
     gc.set_threshold(200_000)
     # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
@@ -43,6 +40,20 @@ def main(argv: list[str] | None = None) -> int:
         # Else Python looks through everything once more when it ends: a fifth of the time that `plan` takes.
         gc.freeze()
     return code
+
+
+def _alone() -> int:
+    from envbuild.cli import begin
+    from envbuild.errors import EnvbuildError
+
+    try:
+        sys.stdout.write(begin.text())
+    except EnvbuildError as error:  # of a file of the configuration
+        from envbuild.cli.output import print_error
+
+        print_error(error)
+        return int(error.exit_code)
+    return 0
 
 
 def _completed(instruction: str) -> int:

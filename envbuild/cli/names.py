@@ -43,8 +43,10 @@ def prefix() -> str:
 
 def in_use() -> list[str]:
     """The stacks with an environment in use on this machine, the last switched first."""
+    from envbuild.node.paths import is_name
+
     folder = os.path.join(prefix(), "current")
-    there = [name for name in _listed(folder) if os.path.exists(os.path.join(folder, name))]
+    there = [name for name in _listed(folder) if is_name(name) and os.path.exists(os.path.join(folder, name))]
     return sorted(there, key=lambda name: -os.lstat(os.path.join(folder, name)).st_mtime)
 
 
@@ -118,8 +120,10 @@ def runs(_: click.Context) -> Iterable[str]:
 @_offered
 def environments(ctx: click.Context) -> Iterable[str]:
     """Folders of environments on this machine."""
+    from envbuild.node.paths import is_name
+
     folder = os.path.join(str(ctx.params.get("prefix") or prefix()), "envs")
-    return (name for name in _listed(folder) if ".trash-" not in name and ".old-" not in name)
+    return (name for name in _listed(folder) if is_name(name) and ".trash-" not in name and ".old-" not in name)
 
 
 @_offered

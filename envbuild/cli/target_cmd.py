@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
+from envbuild.cli import begin, names
 from envbuild.cli.output import Ui, common_options, named, validate_each
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
     from envbuild.catalog.target_file import Answers
 
-_SUBMIT = {"sbatch": "slurm", "qsub": "pbs"}
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
 
@@ -125,11 +123,10 @@ def _asked() -> Answers:
         return click.prompt(text, default=default, type=kind, err=True, show_default=default != "")
 
     try:
-        here = next((kind for program, kind in _SUBMIT.items() if shutil.which(program)), "ssh")
-        kind = ask("How are its nodes reached", here, click.Choice(KINDS))
+        kind = ask("How are its nodes reached", begin.scheduler_here().lower() or "ssh", click.Choice(KINDS))
         stack = ask("Which stack is built there", "torch-smoke")
         hosts = ask(_HOSTS[kind]) if kind != "local" else ""
-        job = kind in _SUBMIT.values()
+        job = kind not in ("local", "ssh")
         login = ask("Host to submit jobs from (empty: this machine)") if job else ""
         user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
         account = ask("Account that jobs are charged to (empty: none)") if job else ""

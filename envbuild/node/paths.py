@@ -48,9 +48,14 @@ def meta(environment: str, name: str) -> str:
     return os.path.join(environment, META, name)
 
 
+def is_name(text: str) -> bool:
+    """Whether it is a plain file name, which no shell or terminal reads as more than that."""
+    return _NAME.match(text) is not None
+
+
 def checked_name(text: object, what: str) -> str:
     """`text` when it is a plain file name; raises NodeError `request-invalid`."""
-    if not isinstance(text, str) or not _NAME.match(text):
+    if not isinstance(text, str) or not is_name(text):
         raise NodeError("request-invalid", "`%s` is not a plain name: %r" % (what, str(text)[:100]))
     return text
 
@@ -70,7 +75,7 @@ def checked_environment(prefix: str, path: object) -> str:
     if not isinstance(path, str) or not path.startswith("/"):
         raise NodeError("request-invalid", "`environment` must be an absolute path")
     parent, name = os.path.split(os.path.normpath(path))
-    if os.path.realpath(parent) != os.path.realpath(envs_dir(prefix)) or not _NAME.match(name):
+    if os.path.realpath(parent) != os.path.realpath(envs_dir(prefix)) or not is_name(name):
         raise NodeError(
             "request-invalid", "%s is not an environment of this prefix" % path, why="environments lie in %s" % parent
         )

@@ -54,10 +54,11 @@ def test_runs_and_environments_are_offered_and_a_broken_file_writes_nothing(worl
     for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb"):
         (world.runs / name).mkdir(parents=True)
     (world.runs / "durations.json").write_text("{}")
-    for name in ("tiny-exact-1", "tiny-exact-2", "tiny-exact-2.trash-5"):
+    for name in ("tiny-exact-1", "tiny-exact-2", "tiny-exact-2.trash-5", "tiny-`id`"):
         (world.prefix / "envs" / name).mkdir(parents=True)
     (world.prefix / "current").mkdir()
-    (world.prefix / "current" / "tiny").symlink_to("../envs/tiny-exact-1")
+    for name in ("tiny", "tiny$(touch pwned)"):
+        (world.prefix / "current" / name).symlink_to("../envs/tiny-exact-1")
     assert offered(world, "envbuild run show ") == ["last", "20260102T000000Z-bbbb", "20260101T000000Z-aaaa"]
     assert offered(world, "envbuild env use ") == ["tiny-exact-1", "tiny-exact-2"]
     assert offered(world, "envbuild env activate ") == ["tiny"]

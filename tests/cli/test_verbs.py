@@ -69,6 +69,21 @@ def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World
         assert main([*words[1:], "--help"]) == 0
 
 
+def test_envbuild_alone_names_no_link_that_a_shell_or_terminal_would_read_otherwise(world: World) -> None:
+    (world.prefix / "current").mkdir(parents=True)
+    first = alone(world)
+    for name in ("x$(touch pwned)", "a b", "x\x1b[2J", 'x"', "-x", "x\n"):
+        (world.prefix / "current" / name).symlink_to("/")
+    assert alone(world) == first
+
+
+def test_envbuild_alone_says_what_is_wrong_with_the_configuration(world: World) -> None:
+    (world.work / "envbuild.toml").write_text("not toml")
+    done = world.run()
+    assert (done.rc, done.out) == (2, "")
+    assert done.err.startswith("error[config-invalid]: ")
+
+
 def test_an_engine_names_the_environment_in_use_or_the_last_that_it_finished() -> None:
     def item(path: str, day: str, *, conda: bool = False, current: bool = False) -> dict[str, Any]:
         stamp = {"stamped_at": day, "conda": {"packages": {"a": "1"}} if conda else None}
