@@ -30,14 +30,14 @@ def provision(
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
-        events = read_journal(run.run.journal_path).events
-        durations.learn(durations.folder(), plan, work.survey.facts, work.rough, events)
         for node in nodes:
             told = {"status": node.status, "exit": node.exit, "error": node.error}
             work.journal.append(EventKind.NODE_FINISHED, node=node.node, **told)
         warnings = (*plan.warnings, *work.notes)
         evidence = write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
         run.exit = evidence.exit
+        events = read_journal(run.run.journal_path).events
+        durations.learn(durations.folder(), plan, work.survey.facts, work.rough, events)
     return evidence, run.run
 
 

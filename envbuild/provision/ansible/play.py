@@ -21,7 +21,7 @@ from envbuild.provision.ansible.steps import StepsResult, TaskEvent
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
-from envbuild.provision.run.progress_events import TAIL, followed, tail_of
+from envbuild.provision.run.progress_events import TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
 
@@ -193,7 +193,7 @@ def _parts(answer: dict[str, Any] | None) -> dict[str, Any]:
     """How long each phase of a step took, where the node says so."""
     told = ((answer or {}).get("result") or {}).get("seconds")
     told = told if isinstance(told, dict) else {}
-    parts = {str(name): value for name, value in told.items() if isinstance(value, (int, float))}
+    parts = {str(name): value for name, value in told.items() if is_amount(value)}
     return {"parts": parts} if parts else {}
 
 

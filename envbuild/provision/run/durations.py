@@ -17,12 +17,15 @@ import platformdirs
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import paths
-from envbuild.node.protocol import NodeError
 from envbuild.provision.run.journal import Event, EventKind
+from envbuild.provision.run.progress_events import is_amount
 
 NAME = "durations.json"
 MOST = 8000
 _KEY = ("host", "prefix", "variant", "step")
+_SECONDS = ("planned", "took", "again")
+# How much shorter or longer than estimated other steps of a host are believed to take.
+_LEAST, _MOST = 0.1, 10.0
 Row = Mapping[str, Any]
 
 
@@ -34,10 +37,17 @@ def folder() -> Path:
 def read(where: Path) -> list[Row]:
     """The rows, the newest last; none where this envbuild cannot read them."""
     try:
-        rows = json.loads((where / NAME).read_bytes())
-        return [row for row in rows if all(isinstance(row[key], str) for key in _KEY) and row["took"] >= 0]
-    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return [row for row in json.loads((where / NAME).read_bytes()) if _good(row)]
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
+
+
+def _good(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(key), str) for key in _KEY)
+        and all(is_amount(row.get(key)) for key in _SECONDS)
+    )
 
 
 def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -> Plan:
@@ -62,16 +72,16 @@ def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -
 
 
 def _seconds(planned: float, step: str, here: tuple[str, str], rows: Iterable[Row]) -> float:
-    best, known = 0, planned
-    for row in rows:
-        if row["step"] != step:
-            continue
-        same = row["variant"] == here[1]
-        rank = 3 if same and row["prefix"] == here[0] else 2 if same else 1
-        if rank >= best:
-            scaled = planned * row["took"] / row["planned"] if row["planned"] else planned
-            best, known = rank, {3: row["again"], 2: row["took"], 1: scaled}[rank]
-    return round(known, 1)
+    rows = [row for row in rows if row["step"] == step]
+    same = [row for row in rows if row["variant"] == here[1]]
+    again: list[float] = [row["again"] for row in same if row["prefix"] == here[0]]
+    if same:
+        return (again or [row["took"] for row in same])[-1]
+    estimated = [row for row in rows if row["planned"]]
+    if not estimated:
+        return planned
+    wrong: float = sum(row["took"] for row in estimated) / sum(row["planned"] for row in estimated)
+    return round(planned * min(max(wrong, _LEAST), _MOST), 1)
 
 
 def learn(
@@ -80,27 +90,27 @@ def learn(
 ) -> None:  # fmt: skip
     """Keep what the steps of a run took; `planned`: seconds by node and step before anything was known of the machine.
 
-    A file that cannot be written is no error.
+    Nothing that goes wrong here is an error of the run.
     """
     nodes = {node.node: node for node in plan.nodes if node.node in facts}
-    rows = {tuple(row[key] for key in _KEY): row for row in read(where)}
-    for event in events:
-        node, step = nodes.get(event.node or ""), str(event.data.get("step"))
-        took = event.data.get("seconds")
-        if event.kind != EventKind.STEP_FINISHED or node is None or not isinstance(took, int | float):
-            continue
-        if event.data.get("status") not in ("ok", "changed"):
-            continue
-        about = facts[node.node]
-        key = (about.hostname, about.prefix.path, node.variant_digest, step)
-        compiled = (event.data.get("parts") or {}).get("wheels", 0.0)
-        rows.pop(key, None)
-        rows[key] = {
-            **dict(zip(_KEY, key, strict=True)),
-            "planned": planned.get((node.node, step), 0.0),
-            "took": round(took, 1),
-            "again": round(took - compiled, 1),
-        }
-    with contextlib.suppress(OSError, NodeError):
+    with contextlib.suppress(Exception):
+        rows = {tuple(row[key] for key in _KEY): row for row in read(where)}
+        for event in events:
+            node, step = nodes.get(event.node or ""), str(event.data.get("step"))
+            took = event.data.get("seconds")
+            if event.kind != EventKind.STEP_FINISHED or node is None or not is_amount(took):
+                continue
+            if event.data.get("status") not in ("ok", "changed"):
+                continue
+            about = facts[node.node]
+            key = (about.hostname, about.prefix.path, node.variant_digest, step)
+            compiled = (event.data.get("parts") or {}).get("wheels", 0.0)
+            rows.pop(key, None)
+            rows[key] = {
+                **dict(zip(_KEY, key, strict=True)),
+                "planned": planned.get((node.node, step), 0.0),
+                "took": round(took, 1),
+                "again": max(0.0, round(took - compiled, 1)),
+            }
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.write_json(str(where / NAME), list(rows.values())[-MOST:])

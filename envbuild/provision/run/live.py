@@ -215,7 +215,7 @@ def screen(view: View, now: float, height: int) -> list[str]:
 
 def duration(seconds: float) -> str:
     """`45 s`, `3 min 20 s`, `1 h 05 min`."""
-    whole = max(0, round(seconds))
+    whole = max(0, round(min(seconds, 1e9)))  # a pace may say anything
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:

@@ -10,6 +10,9 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.run.evidence import all_well, first_error
+from envbuild.report.text import visible
+
+LONGEST = 200  # characters of what a node says on a line
 
 
 class Progress:
@@ -28,7 +31,7 @@ class Progress:
 
     def step(self, node: str, step: str, state: str, text: str = "") -> None:
         """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
-        self.tell({"kind": "step", "node": node, "step": step, "state": state, "text": text})
+        self.tell({"kind": "step", "node": node, "step": step, "state": state, "text": visible(text)[:LONGEST]})
 
     def now(self, node: str, told: Mapping[str, Any]) -> None:
         """What a node does under its step, as its node program told it."""

@@ -10,28 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from envbuild.node import proc
 from envbuild.node.read_text import json_lines
-from envbuild.provision.run.outcome import Progress
+from envbuild.provision.run.outcome import LONGEST, Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
-from envbuild.report.text import visible_data
+from envbuild.report.text import visible, visible_data
 
 LIMIT = 8 * 1024 * 1024
 TAIL = 2000  # bytes of a node's file: some seconds of it
 _AT_ONCE = 8
 _PAUSE = 0.5  # seconds between looks at a run of another process
-_FIELDS: dict[str, Any] = {
-    "host": str,
-    "step": str,
-    "phase": str,
-    "what": str,
-    "unit": str,
-    "done": (int, float),
-    "total": (int, float),
-}
+_WORDS = ("host", "step", "phase", "what", "unit")
+_AMOUNTS = ("done", "total")
 
 
 class Recorded(Progress):
@@ -76,7 +69,7 @@ def followed(
             for host, line in last.items():
                 if line.get("seq") not in (None, seen.get((node, host))):
                     seen[node, host] = line["seq"]
-                    now(node, {key: line[key] for key, kind in _FIELDS.items() if isinstance(line.get(key), kind)})
+                    now(node, _usable(line))
 
     def work() -> None:
         while not stop.wait(every):
@@ -89,6 +82,17 @@ def followed(
         yield
     finally:
         stop.set()
+
+
+def is_amount(value: object) -> TypeGuard[float]:
+    """Seconds, bytes or a count to reckon with: finite, not negative, 10^15 at most. A node may say anything."""
+    return isinstance(value, int | float) and 0 <= value <= 1e15
+
+
+def _usable(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node tells: each text as one short line, and amounts."""
+    words = {key: visible(line[key])[:LONGEST] for key in _WORDS if isinstance(line.get(key), str)}
+    return {**words, **{key: line[key] for key in _AMOUNTS if is_amount(line.get(key))}}
 
 
 def told(run: RunDir) -> Iterator[dict[str, Any]]:

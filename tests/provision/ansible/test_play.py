@@ -13,7 +13,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
-from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.ansible.play import _parts, run_hosts
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Choice, Prepared
@@ -68,6 +68,12 @@ def test_d11_a_delivery_is_named_by_its_run_wherever_its_archive_lies(tmp_path: 
         assert run_hosts({"localhost": {}}, files, work).errors == {}
     assert (store / "wheels" / "x.whl").is_file()
     assert [path.name for path in (store / "runs").iterdir()] == [run.id]
+
+
+def test_of_the_seconds_that_a_node_tells_only_those_are_kept_that_can_be_reckoned_with() -> None:
+    told = {"wheels": 1.5, "huge": 10**400, "endless": float("inf"), "none": float("nan"), "less": -1, "word": "x"}
+    assert _parts({"result": {"seconds": told}}) == {"parts": {"wheels": 1.5}}
+    assert _parts({"result": {"seconds": {"huge": 10**400}}}) == {}
 
 
 def test_a_node_that_only_got_its_toolchain_has_answered(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,11 +45,23 @@ def row(
     [
         ([], 50.0),
         ([row(40.0, 10.0, variant="2" * 64)], 20.0),
+        ([row(40.0, 10.0, variant="2" * 64), row(140.0, 10.0, variant="3" * 64)], 45.0),
+        ([{**row(60.0, 60.0, variant="2" * 64), "planned": 2.0}], 500.0),
+        ([{**row(60.0, 60.0, variant="2" * 64), "planned": 0.0}], 50.0),
         ([row(40.0, 10.0, variant="2" * 64), row(30.0, 10.0, prefix="/other")], 30.0),
         ([row(30.0, 12.0), row(40.0, 10.0, variant="2" * 64)], 12.0),
         ([row(30.0, 12.0, host="gpu2.example")], 50.0),
     ],
-    ids=["nothing known", "by how much the host was off", "the same elsewhere", "the same here", "another host"],
+    ids=[
+        "nothing known",
+        "by how much the host was off",
+        "over all its rows",
+        "ten times at most",
+        "never estimated",
+        "the same elsewhere",
+        "the same here",
+        "another host",
+    ],
 )
 def test_a_plan_says_what_is_known_best(rows: list[Any], seconds: float) -> None:
     told = durations.as_before(plan_of(50.0), FACTS, rows)
@@ -68,6 +81,23 @@ def test_what_ended_well_is_learnt_and_what_the_store_has_is_not_compiled_again(
     assert durations.read(tmp_path) == [row(130.0, 10.0)]
     durations.learn(tmp_path, plan_of(10.0), FACTS, planned, [finished("install", 11.0), finished("deliver", None)])
     assert durations.read(tmp_path) == [row(11.0, 11.0)]
+
+
+def test_of_a_file_only_rows_that_can_be_reckoned_with_are_read(tmp_path: Path) -> None:
+    good: Any = row(30.0, 12.0)
+    bad = [{**good, key: value} for key in ("planned", "took", "again") for value in (float("nan"), 10**400, -1.0, "x")]
+    no_estimate = {key: value for key, value in good.items() if key != "planned"}
+    (tmp_path / durations.NAME).write_text(json.dumps([*bad, no_estimate, 7, good]))
+    assert durations.read(tmp_path) == [good]
+    (tmp_path / durations.NAME).write_text("[" * 100_000)
+    assert durations.read(tmp_path) == []
+
+
+def test_more_compiling_than_the_step_took_is_no_time_at_all_and_a_strange_number_ends_nothing(tmp_path: Path) -> None:
+    events = [finished("install", 3.0, wheels=5.0)]
+    durations.learn(tmp_path, plan_of(1.0), FACTS, {("gpu1", "install"): 100.0}, events)
+    durations.learn(tmp_path, plan_of(1.0), FACTS, {}, [finished("install", 3.0, wheels=10**400)])
+    assert durations.read(tmp_path) == [row(3.0, 0.0)]
 
 
 def test_a_file_that_is_not_ours_or_cannot_be_written_is_no_error(tmp_path: Path) -> None:

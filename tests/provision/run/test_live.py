@@ -114,6 +114,12 @@ def test_a_screen_is_never_higher_than_the_terminal() -> None:
     )
 
 
+def test_a_pace_beyond_all_numbers_is_shown_and_ends_nothing() -> None:
+    told = {"phase": "compiling", "total": 1e15, "unit": "files"}
+    view = shown(step(900.0), now(900.0, done=0, **told), now(910.0, done=5e-324, **told))
+    assert "about 277777 h" in live.screen(view, 911.0, 24)[0]
+
+
 def test_durations_are_written_as_people_say_them() -> None:
     assert [live.duration(value) for value in (-1, 45.4, 60, 3599, 3900)] == [
         "0 s", "45 s", "1 min 00 s", "59 min 59 s", "1 h 05 min",

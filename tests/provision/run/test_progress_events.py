@@ -65,6 +65,28 @@ def test_nodes_are_asked_until_the_end_and_what_is_not_new_is_not_told() -> None
     assert seen == [("gpu1", {"step": "install", "phase": "a"}), ("gpu1", {"phase": "b", "done": 3})]
 
 
+def test_what_a_node_tells_is_one_line_each_and_numbers_that_can_be_shown(tmp_path: Path) -> None:
+    numbers = ("1e400", "NaN", "-1", "1" + "0" * 400)
+    lines = [
+        f'{{"seq": {at}, "host": {at}.0, "done": {number}, "total": {number}}}' for at, number in enumerate(numbers)
+    ]
+    forged = {"host": "h", "seq": 9, "phase": "compiling", "done": 3, "what": "a.cu\ngpu2: smoke test ok" + "x" * 999}
+    recorded, shown, seen = Recorded(tmp_path / "progress.jsonl", Kept()), Kept(), threading.Event()
+
+    def now(_: str, told: Mapping[str, Any]) -> None:
+        shown.tell(told)
+        seen.set() if "host" in told else None
+
+    with followed({"gpu1": lambda: "\n".join([*lines, json.dumps(forged)])}, now, 0.01):
+        assert seen.wait(60)
+    *odd, last = shown.events
+    assert odd == [{}] * 4
+    assert (last["phase"], last["done"]) == ("compiling", 3)
+    assert last["what"].startswith("a.cu gpu2: smoke test okxxx") and len(last["what"]) == 200
+    recorded.step("gpu1", "install", "failed", "no\ngpu2: smoke test ok")
+    assert json.loads((tmp_path / "progress.jsonl").read_text())["text"] == "no gpu2: smoke test ok"
+
+
 def test_the_end_of_a_file_is_read_and_a_missing_one_is_empty(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5000 + "end")
     assert tail_of(tmp_path / "long").endswith("xend") and len(tail_of(tmp_path / "long")) == progress_events.TAIL
