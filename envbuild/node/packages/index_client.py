@@ -208,7 +208,9 @@ def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
 
 
 def _unreachable(url: str, error: object) -> "NodeError":
-    if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+    reason = getattr(error, "reason", error)
+    # Python 3.6 has no class for them all: another host's name is a CertificateError there, the rest plain SSLErrors.
+    if isinstance(reason, ssl.CertificateError) or getattr(reason, "reason", "") == "CERTIFICATE_VERIFY_FAILED":
         return NodeError(
             "tls-failed",
             "no trusted connection to %s" % (urlsplit(url).hostname or "the index"),

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 
 import pytest
 
+from envbuild import resources
 from envbuild.node import git_source
 from envbuild.node.image import build_stage, fetch_stage
 from envbuild.node.protocol import NodeError
 from envbuild.provision.fleet.pack_routes import _certificate
 from tests.node.env_support import make_repository, redirect_git
+from tests.node.pythons import require_python
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +125,39 @@ def test_a_file_without_addresses_is_refused(tmp_path: Path, text: str | None) -
     assert (error.code, str(file) in error.what) == ("request-invalid", True)
 
 
-def test_an_image_without_ca_certificates_is_told_how_it_gets_some(tmp_path: Path) -> None:
+@pytest.fixture
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """The address of a wheel behind a certificate that nobody has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (tmp_path / "both.pem").write_text("".join(_certificate()))
     context.load_cert_chain(tmp_path / "both.pem")
     server = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        url = f"https://127.0.0.1:{server.server_port}/alpha-1.whl"
-        error = refused(tmp_path, [row("alpha-1.whl", b"good", url=url)])
-    finally:
-        server.shutdown()
-        server.server_close()
+    yield f"https://127.0.0.1:{server.server_port}/alpha-1.whl"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_image_without_ca_certificates_is_told_how_it_gets_some(untrusted: str, tmp_path: Path) -> None:
+    error = refused(tmp_path, [row("alpha-1.whl", b"good", url=untrusted)])
     assert (error.code, error.exit_code) == ("tls-failed", 4)
     assert "CERTIFICATE_VERIFY_FAILED" in error.why and "ca-certificates" in error.hint
+
+
+@pytest.mark.parametrize("minor", ["3.6", "3.8"])
+def test_an_older_python_tells_an_untrusted_certificate_and_a_closed_port(untrusted: str, minor: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from envbuild.node.packages import index_client\n"
+        "for url in sys.argv[2:]:\n"
+        "    try: list(index_client.blocks(url))\n"
+        "    except index_client.NodeError as error: print(error.code)"
+    )
+    root = str(resources.node_package().parent.parent)
+    argv = [require_python(minor), "-I", "-c", program, root, untrusted, "http://127.0.0.1:1/x"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.stdout == "tls-failed\nnetwork-unreachable\n", done.stderr
 
 
 @pytest.mark.parametrize("name", ["../x.whl", "/x.whl", ".x", "a/b.whl"])
