@@ -128,8 +128,12 @@ def _unpack(path: Path, scratch: Path) -> Path:
                 "kit-missing", f"cannot read {path}", why=str(error), exit_code=ExitCode.INTEGRITY
             ) from error
         raise manifest.invalid(path.name, f"it is not an uncompressed tar file, or truncated: {error}") from error
-    tops = [each for each in scratch.iterdir() if each.is_dir()]
-    return tops[0] if len(tops) == 1 and not os.path.lexists(scratch / NAME) else scratch
+    tops = sorted(scratch.iterdir(), key=lambda top: (top.is_file(), top.name))
+    if not tops or os.path.lexists(scratch / NAME):
+        return scratch
+    if len(tops) > 1:
+        raise _unsafe(tops[-1].name, f"it lies beside {tops[0].name}, and a kit is one folder")
+    return tops[0]
 
 
 def _members(tar: tarfile.TarFile, scratch: Path) -> None:

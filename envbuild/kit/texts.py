@@ -19,7 +19,7 @@ from envbuild.report.sources import summary as source_summary
 from envbuild.report.text import visible
 from envbuild.report.view import gibibytes, make_view, seconds
 
-README, APPENDIX, CITATION, SOURCES = "README.md", "APPENDIX.md", "CITATION.cff", "sources.json"
+TEXTS = README, APPENDIX, CITATION, SOURCES = "README.md", "APPENDIX.md", "CITATION.cff", "sources.json"
 # Ended by `timeout` in any case, so that "under 30 minutes" holds.
 KICK = "timeout 30m envbuild provision --stack torch-smoke --target local"
 

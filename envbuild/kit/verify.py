@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild import __version__
-from envbuild.kit.manifest import ANNOTATED, LARGEST, REPORT, Manifest
+from envbuild.errors import EnvbuildError
+from envbuild.kit.manifest import ANNOTATED, LARGEST, NAME, REPORT, Manifest
 from envbuild.kit.read import check_files, opened, read_manifest
-from envbuild.kit.texts import SOURCES, Contents, lock_name, texts
+from envbuild.kit.texts import SOURCES, TEXTS, Contents, lock_name, texts
 from envbuild.lock.files import parse_lock
-from envbuild.model.lock import Lock
 from envbuild.report.formats.every import FORMATS
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
-from envbuild.report.recheck.opened import Opened, read_attachment
+from envbuild.report.recheck.opened import SIGNATURE, Opened, read_attachment
 from envbuild.report.recheck.verify import verify_report
-
-# The bill of materials is written by a library, whose next version may write it otherwise.
-_REMADE = [row for name, row in FORMATS.items() if name != "cyclonedx"]
 
 
 def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
@@ -30,8 +27,19 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
         manifest = read_manifest(folder)
         findings = list(check_files(folder, there, manifest))
         report, found = verify_report(folder / REPORT, run=run, signers=signers)
+        findings += _unknown(manifest, report)
         findings += _together(folder, manifest, report)
         return report, [*findings, *found]
+
+
+def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
+    """Files that `kit.json`, which no signature covers, lists and no kit of this report has."""
+    inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
+    inside |= {item.path for item in report.evidence.attachments}
+    known = {*TEXTS, ANNOTATED, lock_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
+    for file in manifest.files:
+        if file.path not in known:
+            yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 
 
 def _together(folder: Path, manifest: Manifest, report: Opened) -> Iterator[Finding]:
@@ -45,22 +53,27 @@ def _together(folder: Path, manifest: Manifest, report: Opened) -> Iterator[Find
     bad = [] if same else [problem("kit-lock-differs", "kit", f"{name} is not the lock of the report")]
     yield from judged("kit", f"{name} is the lock of the report", bad)
     if same:
-        yield from _texts(folder, Contents(manifest, report.evidence, _lock(data, name), report.envelope is not None))
+        try:
+            lock = parse_lock(data.decode(errors="replace"), name)
+        except EnvbuildError as error:
+            yield problem("report-lock-invalid", "kit", f"{name}: {error.what}: {error.why}")
+        else:
+            yield from _texts(folder, Contents(manifest, report.evidence, lock, report.envelope is not None))
     yield from _document(folder, manifest)
-
-
-def _lock(data: bytes, name: str) -> Lock:
-    return parse_lock(data.decode(errors="replace"), name)
+    if manifest.form == "published":
+        yield not_checked("kit", f"whether the names that envbuild knows were taken out of the report, as {NAME} says")
 
 
 def _texts(folder: Path, contents: Contents) -> Iterator[Finding]:
     """README, appendix and the like, made again; they are what a reviewer reads and no signature covers."""
-    if contents.manifest.envbuild != __version__:
-        says = f"envbuild {contents.manifest.envbuild} made it, this is {__version__}: its texts may say it otherwise"
-        yield not_checked("kit", says)
-        return
-    made = texts(contents) | {f"{REPORT}/{name}": render(contents.evidence).encode() for name, render in _REMADE}
+    by = contents.manifest.envbuild
+    tables = {f"{REPORT}/{name}": render(contents.evidence).encode() for name, render in FORMATS.values()}
+    made = texts(contents) | tables
     wrong = [name for name, data in made.items() if read_attachment(folder, name, LARGEST) != data]
+    if wrong and by != __version__:
+        says = f"envbuild {by} made the kit, and this is {__version__}, which does not make them so"
+        yield not_checked("kit", f"{', '.join(wrong)}: {says}: believe no command or figure there")
+        return
     bad = [problem("kit-text-differs", "kit", f"{name} does not say what the report and the lock do") for name in wrong]
     yield from judged("kit", f"{', '.join(made)} say what the report and the lock do", bad)
 

@@ -230,6 +230,33 @@ def test_a_document_of_another_stack_a_report_without_a_lock_and_what_is_there_a
     assert {each.name for each in tmp_path.iterdir() if each.name.startswith((".kit", "a", "b", "c"))} == set()
 
 
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def made(path: Path) -> None:
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return made
+
+
+def other_version(kit: Path) -> None:
+    edited(lambda data: data.update(envbuild="9.9"))(kit / "kit.json")
+
+
+def no_lock(kit: Path) -> None:
+    """A lock that is no TOML, with digests that hold."""
+    text = b"this is no lock ["
+    (kit / LOCK).write_bytes(text)
+    (kit / "report" / "attachments" / "lock.toml").write_bytes(text)
+    row = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+
+    def change(data: dict[str, Any]) -> None:
+        next(item for item in data["attachments"] if item["kind"] == "lock").update(row)
+        data["lock_digest"] = row["sha256"]
+
+    edited(change)(kit / "report" / "evidence.json")
+
+
 # What is done to the files of a kit, the code that tells it, and the file that is named. A careful forger relists.
 TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a changed README": (lambda k: add(k / "README.md"), "kit-file-differs", "README.md"),
@@ -255,6 +282,23 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "another table of figures": (
         lambda k: (add(k / "report" / "metrics.csv"), relist(k)), "kit-text-differs", "report/metrics.csv",
+    ),
+    "a bill of materials with nothing in it": (
+        lambda k: ((k / "report" / "sbom.cdx.json").write_text('{"components": []}'), relist(k)), "kit-text-differs",
+        "report/sbom.cdx.json",
+    ),
+    "a page that kit.json lists": (
+        lambda k: ((k / "START-HERE.html").write_text("<script>"), relist(k)), "kit-file-unlisted", "START-HERE.html",
+    ),
+    "a page in the report that kit.json lists": (
+        lambda k: ((k / "report" / "results.html").write_text("all passed"), relist(k)), "kit-file-unlisted",
+        "report/results.html",
+    ),
+    "a script that kit.json of another version lists": (
+        lambda k: ((k / "install.sh").touch(), other_version(k), relist(k)), "kit-file-unlisted", "install.sh",
+    ),
+    "a lock that is none, here and in the report": (
+        lambda k: (no_lock(k), relist(k)), "report-lock-invalid", LOCK,
     ),
     "a lock that is not the report's": (lambda k: (add(k / LOCK), relist(k)), "kit-lock-differs", LOCK),
     "a lock left out with care": (lambda k: ((k / LOCK).unlink(), relist(k)), "kit-file-missing", LOCK),
@@ -320,15 +364,6 @@ def test_what_is_no_kit_or_a_hostile_one_is_refused_by_the_name_of_the_file(
     assert name in error.what
 
 
-def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    def made(path: Path) -> None:
-        data = json.loads(path.read_text())
-        change(data)
-        path.write_text(json.dumps(data))
-
-    return made
-
-
 ROW = {"path": "x", "sha256": "0" * 64, "bytes": 1}
 MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte order mark": (lambda f: f.write_bytes(b"\xef\xbb\xbf" + f.read_bytes()), "byte order mark"),
@@ -362,12 +397,23 @@ def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
     assert refused(kit).code == "kit-version"
 
 
-def test_a_kit_of_another_envbuild_is_checked_but_for_its_texts(kit: Path) -> None:
-    edited(lambda d: d.update(envbuild="9.9"))(kit / "kit.json")
+def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
+    other_version(kit)
+    assert problems(kit) == []
+    assert "envbuild 9.9" not in unchecked(kit)
     add(kit / "README.md")
+    add(kit / "report" / "metrics.csv")
     relist(kit)
     assert problems(kit) == []
-    assert "envbuild 9.9 made it" in unchecked(kit)
+    says = "README.md, report/metrics.csv: envbuild 9.9 made the kit, and this is"
+    assert says in unchecked(kit)
+    assert "believe no command or figure there" in unchecked(kit)
+
+
+def test_nobody_can_check_that_a_kit_names_nobody_and_it_says_so(report: Path, made: Path, tmp_path: Path) -> None:
+    make_kit(report, tmp_path / "full", Wanted(publish=False))
+    assert "names" not in unchecked(tmp_path / "full")
+    assert "whether the names that envbuild knows were taken out of the report" in unchecked(made)
 
 
 def packed(files: dict[str, bytes], *members: tarfile.TarInfo) -> bytes:
@@ -405,6 +451,8 @@ TARS: dict[str, tuple[bytes, str, str]] = {
     "another format": (b"\x1f\x8b\x08\x00" + b"0" * 600, "kit-invalid", "kit.tar"),
     "half of one": (packed({"kit/kit.json": b"x" * 9000})[:4000], "kit-invalid", "kit.tar"),
     "no manifest": (packed({"kit/a": b""}), "kit-invalid", "kit.json"),
+    "a file beside the kit": (packed({"kit/kit.json": b"", "README.html": b""}), "kit-unsafe", "README.html"),
+    "a folder beside the kit": (packed({"a/kit.json": b"", "b/kit.json": b""}), "kit-unsafe", "b"),
 }  # fmt: skip
 
 

@@ -83,3 +83,9 @@ def test_each_form_is_shown(form: str, tmp_path: Path, capsys: pytest.CaptureFix
     report.main(["show", str(tmp_path), "--format", form], standalone_mode=False)
     beginning = {"junit": "<testsuites", "cyclonedx": "{", "csv": "run,stack"}
     assert capsys.readouterr().out.startswith(beginning[form])
+
+
+@pytest.mark.parametrize("name", ["", "/", " / ", "\n", "\u2003/"])
+def test_a_package_with_no_name_does_not_break_the_bill_of_materials(name: str) -> None:
+    found = json.loads(render_cyclonedx(evidence(node(packages={name: "1"}))))
+    assert "pkg:pypi/unnamed@1" in {each.get("purl") for each in found["components"]}

@@ -68,7 +68,8 @@ def package(name: str, version: str, row: PackageFile | None, *, same: bool | No
 
     conda = row is not None and row.kind == "conda"
     more = {"subdir": row.subdir or "", "build": row.build or ""} if row is not None and conda else None
-    url = PackageURL("conda" if conda else "pypi", name=name or "unnamed", version=version or None, qualifiers=more)
+    safe = name if name.replace("/", " ").strip() else "unnamed"
+    url = PackageURL("conda" if conda else "pypi", name=safe, version=version or None, qualifiers=more)
     # A hash is of the locked file: it is no word about what was found where the version is another.
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
     said = {True: "as locked", False: "not as locked", None: "in no lock"}[same]
