@@ -88,13 +88,13 @@ class Progress:
         _sweep(folder)
         while not stop.wait(BEAT):
             with contextlib.suppress(Exception):  # whatever it is, the work goes on
-                self._write()
+                self._write(stop)
 
-    def _write(self) -> None:
+    def _write(self, stop: "threading.Event") -> None:
         ask = self._ask
         state = dict(self._state, **(ask() if ask else {}))
         state = {key: value for key, value in state.items() if value not in (None, "")}
-        if not state or state == self._last:
+        if not state or state == self._last or stop.is_set():  # asking may take longer than the step
             return
         self._last, self._count = state, self._count + 1
         words = {key: redact_text(str(state.get(key, "")))[:_LONGEST] for key in ("phase", "what")}

@@ -8,8 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from envbuild.provision.survey.ask import ask, rules
 from envbuild.redact import Redactor
 from envbuild.resolve.compat import Gpu
 from envbuild.schedule.runner import as_login
+from envbuild.text import last_lines
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
@@ -133,23 +133,24 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
     marker = marker_value()
-    codes: list[int | None] = [None]
-    processes = _started(asked, work.prepared.target.connection if asked.hosts else None, marker)
-    # Threads of their own: a run that hangs prints nothing.
-    readers = [threading.Thread(target=_copy, args=(each, log, show), daemon=True) for each in processes]
-    for reader in readers:
-        reader.start()
+    codes: list[int | None] = [None] * max(1, len(asked.hosts))
+    running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
     until = time.monotonic() + asked.deadline
     try:
+        for process in _started(asked, work.prepared.target.connection if asked.hosts else None, marker):
+            # Threads of their own: a run that hangs prints nothing.
+            reader = threading.Thread(target=_copy, args=(process, log, show), daemon=True)
+            running.append((process, reader))
+            reader.start()
         while time.monotonic() < until and not (log.failure or work.settings.cancel()):
-            codes = [process.poll() for process in processes]
+            codes = [process.poll() for process, _ in running]
             if None not in codes or any(codes):
                 break
             time.sleep(_POLL)
     finally:
-        proc.parallel([partial(_end_there, host, work.prepared.target.connection, marker) for host in asked.hosts])
+        proc.parallel([partial(_end_there, host, work, marker) for host in asked.hosts[: len(running)]])
         end_marked(MARKER, marker, grace=_GRACE)
-        for process, reader in zip(processes, readers, strict=True):
+        for process, reader in running:
             process.wait()
             reader.join(_GRACE)
     if work.settings.cancel():
@@ -164,18 +165,17 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     return log
 
 
-def _started(asked: OwnRun, connection: Connection | None, marker: str) -> list[subprocess.Popen[bytes]]:
-    """A shell here, or one on every host."""
+def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A shell here, or one on every host; each is told before the next is started."""
     text = "\n".join(step.text for step in steps_of(asked.launch, asked.output, asked.activate))
     if connection is None:
         Path(asked.output).mkdir(parents=True, exist_ok=True)
-        return [_shell(["bash", "-c", text], "", marker)]
-    sessions, started = [ssh.session(host, connection) for host in asked.hosts], []
-    for rank, session in enumerate(sessions):
+        yield _shell(["bash", "-c", text], "", marker)
+        return
+    for rank, session in enumerate([ssh.session(host, connection) for host in asked.hosts]):
         ranked = shlex.quote(f"export NODE_RANK={rank}\n{text}")
         script = _THERE.format(marker=f"{MARKER}={marker}", seconds=asked.deadline + _SLACK, text=ranked)
-        started.append(_shell(session, script, marker))
-    return started
+        yield _shell(session, script, marker)
 
 
 def _shell(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]:
@@ -192,11 +192,16 @@ def _shell(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]
         )
 
 
-def _end_there(host: str, connection: Connection, marker: str) -> None:
+def _end_there(host: str, work: Work, marker: str) -> None:
     """What is left of a run on a host; one that cannot be reached ends it by itself, soon after the deadline."""
-    script = _END.format(marker=f"{MARKER}={marker}")
-    with suppress(EnvbuildError):
-        ssh.exchange(host, script.encode(), connection, 3 * _GRACE, _LINE)
+    script = _END.format(marker=f"{MARKER}={marker}").encode()
+    try:
+        done = ssh.exchange(host, script, work.prepared.target.connection, 3 * _GRACE, _LINE)
+        why = "" if done.rc == 0 else last_lines(done.err) or f"exit {done.rc}"
+    except EnvbuildError as error:
+        why = error.what
+    if why:
+        work.notes.append(f"{host}: what still runs there was not ended ({why}); its time limit ends it")
 
 
 def _copy(process: subprocess.Popen[bytes], log: Log, show: Callable[[str], None]) -> None:

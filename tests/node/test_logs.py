@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,3 +143,22 @@ def test_progress_is_bounded_and_a_file_that_cannot_be_written_stops_nothing(
     with progress.following(str(tmp_path / "file" / "r1.progress"), "install"):
         progress("compiling", ask=lambda: {"done": next(count)})
         _until(lambda: next(count) > 1000)
+
+
+def test_what_is_asked_for_longer_than_its_step_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "BEAT", 0.01)
+    progress, asked, over = logs.Progress(), threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def slow() -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        asked.set()
+        over.wait(60)
+        return {"done": 3}
+
+    with progress.following(str(tmp_path / "r1.progress"), "install"):
+        progress("compiling", ask=slow)
+        assert asked.wait(60)
+    over.set()
+    threads[0].join(60)
+    assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from envbuild.errors import EnvbuildError
+from envbuild.model.target import Connection
+from envbuild.node.proc import Finished
 from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
 from envbuild.provision.own_run import Log, OwnRun
@@ -51,6 +54,55 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
     log = own_run.carry_out(work, told, OwnRun(launch, None, str(tmp_path / "out"), 60.0), "trial 1")
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
+
+
+def on_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: dict[str, list[str]], lost: str = ""
+) -> tuple[Any, OwnRun, list[str]]:
+    """A run that never ends on hosts whose shells are here; those that are told to end it (`lost` cannot be)."""
+    asked: list[str] = []
+
+    def exchange(host: str, *_: Any) -> Finished:
+        asked.append(host)
+        if host == lost:
+            raise EnvbuildError("node-unreachable", f"{host} does not answer")
+        return Finished(0)
+
+    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600")])
+    monkeypatch.setattr(own_run.ssh, "session", lambda host, _: sessions[host])
+    monkeypatch.setattr(own_run.ssh, "exchange", exchange)
+    target = SimpleNamespace(connection=Connection(kind="ssh"))
+    work = SimpleNamespace(
+        run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False), notes=[],
+        prepared=SimpleNamespace(target=target),
+    )  # fmt: skip
+    launch: Any = None
+    return work, OwnRun(launch, None, str(tmp_path / "out"), 600.0, tuple(sessions)), asked
+
+
+SHELL = ["/bin/sh", "-s"]
+TOLD: Any = SimpleNamespace(log="alpa", metric="tflops")
+
+
+def test_of_hosts_whose_log_cannot_be_opened_that_is_said_and_who_could_not_be_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, asked, ended = on_hosts(tmp_path, monkeypatch, {"a": SHELL, "b": SHELL}, lost="b")
+    log = own_run.carry_out(work, TOLD, asked, "bench 1")
+    assert (log.failure[:29], log.late) == ("its log cannot be written: [E", False)
+    assert (sorted(ended), len(work.notes)) == (["a", "b"], 1)
+    assert "b: what still runs there was not ended (b does not answer)" in work.notes[0]
+
+
+def test_a_host_that_cannot_be_started_ends_those_that_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    work, asked, ended = on_hosts(tmp_path, monkeypatch, {"a": SHELL, "b": ["/no/program"], "c": SHELL})
+    started, shell = [], own_run._shell
+    monkeypatch.setattr(own_run, "_shell", lambda *args: started.append(shell(*args)) or started[-1])
+    with pytest.raises(FileNotFoundError):
+        own_run.carry_out(work, TOLD, asked, "bench 1")
+    assert [process.poll() is None for process in started] == [False]
+    assert ended == ["a"]
 
 
 @pytest.mark.parametrize("prefix", ["{}: ", "[default{}]:", "[rank{}]: ", "[{}] "])
