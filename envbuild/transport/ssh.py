@@ -163,7 +163,10 @@ def exchange(node: str, script: bytes, options: Connection, deadline: float, lim
 
 def glance(node: str, script: bytes, options: Connection, deadline: float, limit: int) -> str:
     """What `script` prints on `node` through the connection that is open; empty where none is, for none is opened."""
-    none = ("ControlMaster=no", "PreferredAuthentications=none")  # nobody is let in anew
+    if proc.run(_command(node, options, None, "-O", "check"), timeout=deadline, limit=limit).rc != 0:
+        return ""
+    # It may end just now; nobody is let in anew.
+    none = ("ControlMaster=no", "PreferredAuthentications=none")
     argv = [*_command(node, options, None, *(word for each in none for word in ("-o", each))), "/bin/sh -s"]
     return proc.run(argv, timeout=deadline, stdin=script, limit=limit, tied=True).out
 

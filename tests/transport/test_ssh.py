@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact import first_contact
-from envbuild.transport import ssh_config
+from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, with_deadline
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
@@ -246,3 +247,16 @@ def test_host_key_of_every_hop_is_verified(unknown: str, start: StartServer, cli
     assert (jump if unknown == "gate" else server).address in found.what
     assert found.details["fingerprint"] in found.why
     assert found.details["fingerprint"].startswith("SHA256:")
+
+
+def test_a_glance_goes_through_the_connection_that_is_open_and_opens_none(start: StartServer, client: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        closed.setblocking(False)
+        connection = Connection(kind="ssh", port=closed.getsockname()[1])
+        assert ssh.glance("127.0.0.1", b"echo there", connection, 5.0, 1000) == ""
+        with pytest.raises(BlockingIOError):
+            closed.accept()
+    server = start()
+    connection = options(client, server, server.known)
+    ssh.log_in(server.address, connection)
+    assert ssh.glance(server.address, b"echo there", connection, PATIENCE, 1000) == "there\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import posixpath
+import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
-from envbuild.schedule.job import Broadcast, JobState, JobStep, job_error, seconds_of
+from envbuild.schedule.job import Broadcast, Job, JobState, JobStep, job_error, seconds_of
 
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
@@ -57,8 +57,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     place(site.runner, folder, _requests(builder, work, folder, meeting))
     steps = _steps(builder, work, folder, meets=meeting is not None)
     job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target), builder=pinned(plan))
-    with followed({folder: partial(progress_of, site.runner, folder)}, _teller(work), ASK_SECONDS):
-        number, state = run_to_end(work, site, job)
+    number, state = _followed(work, site, job, folder)
     attempt = f"{folder}/answers-{site.scheduler.attempt(state)}"
     answers = read_answers(site.runner, attempt)
     if work.settings.repair and not is_local(work.prepared.target) and unfinished(answers):
@@ -85,6 +84,17 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     else:
         write_facts(known, {node: work.survey.facts[node] for node in answers})
     return made, outcome
+
+
+def _followed(work: Work, site: JobSite, job: Job, folder: str) -> tuple[str, JobState]:
+    """`run_to_end`; what its nodes do is asked for and told while it runs, and not while it waits in the queue."""
+    runs = threading.Event()
+
+    def ask() -> str:
+        return progress_of(site.runner, folder) if runs.is_set() else ""
+
+    with followed({folder: ask}, _teller(work), ASK_SECONDS):
+        return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
 
 
 def _teller(work: Work) -> Callable[[str, Mapping[str, Any]], None]:

@@ -30,9 +30,12 @@ def submit(work: Work | Run, site: JobSite, job: Job) -> str:
 
 
 def run_to_end(
-    work: Work | Run, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None
-) -> tuple[str, JobState]:
-    """Submit a job and wait until it has ended; its number and last state. `watch` gets the number once a second.
+    work: Work | Run, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None,
+    on_state: Callable[[JobState], None] = lambda _: None,
+) -> tuple[str, JobState]:  # fmt: skip
+    """Submit a job and wait until it has ended; its number and last state.
+
+    `watch` gets the number once a second, `on_state` every new state.
 
     Raises EnvbuildError as submitting and waiting do; an interrupt leaves the job alone unless the run was told to
     cancel it.
@@ -46,6 +49,7 @@ def run_to_end(
     def told(state: JobState) -> None:
         work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
         work.progress.stage(f"job {number}: {state.told()}")
+        on_state(state)
 
     try:
         state = wait_for(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envbuild.provision.jobs import provision
 from envbuild.provision.jobs.launch import _Follow
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
-from envbuild.schedule.job import Job, JobStep
+from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.jobs.test_parts import site
@@ -37,3 +41,28 @@ def test_the_journal_says_how_what_was_waited_for_ended(tmp_path: Path, code: in
         run.exit = code
     (found,) = list_runs(tmp_path)
     assert (found.journal.events[-1].data["exit"], found.status) == (code, status)
+
+
+def test_nodes_of_a_job_are_asked_what_they_do_while_it_runs_and_not_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks: dict[str, Callable[[], str]] = {}
+    told: list[str] = []
+
+    def to_end(*_: object, on_state: Callable[[JobState], None]) -> tuple[str, JobState]:
+        for phase in (Phase.PENDING, Phase.RUNNING, Phase.PENDING, Phase.DONE):
+            on_state(JobState(phase))
+            told.append(asks["/folder"]())
+        return "7", JobState(Phase.DONE)
+
+    def followed(ask: dict[str, Callable[[], str]], *_: object) -> nullcontext[None]:
+        asks.update(ask)
+        return nullcontext()
+
+    monkeypatch.setattr(provision, "run_to_end", to_end)
+    monkeypatch.setattr(provision, "followed", followed)
+    monkeypatch.setattr(provision, "progress_of", lambda *_: "asked")
+    job = Job(name="x", steps=(JobStep(argv=("true",)),), output=str(tmp_path))
+    work: Any = None
+    assert provision._followed(work, site({"idle": 1}), job, "/folder")[0] == "7"
+    assert told == ["", "asked", "", "asked"]
