@@ -102,7 +102,8 @@ def _share(bench: Bench, value: float, peak: float | None) -> float | None:
 
 def _verdict(claim: _Claim, gpus: Gpus, ratio: float) -> tuple[str, str]:
     if claim.gpu is None or gpus.model is None:
-        unknown = "the claim names no GPU" if claim.gpu is None else f"{gpus.name or 'the GPU'} is not in our tables"
+        ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
+        unknown = "the claim names no GPU" if claim.gpu is None else ran
         return "not-comparable", f"not comparable: {unknown}"
     if gpus.model == NO_GPU:
         return "not-comparable", f"not comparable: no GPU here (claimed for {claim.gpu})"

@@ -14,10 +14,13 @@ from envbuild.launch.benchmark import NO_GPU, Gpus, compare, in_words, metric, s
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
+from envbuild.model.facts import NodeFacts
+from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
 from envbuild.node.protocol import plural
 from envbuild.provision.bench_ways import Way, narrowed, way
 from envbuild.provision.jobs import launch as jobs
+from envbuild.provision.jobs.submit import CUT
 from envbuild.provision.own_run import Log, environments_in_use, gpu_model, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
@@ -93,12 +96,13 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
 def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) -> Check:
     began = time.monotonic()
     values: list[float] = []
-    left_out, failures, last = 0, [], ""
+    left_out, failures, last, facts = 0, [], "", made.facts
     for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found, early = samples(told, text)
         values, left_out, last = values + found, left_out + early, _last_lines(text)
-        wrong = log.failure or _too_few(told, found)
+        facts = log.facts or facts
+        wrong = log.failure or (CUT if text.startswith(CUT) else _too_few(told, found))
         if wrong:
             failures.append(f"run {number}: {wrong}")
             break
@@ -108,7 +112,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         details |= {"failures": failures, "output": last}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
-    found_ = compare(reference, told, made.launch, statistics.median(values), _gpus(made), peaks)
+    found_ = compare(reference, told, made.launch, statistics.median(values), _gpus(made.launch, facts), peaks)
     below = found_.verdict == "below"
     return Check(
         name=CHECK,
@@ -136,12 +140,12 @@ def _last_lines(text: str) -> str:
     return "\n".join([*(line for _, line in sorted(ranked.items()) if line not in last), *last])
 
 
-def _gpus(made: Way) -> Gpus:
+def _gpus(made: Launch, facts: NodeFacts | None) -> Gpus:
     """Without facts nothing is known of them."""
-    count = made.launch.nodes * made.launch.gpus_per_node
-    if made.facts is not None and not made.facts.gpus:
+    count = made.nodes * made.gpus_per_node
+    if facts is not None and not facts.gpus:
         return Gpus(None, count, NO_GPU)
-    name = made.facts.gpus[0].name if made.facts else None
+    name = facts.gpus[0].name if facts else None
     model = gpu_model(name)
     return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)
 

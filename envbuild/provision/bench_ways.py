@@ -27,7 +27,10 @@ from envbuild.schedule.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The launch at its place, what is known of a node that runs it, and what runs it once under a name."""
+    """The launch at its place, what is known of a node that runs it, and what runs it once under a name.
+
+    Which nodes a job runs on is known once it has run: the log of each has their facts.
+    """
 
     launch: Launch
     facts: NodeFacts | None
@@ -88,8 +91,7 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
 def _by_jobs(work: Work, told: Bench, asked: Asked) -> Way:
     prepared = work.prepared
     site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
-    known = read_facts(facts_file(prepared.target, site.login))
-    return Way(made, next(iter(known.values()), None), partial(_in_job, work, told, site, job, asked.deadline or 0.0))
+    return Way(made, None, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
 
 
 def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, name: str) -> Log:
@@ -101,8 +103,9 @@ def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, n
             show(line)
 
     job = job.model_copy(update={"output": f"{job.output}-{name.replace(' ', '-')}"})
-    path, ended = end_of_job(work, site, job, say)
-    log = Log(path)
+    state, path, ended = end_of_job(work, site, job, say)
+    known = read_facts(facts_file(work.prepared.target, site.login))
+    log = Log(path, facts=next((known[node] for node in state.nodes if node in known), None))
     if isinstance(ended, EnvbuildError):
         log.failure = ended.what
     elif ended:

@@ -58,11 +58,12 @@ done 2>/dev/null
 
 @dataclass(slots=True)
 class Log:
-    """What a run printed, and why it failed (empty: it ended well)."""
+    """What a run printed, and why it failed (empty: it ended well); `facts`: of a node that a job ran it on."""
 
     path: Path
     failure: str = ""
     late: bool = False
+    facts: NodeFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

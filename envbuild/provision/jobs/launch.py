@@ -138,7 +138,7 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
 
     The log is kept in the run directory. Raises EnvbuildError `job-…` where the job was ended by somebody or something.
     """
-    _, ended = end_of_job(work, site, job, say)
+    *_, ended = end_of_job(work, site, job, say)
     if isinstance(ended, EnvbuildError):
         raise ended
     return ended
@@ -146,8 +146,8 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
 
 def end_of_job(
     work: Work | Run, site: JobSite, job: Job, say: Callable[[str], None]
-) -> tuple[Path, int | EnvbuildError]:
-    """The same: where its log lies, and the exit code or the error."""
+) -> tuple[JobState, Path, int | EnvbuildError]:
+    """The same: its last state, where its log lies, and the exit code or the error."""
     follow = _Follow(site, job, say)
     number, state = run_to_end(work, site, job, follow)
     follow(number)
@@ -158,7 +158,7 @@ def end_of_job(
     for note in work.notes:
         work.progress.stage(f"warning: {note}")
     code = _exit(state)
-    return work.run.path / log_name(job, number), job_error(number, state, last) if code is None else code
+    return state, work.run.path / log_name(job, number), job_error(number, state, last) if code is None else code
 
 
 def _exit(state: JobState) -> int | None:

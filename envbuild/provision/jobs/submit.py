@@ -12,9 +12,13 @@ from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Job, JobState
-from envbuild.schedule.runner import Here
+from envbuild.schedule.runner import LIMIT, Here
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.wait import Limits, wait_for
+
+LOG_LIMIT = LIMIT // 2  # bytes of a job's log that are brought here
+# The first line of a log that had more.
+CUT = f"envbuild: the first part of this log is left out, it has more than {LOG_LIMIT >> 20} MiB"
 
 
 def submit(work: Work | Run, site: JobSite, job: Job) -> str:
@@ -81,8 +85,13 @@ def _peek(site: JobSite, job: Job, number: str) -> Callable[[], bool] | None:
 
 
 def finish(work: Work | Run, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
-    """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed."""
-    text = site.scheduler.logs(job, number, 1 << 20)
+    """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed.
+
+    Of a log with more than `LOG_LIMIT` bytes the end comes, after the line `CUT`.
+    """
+    text = site.scheduler.logs(job, number, LOG_LIMIT)
+    if len(text.encode()) >= LOG_LIMIT:
+        text = f"{CUT}\n{text}"
     (work.run.path / log_name(job, number)).write_text(redact_text(text))
     _remove(site, job.output if good and state.good else posixpath.join(job.output, "requests"))
 

@@ -1,0 +1,84 @@
+"""`bench` as a job, without one: what of its log is measured, and whose GPUs are named. Real jobs: tests/slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild.model.evidence import Check
+from envbuild.model.facts import GpuFacts
+from envbuild.provision import bench, bench_ways
+from envbuild.provision.bench_ways import Way
+from envbuild.provision.jobs import submit
+from envbuild.provision.jobs.facts_cache import facts_file, write_facts
+from envbuild.provision.own_run import Log
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.schedule.job import Job, JobState, JobStep, Phase
+from envbuild.schedule.script import log_name
+from tests.launch.support import place, stack, started
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.jobs.test_parts import site
+from tests.provision.survey.test_up_to_date import facts, prepared
+
+LINE = "Values: {'tflops': np.float64(56.0), 'parameter_count': 1.3}\n"
+
+
+def checked(log: Log) -> Check:
+    """What `bench` says of one run of Alpa's case on four GPUs."""
+    reference = stack("megatron-alpa").reference
+    assert reference is not None and reference.bench is not None
+    launch = started("megatron-alpa", place(gpus=4), "ported")
+    return bench._check(reference, reference.bench, Way(launch, None, lambda _: log), [log])
+
+
+@pytest.mark.parametrize(("limit", "status"), [(100, "failed"), (10_000, "passed")])
+def test_a_job_s_log_that_is_not_all_here_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, status: str
+) -> None:
+    monkeypatch.setattr(submit, "LOG_LIMIT", limit)
+    job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path / "out"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / log_name(job, "7")).write_text("starting\n" * 20 + LINE * 3)
+    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
+    submit.finish(work, site({"idle": 1}), job, "7", JobState(Phase.DONE, exit=0), good=True)
+    check = checked(Log(tmp_path / log_name(job, "7")))
+    assert check.status == status
+    assert check.says.startswith(f"run 1: {submit.CUT}") == (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (("n3", "n2"), "reproduced"),
+        (("n1",), "not comparable: other GPU (H200-SXM-141GB"),
+        (("n3",), "not comparable: the GPU that it ran on is not known"),
+        ((), "not comparable: the GPU that it ran on is not known"),
+    ],
+)
+def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: Sequence[str], why: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "log").write_text(LINE * 3)
+    ended = JobState(Phase.DONE, exit=0, nodes=tuple(nodes)), tmp_path / "log", 0
+    monkeypatch.setattr(bench_ways, "end_of_job", lambda *_: ended)
+    cluster = {"prefix": "/p", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
+    ready, where = prepared(**cluster, scheduler={"kind": "slurm"}), site({"idle": 1})
+    have = {"n1": "NVIDIA H200", "n2": "Tesla V100-SXM2-16GB"}
+    known = {
+        node: facts(node=node).model_copy(update={"gpus": (GpuFacts(index=0, name=name),)})
+        for node, name in have.items()
+    }
+    write_facts(facts_file(ready.target, where.login), known)
+    job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path / "out"))
+    told: Any = None
+    run = RunDir.create(tmp_path / "runs")
+    with run.open_journal() as journal:
+        work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())
+        log = bench_ways._in_job(work, told, where, job, 60.0, "bench 1")
+    assert checked(log).says.startswith(why)
