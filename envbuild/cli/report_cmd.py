@@ -162,10 +162,10 @@ def merge(ui: Ui, runs: tuple[str, ...], out: Path | None) -> None:
 @report.command("kit")
 @click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder or FILE.tar to write (default: KIT-STACK-RUN here)."
+    "--out", type=click.Path(path_type=Path), help="Folder or FILE.tar to write (default: kit-STACK-RUN here)."
 )
 @click.option("--tar", is_flag=True, help="One tar file; the same report gives the same bytes.")
-@click.option("--publish/--full", default=True, help="Without names of people and machines (default), or with all.")
+@click.option("--publish/--full", default=True, help="Without the names that envbuild knows (default), or in full.")
 @click.option(
     "--author", "authors", multiple=True, metavar="'FAMILY, GIVEN'|GROUP", help="For CITATION.cff; repeatable."
 )
@@ -187,6 +187,8 @@ def kit(ui: Ui, run: str, out: Path | None, tar: bool, authors: tuple[str, ...],
         output = output.with_name(f"{output.name}.tar")
     wanted = Wanted(publish, authors, stack, document, not without_document, key)
     files, left = make_kit(path, output, wanted)
+    if publish and key is not None:
+        ui.warn("the public key goes with the signature, and may tell whose kit it is")
     for text in left:
         ui.warn(text)
     size = sum(map(len, files.values()))

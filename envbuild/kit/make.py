@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, render
+from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, parse, render
 from envbuild.kit.texts import Contents, lock_name, texts
 from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
@@ -50,7 +50,8 @@ def make_kit(path: Path, output: Path, wanted: Wanted) -> tuple[dict[str, bytes]
 
     Returns its files, and in sentences what was left out. The same report gives the same bytes.
     Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `kit-without-lock` (exit 7),
-    `report-not-holding` (exit 5), `report-not-written`, and what reading the report, the stack and its document raises.
+    `report-not-holding`, `kit-invalid` (exit 5), `report-not-written`, and what reading the report, the stack and its
+    document raises.
     """
     require_holding(path)
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
@@ -74,7 +75,7 @@ def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes],
     data = _lock(folder, report.evidence, left)
     lock = parse_lock(data.decode(), name)
     page, document = _annotated(report.evidence, lock, wanted)
-    if not page:
+    if not page and wanted.annotated:
         left.append(f"{ANNOTATED} is not in the kit: no document is known (--stack FILE names a stack of your own)")
     manifest = Manifest(
         envbuild=__version__, form="published" if wanted.publish else "full", authors=wanted.authors, document=document
@@ -82,7 +83,9 @@ def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes],
     files = {each.relative_to(scratch).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
     files |= {name: data} | ({ANNOTATED: page.encode()} if page else {})
     files |= texts(Contents(manifest, report.evidence, lock, signed=report.envelope is not None))
-    return files | {NAME: render(manifest.model_copy(update={"files": listed(files)}))}, left
+    data = render(manifest.model_copy(update={"files": listed(files)}))
+    parse(data)  # a kit that nobody could read is not written
+    return files | {NAME: data}, left
 
 
 def _lock(folder: Path, evidence: Evidence, left: list[str]) -> bytes:

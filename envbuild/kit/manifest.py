@@ -33,7 +33,7 @@ class KitFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """`form`: `published` without names of people and machines. `authors` as given, never guessed.
+    """`form`: `published` without the names that envbuild knows. `authors` as given, never guessed.
 
     `document`: what the annotated document is made from; None: there is none in the kit.
     """

@@ -14,7 +14,7 @@ from envbuild.report.render import render_html, render_json, render_markdown, wr
 def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[list[Path], list[str]]:
     """Evidence, signature and attachments as they are, pages made anew; what was written, and attachments left behind.
 
-    `publish`: without names of people and machines, so without the signature, which is over those.
+    `publish`: without the names that envbuild knows, so without the signature, which is over those.
     Raises EnvbuildError as `open_report` does, and `report-not-written`.
     """
     report = open_report(path)

@@ -101,8 +101,10 @@ def _outcome(node: NodeEvidence) -> Hashable:
 
 
 def _error(node: NodeEvidence) -> Hashable:
-    """The error without the node's own name, which stands in most of them."""
-    return json.dumps(node.error, sort_keys=True).replace(node.node, "")
+    """The error without the node's own name, which stands in most of them; digits alone may be something else."""
+    text, name = json.dumps(node.error, sort_keys=True, ensure_ascii=False), re.escape(node.node)
+    # `\n` before a name is the end of a line in JSON.
+    return text if node.node.isdigit() else re.sub(rf"(?:(?<![\w-])|(?<=\\n)){name}(?![\w-])", "", text)
 
 
 def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:

@@ -535,6 +535,31 @@ def test_the_command_makes_a_kit_and_checks_it(
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "kit-file-differs"
 
 
+def test_the_command_warns_of_the_key_in_a_published_kit_and_of_no_document_that_nobody_wants(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    wanted = ["kit", str(report), "--key", str(key), "--without-document", "--out"]
+    command.main([*wanted, str(tmp_path / "kit")], standalone_mode=False)
+    told = capsys.readouterr().err
+    assert "the public key goes with the signature" in told
+    assert "no document is known" not in told
+    command.main([*wanted, str(tmp_path / "full"), "--full"], standalone_mode=False)
+    assert "public key" not in capsys.readouterr().err
+
+
+def test_a_kit_that_nobody_could_read_is_not_written(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = listed({f"report/f{number:04}": b"" for number in range(2001)})
+    monkeypatch.setattr("envbuild.kit.make.listed", lambda files: rows)
+    with pytest.raises(EnvbuildError) as caught:
+        make_kit(report, tmp_path / "kit", Wanted())
+    assert (caught.value.code, "2000" in caught.value.why) == ("kit-invalid", True)
+    assert not (tmp_path / "kit").exists()
+
+
 def test_the_manifest_has_every_other_file(made: Path) -> None:
     found = parse((made / "kit.json").read_bytes())
     there = {each.relative_to(made).as_posix() for each in made.rglob("*") if each.is_file()}

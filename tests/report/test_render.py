@@ -372,3 +372,18 @@ def test_d33_a_report_says_what_a_root_covers_and_what_it_leaves_out(render: Any
     assert "src/lm/megatron/data/*.so" in words
     assert "Root covers" in render(evidence())
     assert "Root covers" not in render(evidence(node(root=None)))
+
+
+@pytest.mark.parametrize(
+    ("names", "what", "groups"),
+    [
+        (("1", "2"), "nvcc ended with status {}", 2),
+        (("n1", "n2"), "{}: no space left", 1),
+        (("n1", "n2"), "log:\n{}: no space left", 1),
+        (("n1", "n2"), "open{} is not there", 2),
+    ],
+)
+def test_errors_are_one_where_only_the_name_of_the_node_differs(names: tuple[str, str], what: str, groups: int) -> None:
+    errors = [{"code": "build-failed", "what": what.format(name), "exit": 4} for name in names]
+    nodes = [node(name, status="failed", exit=4, error=error) for name, error in zip(names, errors, strict=True)]
+    assert len(make_view(evidence(*nodes)).errors) == groups
