@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.env.other_shells import csh_quote
 
 FILES = {"sh": "activate.sh", "fish": "activate.fish", "csh": "activate.csh"}
 _KINDS = {"fish": "fish", "csh": "csh", "tcsh": "csh"}
@@ -30,8 +31,7 @@ def code_for(environment: str, shell: str) -> str:
     """What a shell of that kind reads to activate an environment."""
     word = "." if shell == "sh" else "source"
     path = f"{environment}/.envbuild/{FILES[shell]}"
-    quoted = shlex.quote(path)
-    return f"{word} {quoted.replace('!', chr(92) + '!') if shell == 'csh' else quoted}\n"
+    return f"{word} {csh_quote(path) if shell == 'csh' else shlex.quote(path)}\n"
 
 
 def become(environment: str, command: Sequence[str]) -> NoReturn:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.cli.env_shell import add_kernel
+from envbuild.cli.env_shell import add_kernel, code_for
 from envbuild.errors import EnvbuildError
 from tests.e2e.world import World, drift
 
@@ -93,9 +93,19 @@ def test_a_stack_without_ipykernel_says_how_to_add_it(tmp_path: Path) -> None:
 
 
 def test_code_for_each_shell_names_its_own_file(built: World) -> None:
-    for shell, code in {"sh": ". {}.sh\n", "fish": "source {}.fish\n", "csh": "source {}.csh\n"}.items():
+    for shell, code in {"sh": ". {}.sh\n", "fish": "source {}.fish\n", "csh": "source '{}.csh'\n"}.items():
         told = built.good("env", "activate", "tiny", "--shell", shell).out
         assert told == code.format(f"{built.current}/.envbuild/activate")
+
+
+@pytest.mark.parametrize("folder", ["=1", "it's", "a!b", "a b"])
+def test_code_for_csh_is_read_literally(tmp_path: Path, folder: str) -> None:
+    if shutil.which("tcsh") is None:
+        pytest.skip("tcsh is not there (apt-get install tcsh)")
+    (tmp_path / folder / ".envbuild").mkdir(parents=True)
+    (tmp_path / folder / ".envbuild" / "activate.csh").write_text("echo loaded\n")
+    done = subprocess.run(["tcsh", "-f"], input=code_for(folder, "csh"), cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "loaded\n", done.stderr
 
 
 @pytest.mark.parametrize("shell", ["fish", "tcsh"])

@@ -3,7 +3,6 @@
 Rows are (`set`, `prepend`, `exists` or `unset`, name, value); see `activation_files.changes`.
 """
 
-import shlex
 from collections.abc import Callable, Sequence
 
 from envbuild.node import paths
@@ -73,7 +72,7 @@ def csh(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") ->
         "unset": "unsetenv %(name)s",
     }
     keep = 'if ($?%(name)s) then\n    set _envbuild_old_%(name)s = "$%(name)s"\nendif'
-    parts = _parts(environment, stack, rows, forms, _csh_quote)
+    parts = _parts(environment, stack, rows, forms, csh_quote)
     return _CSH % dict(parts, keep="\n".join(keep % {"name": name} for name in _names(rows)))
 
 
@@ -111,6 +110,7 @@ def _fish_quote(text: str) -> str:
     return "'%s'" % text.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def _csh_quote(text: str) -> str:
-    # A history event is looked for between any quotes.
-    return shlex.quote(text).replace("!", "\\!")
+def csh_quote(text: str) -> str:
+    """One word of csh, always in quotes: `=1` is an entry of its directory stack without."""
+    # A history event and the end of a line are looked for between any quotes.
+    return "'%s'" % text.replace("'", "'\"'\"'").replace("!", "\\!").replace("\n", "\\\n")

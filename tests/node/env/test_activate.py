@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.env import activation_files
+from envbuild.node.env import activation_files, other_shells
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_variant, make_wheel, node
 
@@ -94,7 +94,7 @@ def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node
         pytest.skip(f"{program} is not there (apt-get install {program})")
     file, keep = OTHERS[program]
     there = {"path": str(node.top), "if": "exists"}
-    values = {**NASTY, "X_BANG": "a!b !! !$", "KEPT": "new"}
+    values = {**NASTY, "X_BANG": "a!b !! !$", "X_STACK": "=1", "X_LAST": "=-", "KEPT": "new"}
     variables = {**values, "H_THERE": there, "I_GONE": {"path": "/nonexistent/file", "if": "exists"}}
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     load = f"source '{environment}/.envbuild/{file}'"
@@ -111,6 +111,21 @@ def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node
     assert loaded["PATH"] == f"{environment}/bin:{environment}/.envbuild/bin:{before['PATH']}"
     assert after == before and before["KEPT"] == "as it was"
     assert "deactivate" in done.stderr.lower(), "the second one is unknown: nothing is left of the first"
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_lines_of_a_value_stay_apart_in_fish_and_csh(tmp_path: Path, program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not there (apt-get install {program})")
+    file, _ = OTHERS[program]
+    # As an activation script of a conda package may set it.
+    value = "it's\n=1 !x\n"
+    text = {"activate.fish": other_shells.fish, "activate.csh": other_shells.csh}[file]
+    (tmp_path / file).write_text(text(str(tmp_path), "demo", [("set", "LINES_OF", value)]))
+    words = [program, "-f"] if program != "fish" else [program]
+    script = f"source '{tmp_path}/{file}'\n{show(['LINES_OF'])}\n"
+    done = subprocess.run(words, input=script, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == {"LINES_OF": value}, done.stderr
 
 
 def test_prompts_of_fish_and_csh_name_the_stack_until_deactivate(node: Node) -> None:
