@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
 
 from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
@@ -49,9 +52,9 @@ def make_kit(path: Path, output: Path, wanted: Wanted) -> tuple[dict[str, bytes]
     """Write the kit of the report at `path` to `output`: a folder, or a tar file where its name ends in `.tar`.
 
     Returns its files, and in sentences what was left out. The same report gives the same bytes.
-    Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `kit-without-lock` (exit 7),
-    `report-not-holding`, `kit-invalid` (exit 5), `report-not-written`, and what reading the report, the stack and its
-    document raises.
+    Raises EnvbuildError `output-exists`, `kit-stack-differs`, `kit-author-invalid` (exit 2), `report-not-holding`,
+    `kit-invalid` (exit 5), `kit-without-lock` (exit 7), `report-not-written`, and what reading the report, the stack
+    and its document raises.
     """
     require_holding(path)
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
@@ -77,9 +80,11 @@ def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes],
     page, document = _annotated(report.evidence, lock, wanted)
     if not page and wanted.annotated:
         left.append(f"{ANNOTATED} is not in the kit: no document is known (--stack FILE names a stack of your own)")
-    manifest = Manifest(
-        envbuild=__version__, form="published" if wanted.publish else "full", authors=wanted.authors, document=document
-    )
+    form: Literal["published", "full"] = "published" if wanted.publish else "full"
+    try:
+        manifest = Manifest(envbuild=__version__, form=form, authors=wanted.authors, document=document)
+    except ValidationError as error:
+        raise EnvbuildError("kit-author-invalid", "--author is no name", why=error.errors()[0]["msg"]) from error
     files = {each.relative_to(scratch).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
     files |= {name: data} | ({ANNOTATED: page.encode()} if page else {})
     files |= texts(Contents(manifest, report.evidence, lock, signed=report.envelope is not None))

@@ -222,6 +222,7 @@ def test_a_document_of_another_stack_a_report_without_a_lock_and_what_is_there_a
         (report, "a", Wanted(stack=str(other)), "kit-stack-differs", 2),
         (alone, "b", Wanted(), "kit-without-lock", 7),
         (report, "there", Wanted(), "output-exists", 2),
+        (report, "d", Wanted(authors=("Ada\x1b[31m",)), "kit-author-invalid", 2),
         (forged.folder, "c", Wanted(), "report-not-holding", 5),
     ):
         with pytest.raises(EnvbuildError) as caught:
