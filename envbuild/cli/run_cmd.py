@@ -72,15 +72,23 @@ def show(ui: Ui, run_id: str) -> None:
 def watch(ui: Ui, run_id: str) -> int:
     """Show what RUN (default: the newest) does until it ends; its exit code is this one's.
 
-    Only runs of this machine. Ctrl-C ends the watching, not the run.
+    Not a run that goes on on another machine. Ctrl-C ends the watching, not the run.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.config import load_config
-    from envbuild.errors import ExitCode
+    from envbuild.errors import EnvbuildError, ExitCode
     from envbuild.provision.run.progress_events import told
     from envbuild.provision.run.run_dir import open_run
 
     found = open_run(load_config().runs_root, run_id)
+    if elsewhere := found.elsewhere:
+        raise EnvbuildError(
+            "run-elsewhere",
+            f"{found.id} goes on where this machine cannot see it: {elsewhere}",
+            why="only there it is seen when its process ends without a word",
+            hint=f"`envbuild run show {found.id}` has what it did so far; `run watch` works on {elsewhere}",
+            exit_code=ExitCode.REFUSED,
+        )
     try:
         with RunProgress(ui) as shown:
             for event in told(found):
@@ -133,9 +141,21 @@ def _row(found: RunDir) -> dict[str, Any]:
     row |= {key: first[key] for key in ("verb", "stack", "profile", "target", "command") if key in first}
     if events:
         row |= {"started": events[0].t, "last": events[-1].t}
-        if "exit" in events[-1].data:
-            row["exit"] = events[-1].data["exit"]
+        if (ended := _exit(events[-1])) is not None:
+            row["exit"] = ended
     return row
+
+
+def _exit(last: Event) -> int | None:
+    """The exit code of a run whose last event this is; None where it has not ended, or does not say."""
+    from envbuild.errors import ExitCode
+    from envbuild.provision.run.journal import TERMINAL, EventKind
+
+    if last.kind == EventKind.INTERRUPTED:
+        return int(ExitCode.INTERRUPTED)
+    error = last.data.get("error")
+    said = last.data.get("exit", error.get("exit") if isinstance(error, dict) else None)
+    return said if last.kind in TERMINAL and isinstance(said, int) else None
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

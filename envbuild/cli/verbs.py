@@ -50,7 +50,7 @@ VERBS: dict[str, Verb] = {
     "image": Verb(
         "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"
     ),
-    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, prune"),
+    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, watch, prune"),
     "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff, merge, kit"),
     "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile, playbooks"),
     "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),

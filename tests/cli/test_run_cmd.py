@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.cli.run import run
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
+from envbuild.provision.run.context import Settings
 from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.life import one_run
+from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 
 
@@ -119,3 +124,47 @@ def test_prune_says_what_would_go_and_removes_it_when_told_but_never_what_runs_n
     assert {path.name for path in runs.iterdir()} == {young.id, running.id, newest.id}
     assert run(["run", "prune"]) == 0
     assert capsys.readouterr().out == "no run is that old\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (EnvbuildError("prefix-locked", "no", exit_code=ExitCode.TRY_AGAIN), 75, "failed"),
+        (EnvbuildError("interrupted", "no", exit_code=ExitCode.INTERRUPTED), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError(), 70, "failed"),
+    ],
+)
+def test_watching_ends_as_the_run_has_ended_also_with_an_error(
+    runs: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, status: str
+) -> None:
+    with pytest.raises(type(error)), one_run("provision", Settings(runs), Progress(), stack="s", target="local"):
+        raise error
+    assert run(["run", "watch", "--json"]) == code
+    row = json.loads(capsys.readouterr().out)
+    assert (row["exit"], row["status"]) == (code, status)
+
+
+def test_a_run_that_died_after_its_node_was_well_has_no_exit_code(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunDir.create(runs).open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **{**identity.here(), "boot_id": "before"}, verb="provision")
+        journal.append(EventKind.NODE_FINISHED, node="n1", status="ok", exit=0, error=None)
+    assert run(["run", "watch", "--json"]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert ("exit" in row, row["status"]) == (False, "died")
+
+
+@pytest.mark.parametrize("other", [{"host": "login9"}, {"pidns": "pid:[1]"}])
+def test_a_run_of_another_machine_is_not_watched_for_ever(
+    runs: Path, capsys: pytest.CaptureFixture[str], other: dict[str, str]
+) -> None:
+    made = RunDir.create(runs)
+    with made.open_journal() as journal:
+        journal.append(EventKind.RUN_STARTED, **{**identity.here(), **other}, verb="provision")
+    ended = threading.Timer(30, lambda: made.journal_path.unlink())  # else a test that fails would watch for ever
+    ended.start()
+    assert run(["run", "watch"]) == 7
+    ended.cancel()
+    assert "error[run-elsewhere]" in capsys.readouterr().err

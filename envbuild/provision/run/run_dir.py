@@ -141,6 +141,12 @@ class RunDir:
             return "failed"
         return "finished"
 
+    @property
+    def elsewhere(self) -> str:
+        """The host of a run that goes on, for all that this machine can see; empty for every other."""
+        first = self.journal.events[0].data if self.status == "running" else {}
+        return "" if not first or identity.same_machine(first) else str(first["host"])
+
 
 def _unwritable(what: str, error: OSError) -> EnvbuildError:
     return EnvbuildError(
