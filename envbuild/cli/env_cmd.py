@@ -28,7 +28,10 @@ def env() -> None:
 @place_options
 @common_options
 def list_(ui: Ui, /, **flags: Any) -> int:
-    """List the environments on every node of a target: size, dates, and how many processes run from each."""
+    """List the environments on every node of a target: size, dates, and how many processes run from each.
+
+    Only processes of yours are seen, unless envbuild runs there as root.
+    """
     good, errors = sort_out(_environments(ui, flags, detailed=True))
     rows = [(node, item) for node, items in good.items() for item in items]
 
@@ -160,7 +163,10 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 @place_options
 @common_options
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
-    """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine."""
+    """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine.
+
+    One that a process runs from stays. Only processes of yours are seen, unless envbuild runs as root.
+    """
     item = _named(ui, flags, environment)
     result = _change(ui, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: f"removed {result['removed']}")
@@ -174,7 +180,8 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
 def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
     """Remove environments that are not in use and were stamped long ago, and half-built ones, on every node.
 
-    Without `--yes` it only says which. One that a process of its node runs from stays.
+    Without `--yes` it only says which. One that a process of its node runs from stays. Only processes of
+    yours are seen, unless envbuild runs there as root.
     """
     from envbuild.resolve.estimate import size
 

@@ -32,6 +32,13 @@ def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixt
     assert "did you mean `provision`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["list", "remove", "prune"])
+def test_the_help_says_whose_processes_are_seen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", verb, "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Only processes of yours are seen, unless envbuild runs" in told
+
+
 @pytest.mark.parametrize(("typed", "verb"), MEANT.items())
 def test_what_other_tools_call_it_names_a_verb_that_is_there(
     typed: str, verb: str, capsys: pytest.CaptureFixture[str]

@@ -55,7 +55,10 @@ def _refuse_used(environment: str, users: "list[str]") -> None:
 
 
 def processes(environments: "list[str]") -> "dict[str, list[str]]":
-    """By environment the pids of this machine that were started in it, or have a library of it mapped."""
+    """By environment the pids of this machine that were started in it, or have a library of it mapped.
+
+    Linux shows other users' processes to root alone.
+    """
     found: "dict[str, list[str]]" = {each: [] for each in environments}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         environ, maps = (_told(pid, name) for name in ("environ", "maps"))
