@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from envbuild.node import hashing
+from envbuild.node import hashing, paths
 from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.read_text import names
 from envbuild.node.redact import redact_text
@@ -70,6 +70,7 @@ class Progress:
             return
         self._host, self._step = os.environ.pop(NODE, "") or os.uname().nodename, step
         self._path = "%s.%s" % (path, self._host)
+        paths.set_umask(os.path.dirname(os.path.dirname(path)))  # its folder may not be there yet
         stop = threading.Event()
         thread = threading.Thread(target=self._beat, args=(stop,), daemon=True)
         thread.start()

@@ -138,8 +138,8 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
     del secrets["GIT_CONFIG_COUNT"]
     done = nodes_world.fleet("provision", "--debug", env=secrets, fresh=True, timeout=240)
     assert done.rc == 0, done.err
-    with (node.folder / "etc" / "sshd_config").open("a") as config:
-        config.write(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n")
+    config = node.folder / "etc" / "sshd_config"  # of several `SetEnv` the first one holds
+    config.write_text(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n" + config.read_text())
     node.run(["kill", "-HUP", "1"])
     wait_for("a login with the token", lambda: CANARY in node.run(["env"], check=False).stdout)
     pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})

@@ -16,6 +16,7 @@ import pytest
 
 from envbuild.node import logs, protocol
 from envbuild.node.protocol import NodeError
+from tests.support.patience import until
 
 
 def _ask(prefix: Path, **args: object) -> dict[str, object]:
@@ -122,6 +123,16 @@ def test_progress_is_told_while_a_step_works_and_gone_after(tmp_path: Path, monk
     assert {row["step"] for row in rows} == {"install"} and len({row["seq"] for row in rows}) == 3
     assert "hunter2" not in json.dumps(rows)
     assert not path.exists()
+
+
+def test_d25_nobody_else_can_write_into_the_folder_that_progress_makes(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with logs.Progress().following(str(tmp_path / "prefix" / "logs" / "run.progress"), "install"):
+            until((tmp_path / "prefix" / "logs").is_dir)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "prefix" / "logs").stat().st_mode & 0o777 == 0o755
 
 
 def test_progress_is_bounded_and_a_file_that_cannot_be_written_stops_nothing(
