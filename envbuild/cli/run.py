@@ -55,9 +55,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:
-    if debug:
-        traceback.print_exception(error.__cause__ or error)
-    if as_json:
-        print_error_json(error)
-    print_error(error)
+    try:
+        if debug:
+            traceback.print_exception(error.__cause__ or error)
+        if as_json:
+            print_error_json(error)
+        print_error(error)
+    except BrokenPipeError:
+        # Nobody reads what is said; the exit code still says it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return int(error.exit_code)

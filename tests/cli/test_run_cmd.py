@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -81,6 +84,15 @@ def test_an_unknown_run_is_a_coded_error(runs: Path, capsys: pytest.CaptureFixtu
     _make(runs, exit=0)
     assert run(["run", "show", "19990101"]) == 2
     assert "error[run-unknown]" in capsys.readouterr().err
+
+
+def test_an_error_that_nobody_reads_still_has_its_exit_code(runs: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "-m", "envbuild", "run", "show", "19990101"]
+    done = subprocess.run(argv, stderr=writer, timeout=PATIENCE, check=False)
+    os.close(writer)
+    assert done.returncode == 2
 
 
 def test_show_ends_with_the_steps_of_each_node_of_a_fleet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
