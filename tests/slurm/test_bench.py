@@ -114,6 +114,7 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     assert 0 < measured["least"] <= measured["median"] <= measured["greatest"]
     told = check["comparison"]
     assert (told["claim"], told["claim_gpu"], told["verdict"]) == (250.0, "A100-SXM4-80GB", "not-comparable")
+    assert "no GPU here" in told["why"], "what is known of the nodes that it ran on"
     assert told["percent"] == round(100 * measured["median"] / 250, 1)
     logs = sorted(run.glob("launch-tiny-*.log"))
     assert len(logs) == 2 == len(world.submitted())
