@@ -78,11 +78,11 @@ class Ui(NamedTuple):
     def note(self, text: str) -> None:
         """One line on stderr unless `--quiet`."""
         if not self.quiet:
-            sys.stderr.write(_redacted(text) + "\n")
+            say(_redacted(text))
 
     def warn(self, text: str) -> None:
         """One warning line on stderr, also under `--quiet`."""
-        sys.stderr.write(f"warning: {_redacted(text)}\n")
+        say(f"warning: {_redacted(text)}")
 
     def stdout_console(self) -> Console:
         """A rich console for results."""
@@ -136,6 +136,15 @@ def _voice(as_json: bool, quiet: bool, debug: bool) -> Ui:
     )
 
 
+def say(text: str) -> None:
+    """A line on stderr; where its reader has gone away (`2>&1 | head`), the work goes on unheard."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def print_error(error: EnvbuildError) -> None:
     """`error[code]: what` with its why and hint, on stderr; colour is never the only signal."""
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
@@ -146,7 +155,7 @@ def print_error(error: EnvbuildError) -> None:
     for label, text in (("why", error.why), ("hint", error.hint)):
         if text:
             lines.append(f"{click.style(label + ':', fg='cyan') if colour else label + ':'} {_safe(text)}")
-    sys.stderr.write(_redacted("\n".join(lines)) + "\n")
+    say(_redacted("\n".join(lines)))
 
 
 def print_error_json(error: EnvbuildError) -> None:

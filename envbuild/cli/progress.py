@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import click
 
 from envbuild.cli.choose import PROGRESS
-from envbuild.cli.output import Ui
+from envbuild.cli.output import Ui, say
 from envbuild.provision.run import live
 from envbuild.provision.run.outcome import Progress
 
@@ -99,8 +99,7 @@ class RunProgress(Progress):
         with self._lock:
             changed = live.fold(self._view, event)
             if self.mode == "json":
-                sys.stderr.write(json.dumps(event) + "\n")
-                sys.stderr.flush()
+                say(json.dumps(event))
             elif self.mode == "plain" and changed:
                 self._say(self._changed(event))
 

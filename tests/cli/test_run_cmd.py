@@ -95,6 +95,16 @@ def test_an_error_that_nobody_reads_still_has_its_exit_code(runs: Path) -> None:
     assert done.returncode == 2
 
 
+def test_a_command_goes_on_where_nobody_reads_its_notes() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from envbuild.cli.output import Ui; Ui().note('a'); Ui().warn('b'); print('done'); sys.exit(3)"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=writer, text=True, timeout=PATIENCE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (3, "done\n")
+
+
 def test_show_ends_with_the_steps_of_each_node_of_a_fleet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = {"code": "step-overdue", "what": "n2: not done", "why": "last lines: \x1b[2Jcompiling", "exit": 3}
     made = RunDir.create(runs)
