@@ -33,7 +33,7 @@ from envbuild.provision.survey.ask import rules
 CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
-_RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): ).*\S")
+_RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): )(?!slurmstepd|srun:).*\S")
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,14 @@ def test_of_a_log_that_names_ranks_the_last_line_of_each_is_told(prefix: str) ->
     assert lines[10:] == hung[-12:]
 
 
+def test_what_slurm_says_of_a_rank_is_not_its_last_line() -> None:
+    killed = [
+        "0: slurmstepd-gpu1: error: *** STEP 5.0 CANCELLED ***",
+        *(f"1: traceback {i}" for i in range(12)),
+    ]
+    assert _last_lines("\n".join(["0: rank 0 sleeps", *killed])).splitlines()[0] == "0: rank 0 sleeps"
+
+
 def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
     text = "\n".join(f"12:00:{second:02} at work" for second in range(30))
     assert _last_lines(text + "\n\n").splitlines() == text.splitlines()[-12:]
