@@ -6,16 +6,13 @@ import json
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.container.mirror import mirror
 from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
@@ -74,25 +71,6 @@ def bundle(world: World, house: Path) -> None:
         subprocess.run([*ask, "bundle", "create", "-q", str(path), "main"], check=True, capture_output=True)
 
 
-@contextmanager
-def mirror(world: World) -> Iterator[Path]:
-    """The repositories behind a web server of this machine; a git configuration that leads there."""
-    for name in ("quick", "tree"):
-        to = world.top / "www" / name
-        subprocess.run(
-            ["git", "clone", "-q", "--bare", str(world.hub / name), str(to)], check=True, capture_output=True
-        )
-        subprocess.run(["git", "-C", str(to), "update-server-info"], check=True)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(world.top / "www"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        config = world.top / "mirror.gitconfig"
-        address = f"http://127.0.0.1:{server.server_port}/"
-        config.write_text(f'[url "{address}"]\n\tinsteadOf = https://git.example.org/\n[http]\n\tproxy =\n')
-        yield config
-        server.shutdown()
-
-
 def _build(world: World, house: Path, *more: str) -> dict[str, object]:
     done = world.good(
         "image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--json", *more, timeout=LONG
@@ -109,7 +87,7 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     # The second time git fetches them from a mirror, by insteadOf in the fetch stage.
     for old in house.glob("*.bundle"):
         old.unlink()
-    with mirror(site) as config:
+    with mirror(site, "quick", "tree") as config:
         second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
     assert first["id"] == second["id"]
     same = site.good("image", "diff", "localhost/tiny/one:1", "localhost/tiny/two:1")
