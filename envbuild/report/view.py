@@ -195,6 +195,7 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
     memories = sorted({gpu.memory_mib for gpu in facts.gpus if gpu.memory_mib})
     memory = ", ".join(f"{value / 1024:.0f} GiB" for value in memories)
     nics = [f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind for nic in facts.nics]
+    compilers = [f"{compiler.path.rsplit('/', 1)[-1]} {compiler.version}" for compiler in facts.compilers]
     driver = facts.driver.version or facts.driver.problem or "none"
     ceiling = f", up to CUDA {facts.driver.cuda_ceiling}" if facts.driver.cuda_ceiling else ""
     rows = (
@@ -204,7 +205,7 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
         ("GPUs", f"{gpus}{', ' + memory if memory else ''}"),
         ("NVIDIA driver", driver + ceiling),
         ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or none),
-        ("Compilers", ", ".join(f"{c.path.rsplit('/', 1)[-1]} {c.version}" for c in facts.compilers) or none),
+        ("Compilers", ", ".join(dict.fromkeys(compilers)) or none),
         ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or none),
         ("Network", ", ".join(dict.fromkeys(nics)) or "not known"),
         ("Scheduler", "" if facts.brief else " ".join(filter(None, (facts.scheduler.kind, facts.scheduler.version)))),

@@ -13,6 +13,7 @@ import pytest
 from envbuild.catalog.loader import load_stack
 from envbuild.explain.page import render_page
 from envbuild.explain.view import explain
+from envbuild.report.diff import told
 from envbuild.report.render import render_html
 from tests.explain.test_page import TEXT
 from tests.report.samples import fleet
@@ -43,7 +44,8 @@ def ask(tmp_path: Path, html: str, *options: str) -> str:
 @pytest.mark.parametrize("width", [1280, 800, 400])
 def test_nothing_overflows(tmp_path: Path, width: int) -> None:
     document = render_page(explain(load_stack("opt-175b").stack, "exact"), TEXT)
-    for html in (render_html(fleet()), render_html(failing_fleet()), render_html(hostile()), document):
+    pages = [render_html(run) for run in (fleet(), failing_fleet(), hostile())]
+    for html in (*pages, document, told.page(fleet(), failing_fleet()), told.page(fleet(), hostile())):
         # A frame, as a window of Chromium is never narrower than 500 pixels.
         inner = re.sub(r"<meta http-equiv[^>]*>", "", html).replace(
             "</body>", ASK.replace("document.title", "parent.document.title")

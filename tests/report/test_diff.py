@@ -71,6 +71,20 @@ def test_two_sites_are_compared_though_no_node_has_the_same_name() -> None:
     assert {"which", "target", "GPUs"} <= {change.what for change in changes}
 
 
+def test_a_run_that_failed_as_before_is_no_good_one_as_text_and_as_page() -> None:
+    broken = [{**check, "status": "failed"} for check in checks()[:1]]
+    failed = evidence(node(checks=broken, exit=1, status="failed"), exit=1)
+    assert compare(failed, failed) == []
+    [(text, style)] = told.lines(failed, failed, [], 100)
+    page = told.page(failed, failed)
+    assert style == "bold red"
+    assert "is not ready on localhost" in text
+    assert "is not ready on localhost" in page
+    assert "✗" in page
+    assert "✓" not in page
+    assert "✓" in told.page(evidence(), evidence())
+
+
 def test_text_and_page_are_harmless(tmp_path: Path) -> None:
     run = hostile()
     text = "\n".join(line for line, _ in told.lines(evidence(), run, compare(evidence(), run), 100))

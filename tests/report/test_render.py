@@ -147,6 +147,12 @@ def test_the_command_that_verifies_names_stack_and_place_as_they_were_given(comm
     assert f"\nenvbuild verify {says}\n" in render_markdown(run)
 
 
+def test_two_compilers_of_one_name_and_version_are_told_once() -> None:
+    found = [{"path": f"{place}/gcc", "version": "12.2.0"} for place in ("/usr/bin", "/bin")]
+    text = render_markdown(evidence(node(facts={**facts("localhost"), "compilers": found})))
+    assert "| Compilers | gcc 12.2.0 |" in text
+
+
 def test_what_a_brief_probe_did_not_look_for_is_not_said_to_be_missing() -> None:
     asked = node(facts={**facts("localhost"), "compilers": [], "pythons": []})
     text = render_markdown(evidence(asked))

@@ -23,13 +23,18 @@ def sentence(changes: Sequence[Change]) -> str:
     return ", ".join(said) or "nothing that both runs looked at is other"
 
 
-def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: int) -> list[tuple[str, str]]:
-    """Lines of (text, style); what `changes` leave open, the verdict of `after` says."""
+def _verdict(after: Evidence, changes: Sequence[Change]) -> tuple[bool, str]:
+    """Whether all is well, and that in words; what `changes` leave open, the verdict of `after` says."""
     bad = any(change.kind != "changed" for change in changes)
-    title = f"{'✗' if bad or after.exit else '✓'} {after.run} against {before.run}: {sentence(changes)}"
-    if after.exit and not bad:
-        title += f". {make_verdict(after).sentence}"
-    out = [(visible(title), "bold red" if bad or after.exit else "bold green")]
+    failed = f". {make_verdict(after).sentence}" if after.exit and not bad else ""
+    return not bad and not after.exit, sentence(changes) + failed
+
+
+def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: int) -> list[tuple[str, str]]:
+    """Lines of (text, style)."""
+    good, says = _verdict(after, changes)
+    title = f"{'✓' if good else '✗'} {after.run} against {before.run}: {says}"
+    out = [(visible(title), "bold green" if good else "bold red")]
     for change in changes:
         mark, colour = _MARKS[change.kind]
         where = f" on {equality.names(change.nodes)}" if change.nodes else ""
@@ -44,5 +49,6 @@ def page(before: Evidence, after: Evidence) -> str:
     """One self-contained page, in the style of the report."""
     one, other = render.harmless(before), render.harmless(after)
     changes = compare(one, other)
-    more = {"changes": changes, "sentence": sentence(changes), "marks": _MARKS}
+    good, says = _verdict(other, changes)
+    more = {"changes": changes, "good": good, "sentence": says, "marks": _MARKS}
     return render.template("diff.html.j2").render(before=one, after=other, style=render.safe_style(), **more)
