@@ -26,8 +26,7 @@ lint: .venv/.ready
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
 generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them
-	.venv/bin/python -m envbuild.report.schema docs/schemas/evidence.schema.json
-	.venv/bin/python -m envbuild.catalog.schema docs/schemas
+	.venv/bin/python docs/make_schemas.py
 	.venv/bin/python docs/make_reference.py
 	.venv/bin/python docs/make_pictures.py
 	.venv/bin/python docs/make_man.py

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from make_schemas import schema_text
+
 from envbuild.catalog import loader
 from envbuild.catalog.patches import load_patch, load_patches
-from envbuild.catalog.schema import schema_text
 from envbuild.config import KEYS
 from envbuild.errors import ExitCode
 from envbuild.resolve.rules.order import RULES
