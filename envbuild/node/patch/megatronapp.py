@@ -1,4 +1,5 @@
-"""Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets."""
+"""Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets,
+transfers without RDMA, gradients that stay what they are."""
 
 import ast
 import re
@@ -228,8 +229,110 @@ def _check_sample(source: "Source") -> None:
         raise UnfitError("the sizes are not taken from the trace exactly once", left[0].start if left else None)
 
 
+_RDMA = re.compile(r"^#include <rdma/rdma_cma\.h>[ \t]*$", re.M)
+_RDMA_NAME = re.compile(r"\b(?:(?:rdma|ibv)_\w+|(?:RDMA|IBV)_\w+)")
+_NO_RDMA = """\
+// Built without rdma-core: within a node everything goes through shared memory. Only calls between nodes end up here.
+#include <cstdint>
+#include <stdexcept>
+
+[[noreturn]] static void envbuild_no_rdma() {
+  throw std::runtime_error("shm_tensor_new_rdma was built without RDMA, for the GPUs of one node");
+}
+
+enum { IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 2, IBV_SEND_SIGNALED = 2, RDMA_PS_TCP = 0x0106 };
+enum { IBV_QPT_RC = 2, IBV_WC_SUCCESS = 0, IBV_WC_SEND = 0, IBV_WC_RECV = 128, IBV_WR_SEND = 2 };
+struct ibv_context;
+struct ibv_cq;
+struct ibv_pd;
+struct ibv_qp;
+struct rdma_event_channel;
+struct rdma_conn_param {};
+struct ibv_mr { uint32_t lkey; };
+struct ibv_sge { uint64_t addr; uint32_t length, lkey; };
+struct ibv_wc { uint64_t wr_id; int status, opcode; };
+struct ibv_recv_wr { uint64_t wr_id; ibv_sge *sg_list; int num_sge; };
+struct ibv_send_wr { uint64_t wr_id; ibv_sge *sg_list; int num_sge, opcode; unsigned send_flags; };
+struct ibv_qp_init_attr {
+  ibv_cq *send_cq, *recv_cq;
+  struct { uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge; } cap;
+  int qp_type;
+};
+struct rdma_cm_id { ibv_context *verbs; ibv_qp *qp; };
+struct rdma_cm_event { rdma_cm_id *id; };
+
+#define ENVBUILD_NO_RDMA(result, name) \\
+  template <typename... Any> static result name(Any...) { envbuild_no_rdma(); }
+%s
+#undef ENVBUILD_NO_RDMA"""
+_RDMA_CALLS = {
+    "ibv_cq *": ("ibv_create_cq",),
+    "ibv_mr *": ("ibv_reg_mr",),
+    "ibv_pd *": ("ibv_alloc_pd",),
+    "int": (
+        *("ibv_poll_cq", "ibv_post_recv", "ibv_post_send", "rdma_accept", "rdma_ack_cm_event", "rdma_bind_addr"),
+        *("rdma_connect", "rdma_create_id", "rdma_create_qp", "rdma_get_cm_event", "rdma_listen"),
+        *("rdma_resolve_addr", "rdma_resolve_route"),
+    ),
+    "rdma_event_channel *": ("rdma_create_event_channel",),
+}
+_STAND_IN = _NO_RDMA % "\n".join(
+    "ENVBUILD_NO_RDMA(%s, %s)" % (kind, name) for kind, names in _RDMA_CALLS.items() for name in names
+)
+_CUDA = "/usr/local/cuda/"
+_CUDA_NEW = '"%s" + os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/%s"'
+
+
+def _find_one_node(source: "Source") -> "list[Change]":
+    return _without_rdma(source) if source.suffix == "cpp" else _plain_setup(source)
+
+
+def _without_rdma(source: "Source") -> "list[Change]":
+    masked = mask_c(source.text)
+    out = [Change(match.start(), match.end(), _STAND_IN) for match in _RDMA.finditer(masked)]
+    own = set(re.findall(r"^\w+ (rdma_\w+) =", masked, re.M))
+    other = sorted(set(_RDMA_NAME.findall(masked)) - set(_RDMA_NAME.findall(_STAND_IN)) - own - {"rdma_cma"})
+    if out and other:
+        raise UnfitError("uses %s, which the stand-in does not have" % ", ".join(other))
+    return out
+
+
+def _plain_setup(source: "Source") -> "list[Change]":
+    """Elements of lists: rdma-core's libraries go, and CUDA's folders are those of the CUDA that the build uses."""
+    out = []
+    for each in [node for node in ast.walk(source.tree()) if isinstance(node, ast.List)]:
+        for number, one in enumerate(each.elts):
+            text = str(constant(one))
+            if text in ("rdmacm", "ibverbs"):
+                if number + 1 == len(each.elts):
+                    raise UnfitError("%s is the last element of its list" % text, source.span(one)[0])
+                out.append(Change(source.span(one)[0], source.span(each.elts[number + 1])[0], ""))
+            elif text[:2] in ("-I", "-L") and text[2:].startswith(_CUDA):
+                out.append(source.replaced(one, _CUDA_NEW % (text[:2], text[2 + len(_CUDA) :])))
+    return [*out, Change(0, 0, "import os\n", hit=False)] if out else []
+
+
+def _find_random(source: "Source") -> "list[Change]":
+    """A loop that does nothing but fill gradients with random numbers, by whole lines."""
+    out = []
+    for function in [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef)]:
+        for loop in [node for node in function.body if isinstance(node, ast.For)]:
+            calls = [
+                one.value.func for one in loop.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)
+            ]
+            if not any(dotted(call).endswith(".main_grad.uniform_") for call in calls):
+                continue
+            if len(loop.body) != 1 or loop.orelse:
+                raise UnfitError("the loop does more than that", source.span(loop)[0])
+            start, end = source.span(loop)
+            out.append(Change(source.line_start(start), end + len(source.newline), ""))
+    return out
+
+
 EDITS = {
     "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
+    "megatronapp-gradients": (_find_random, nothing_left(_find_random, "a loop that makes gradients random"), 1),
+    "megatronapp-one-node": (_find_one_node, nothing_left(_find_one_node, "RDMA or a fixed CUDA"), 1),
     "megatronapp-semaphores": (_find_shared, nothing_left(_find_shared, "a name that every job shares"), 1),
     "megatronapp-trace-sample": (_find_sample, _check_sample, 1),
 }
