@@ -146,9 +146,10 @@ def lock_path(loaded: LoadedStack, profile: str) -> Path:
     """Where the lock of a stack and profile lies, whether it exists or not."""
     if loaded.shipped:
         return resources.lockfiles() / f"{loaded.stack.name}.{profile}.lock.toml"
-    stem = loaded.path.stem
-    middle = "" if profile == loaded.stack.default_profile else f".{profile}"
-    return loaded.path.with_name(f"{stem}{middle}.lock.toml")
+    named = loaded.path.with_name(f"{loaded.path.stem}.{profile}.lock.toml")
+    if profile == loaded.stack.default_profile and not named.is_file():
+        return loaded.path.with_name(f"{loaded.path.stem}.lock.toml")
+    return named
 
 
 def lock_command(loaded: LoadedStack, profile: str) -> str:

@@ -13,17 +13,20 @@ from typing import Literal
 from pydantic import ValidationError
 
 from envbuild import __version__
-from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
+from envbuild.catalog.loader import LoadedStack, list_stacks, load_stack
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import fold_hosts
 from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, parse, render
-from envbuild.kit.texts import Contents, lock_name, texts
+from envbuild.kit.texts import Contents, is_stack_of, lock_name, stack_name, texts
 from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
+from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Document
 from envbuild.report.copies import copy_report
+from envbuild.report.publish import names_nobody
 from envbuild.report.recheck.opened import open_report
-from envbuild.report.render import write_new
+from envbuild.report.render import harmless, write_new
 from envbuild.report.sign import require_holding, sign_report
 
 
@@ -77,17 +80,19 @@ def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes],
     name = lock_name(report.evidence)
     data = _lock(folder, report.evidence, left)
     lock = parse_lock(data.decode(), name)
-    page, document = _annotated(report.evidence, lock, wanted)
+    loaded = _stack(report.evidence, lock, wanted)
+    page, document = _annotated(report.evidence, loaded, wanted.document) if loaded and wanted.annotated else ("", None)
     if not page and wanted.annotated:
         left.append(f"{ANNOTATED} is not in the kit: no document is known (--stack FILE names a stack of your own)")
+    own = _own(open_report(path).evidence, loaded, wanted.publish, left)
     form: Literal["published", "full"] = "published" if wanted.publish else "full"
     try:
         manifest = Manifest(envbuild=__version__, form=form, authors=wanted.authors, document=document)
     except ValidationError as error:
         raise EnvbuildError("kit-author-invalid", "--author is no name", why=error.errors()[0]["msg"]) from error
     files = {each.relative_to(scratch).as_posix(): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
-    files |= {name: data} | ({ANNOTATED: page.encode()} if page else {})
-    files |= texts(Contents(manifest, report.evidence, lock, signed=report.envelope is not None))
+    files |= {name: data} | own | ({ANNOTATED: page.encode()} if page else {})
+    files |= texts(Contents(manifest, report.evidence, lock, report.envelope is not None, "".join(own)))
     data = render(manifest.model_copy(update={"files": listed(files)}))
     parse(data)  # a kit that nobody could read is not written
     return files | {NAME: data}, left
@@ -107,17 +112,37 @@ def _lock(folder: Path, evidence: Evidence, left: list[str]) -> bytes:
     )
 
 
-def _annotated(evidence: Evidence, lock: Lock, wanted: Wanted) -> tuple[str, Document | None]:
-    """The page and what it is made from; nothing where the stack has no document, or nobody wants it."""
-    if not wanted.annotated or (wanted.stack is None and evidence.stack not in list_stacks()):
-        return "", None
-    stack = load_stack(wanted.stack or evidence.stack).stack
-    if evidence.profile not in stack.profiles or manifest_digest(stack, evidence.profile) != lock.manifest_digest:
+def _stack(evidence: Evidence, lock: Lock, wanted: Wanted) -> LoadedStack | None:
+    """The report's stack, where its file is given, or shipped and its document wanted."""
+    if wanted.stack is None and not (wanted.annotated and evidence.stack in list_stacks()):
+        return None
+    loaded = load_stack(wanted.stack or evidence.stack)
+    if not is_stack_of(loaded.stack, evidence, lock):
         raise EnvbuildError(
             "kit-stack-differs",
-            f"{wanted.stack or evidence.stack} is not the stack that the report's lock was made from",
+            f"{loaded.ref} is not the stack that the report's lock was made from",
             hint="give the file of that time with --stack, or --without-document",
         )
+    return loaded
+
+
+def _own(evidence: Evidence, loaded: LoadedStack | None, publish: bool, left: list[str]) -> dict[str, bytes]:
+    """The file of a stack that envbuild does not ship, as it is; `evidence` with all the names that may be in it."""
+    name = stack_name(evidence)
+    if loaded is None and evidence.stack not in list_stacks():
+        left.append(f"{name} is not in the kit: --stack FILE names the stack's file")
+    if loaded is None or loaded.shipped:
+        return {}
+    data = loaded.path.read_bytes()
+    if publish and not names_nobody(evidence, data.decode()):
+        left.append(f"{name}, the stack's file, does not go with it: it may name somebody")
+        return {}
+    return {name: data}
+
+
+def _annotated(evidence: Evidence, loaded: LoadedStack, document: Path | None) -> tuple[str, Document | None]:
+    """The page and what it is made from; nothing where the stack has no document."""
+    stack = loaded.stack
     if stack.document is None:
         return "", None
     from envbuild.explain.page import render_page
@@ -125,9 +150,19 @@ def _annotated(evidence: Evidence, lock: Lock, wanted: Wanted) -> tuple[str, Doc
     from envbuild.explain.source import read_document
     from envbuild.explain.view import explain
 
-    text = read_document(stack, wanted.document)
+    text = read_document(stack, document)
     recipes = document_recipes(stack, evidence.profile)
-    return render_page(explain(stack, evidence.profile, recipes=recipes), text.text, text.doubt), stack.document
+    explained = explain(stack, evidence.profile, recipes=recipes, resolutions=_decided(harmless(evidence)))
+    return render_page(explained, text.text, text.doubt), stack.document
+
+
+def _decided(evidence: Evidence) -> list[Resolution]:
+    """What was decided in the run, once for all nodes for which it is the same."""
+    groups: dict[tuple[object, ...], list[Resolution]] = {}
+    for found in (node.resolution for node in evidence.nodes):
+        if found is not None:
+            groups.setdefault((found.variant_id, found.decisions), []).append(found)
+    return [same[0].model_copy(update={"node": fold_hosts(each.node for each in same)}) for same in groups.values()]
 
 
 def _tar(files: Mapping[str, bytes], top: str) -> bytes:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from envbuild.catalog.loader import list_stacks
+from envbuild.catalog.loader import list_stacks, manifest_digest
 from envbuild.kit import claims
 from envbuild.kit.manifest import ANNOTATED, Manifest
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
+from envbuild.model.stack import Stack
 from envbuild.report.render import harmless, template
 from envbuild.report.sections import every
 from envbuild.report.sources import summary as source_summary
@@ -26,12 +27,13 @@ KICK = "timeout 30m envbuild provision --stack torch-smoke --target local"
 
 @dataclass(frozen=True)
 class Contents:
-    """What the texts are made from; `lock_name` is what the lock is called in the kit."""
+    """What the texts are made from; `own`: the stack's file in the kit, where it is none that envbuild ships."""
 
     manifest: Manifest
     evidence: Evidence
     lock: Lock
     signed: bool
+    own: str = ""
 
     @property
     def lock_name(self) -> str:
@@ -42,6 +44,21 @@ class Contents:
 def lock_name(evidence: Evidence) -> str:
     """What the lock of a report is called in its kit."""
     return f"{evidence.stack}.{evidence.profile}.lock.toml"
+
+
+def stack_name(evidence: Evidence) -> str:
+    """What the file of a stack of the authors' own is called in a kit."""
+    return f"{evidence.stack}.yaml"
+
+
+def is_stack_of(stack: Stack, evidence: Evidence, lock: Lock) -> bool:
+    """Whether the lock of a report was made from this stack."""
+    profile = evidence.profile
+    return (
+        stack.name == evidence.stack
+        and profile in stack.profiles
+        and manifest_digest(stack, profile) == lock.manifest_digest
+    )
 
 
 def texts(contents: Contents) -> dict[str, bytes]:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envbuild import __version__
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import ANNOTATED, LARGEST, NAME, REPORT, Manifest
 from envbuild.kit.read import check_files, opened, read_manifest
-from envbuild.kit.texts import SOURCES, TEXTS, Contents, lock_name, texts
+from envbuild.kit.texts import SOURCES, TEXTS, Contents, is_stack_of, lock_name, stack_name, texts
 from envbuild.lock.files import parse_lock
+from envbuild.model.evidence import Evidence
+from envbuild.model.lock import Lock
 from envbuild.report.formats.every import FORMATS
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.recheck.opened import SIGNATURE, Opened, read_attachment
@@ -36,7 +39,13 @@ def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
     """Files that `kit.json`, which no signature covers, lists and no kit of this report has."""
     inside = {"evidence.json", SIGNATURE, "report.html", "report.md", *(name for name, _ in FORMATS.values())}
     inside |= {item.path for item in report.evidence.attachments}
-    known = {*TEXTS, ANNOTATED, lock_name(report.evidence), *(f"{REPORT}/{name}" for name in inside)}
+    known = {
+        *TEXTS,
+        ANNOTATED,
+        lock_name(report.evidence),
+        stack_name(report.evidence),
+        *(f"{REPORT}/{name}" for name in inside),
+    }
     for file in manifest.files:
         if file.path not in known:
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
@@ -58,10 +67,27 @@ def _together(folder: Path, manifest: Manifest, report: Opened) -> Iterator[Find
         except EnvbuildError as error:
             yield problem("report-lock-invalid", "kit", f"{name}: {error.what}: {error.why}")
         else:
-            yield from _texts(folder, Contents(manifest, report.evidence, lock, report.envelope is not None))
+            yield from _stack(folder, report.evidence, lock)
+            own = stack_name(report.evidence) if (folder / stack_name(report.evidence)).is_file() else ""
+            yield from _texts(folder, Contents(manifest, report.evidence, lock, report.envelope is not None, own))
     yield from _document(folder, manifest)
     if manifest.form == "published":
         yield not_checked("kit", f"whether the names that envbuild knows were taken out of the report, as {NAME} says")
+
+
+def _stack(folder: Path, evidence: Evidence, lock: Lock) -> Iterator[Finding]:
+    """The file of a stack of the authors' own, which is what the lock was made from."""
+    name = stack_name(evidence)
+    if not (folder / name).is_file():
+        if evidence.stack not in list_stacks():
+            yield not_checked("stack", f"{name}, the authors' own stack, is not in the kit")
+        return
+    try:
+        same = is_stack_of(load_stack(str(folder / name)).stack, evidence, lock)
+        says = f"{name} is{' not' * (not same)} the stack that the lock was made from"
+    except EnvbuildError as error:
+        same, says = False, error.what.replace(f"{folder}/", "")
+    yield checked("stack", says) if same else problem("kit-stack-differs", "stack", says)
 
 
 def _texts(folder: Path, contents: Contents) -> Iterator[Finding]:

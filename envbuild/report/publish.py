@@ -115,15 +115,19 @@ def may_go(evidence: Evidence, item: Attachment, data: bytes) -> bool:
     """Whether an attachment names nobody: it goes as it is, because of its digest, or not at all."""
     if item.kind not in _MAY_GO:
         return False
-    clean = Publisher(evidence)
     try:
         # No path in a list of files is that of a home or prefix: all begin below the environment.
         text = (file_list.text(data).replace(b"/", b" ") if item.kind == "files" else data).decode()
     except ValueError:
         return False
-    clean.versions |= {*_VERSION.findall(text), *_REQUIRED.findall(text)}
-    if item.kind == "files":
-        clean.versions |= {each for each in _FILE_VERSION.findall(text) if _is_public(each)}
+    versions = {each for each in _FILE_VERSION.findall(text) if _is_public(each)} if item.kind == "files" else set()
+    return names_nobody(evidence, text, versions)
+
+
+def names_nobody(evidence: Evidence, text: str, versions: Iterable[str] = ()) -> bool:
+    """Whether a text beside the evidence has nothing in it that would be replaced; `versions` are no addresses."""
+    clean = Publisher(evidence)
+    clean.versions |= {*_VERSION.findall(text), *_REQUIRED.findall(text), *versions}
     return clean.text(text) == text
 
 

@@ -201,6 +201,9 @@ def test_where_locks_lie(tmp_path: Path) -> None:
     mine = load_stack(stack_file(tmp_path))
     assert lock_path(mine, "exact") == tmp_path / "my.lock.toml"
     assert lock_path(mine, "ported") == tmp_path / "my.ported.lock.toml"
+    named = tmp_path / "my.exact.lock.toml"  # as a kit calls it
+    named.touch()
+    assert lock_path(mine, "exact") == named
 
 
 def test_the_manifest_digest_follows_the_profile_and_nothing_else(tmp_path: Path) -> None:

@@ -193,6 +193,65 @@ def own_stack(tmp_path: Path, **document: str) -> str:
     return str(path)
 
 
+def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_path: Path) -> None:
+    given = own_stack(tmp_path)
+    _, left = make_kit(report, tmp_path / "kit", Wanted(stack=given, annotated=False))
+    assert [text for text in left if "stack" in text] == []
+    assert (tmp_path / "kit" / "torch-smoke.yaml").read_bytes() == Path(given).read_bytes()
+    assert "`--stack ./torch-smoke.yaml`" in (tmp_path / "kit" / "README.md").read_text()
+    assert problems(tmp_path / "kit") == []
+    says = [each.says for each in verify_kit(tmp_path / "kit")[1] if each.topic == "stack" and each.kind == "checked"]
+    assert "torch-smoke.yaml is the stack that the lock was made from" in says
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda f: swap(f, b"python:", b"packages: [six]\n    python:"),
+            "is not the stack that the lock was made from",
+        ),
+        (lambda f: swap(f, b"name: torch-smoke", b"name: torch-smokf"), "is not the stack that the lock was made from"),
+        (lambda f: f.write_text("a: &a [*a]"), "torch-smoke.yaml: "),
+        (lambda f: f.write_bytes(b"\xff"), "torch-smoke.yaml: "),
+    ],
+    ids=["more packages", "another name", "no stack", "no text"],
+)
+def test_another_stack_in_a_kit_is_told_by_name(
+    report: Path, tmp_path: Path, change: Callable[[Path], object], says: str
+) -> None:
+    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), annotated=False))
+    change(tmp_path / "kit" / "torch-smoke.yaml")
+    relist(tmp_path / "kit")
+    [(code, said)] = problems(tmp_path / "kit")
+    assert code == "kit-stack-differs"
+    assert says in said
+    assert str(tmp_path) not in said
+
+
+def test_a_stack_file_that_may_name_somebody_stays_behind_and_goes_with_a_full_kit(tmp_path: Path) -> None:
+    sealed = Sealed(tmp_path / "private")
+    given = Path(own_stack(tmp_path))
+    given.write_text(given.read_text() + "# what gpu01 needs\n")
+    _, left = make_kit(sealed.folder, tmp_path / "kit", Wanted(stack=str(given), annotated=False))
+    assert "torch-smoke.yaml, the stack's file, does not go with it: it may name somebody" in left
+    assert not (tmp_path / "kit" / "torch-smoke.yaml").exists()
+    assert problems(tmp_path / "kit") == []
+    make_kit(sealed.folder, tmp_path / "full", Wanted(publish=False, stack=str(given), annotated=False))
+    assert "what gpu01 needs" in (tmp_path / "full" / "torch-smoke.yaml").read_text()
+
+
+def test_the_annotated_document_of_a_kit_has_the_decisions_of_the_run_once_for_equal_nodes(
+    report: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "setup.md"
+    text.write_text("# Set-up\n")
+    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), document=text))
+    page = (tmp_path / "kit" / "document.html").read_text()
+    assert page.count("<h2>Decisions for node-[1-2]: venv-py311-cpu</h2>") == page.count("<h2>Decisions") == 1
+    assert "nvcc-minor-mismatch" in page
+
+
 def test_the_annotated_document_is_in_the_kit_with_its_digest(report: Path, tmp_path: Path) -> None:
     text = tmp_path / "setup.md"
     text.write_text("# Set-up\n\n    pip install torch\n")
