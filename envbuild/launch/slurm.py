@@ -1,4 +1,4 @@
-"""Microsoft's Megatron-DeepSpeed under Slurm: one srun for all nodes, single node by deepspeed, several by torchrun."""
+"""Microsoft's Megatron-DeepSpeed: one srun for all nodes where Slurm is; one node by deepspeed, several by torchrun."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SlurmParameters(Parameters):
 
 
 def make(order: Order) -> Launch:
-    """The srun command and the DeepSpeed file that it reads."""
+    """The srun command, or without Slurm one command a node, and the DeepSpeed file that it reads."""
     given, taken = read(SlurmParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model, "model")
     require(
@@ -45,13 +45,18 @@ def make(order: Order) -> Launch:
         "0 and 1 only (finding slurm-zero-with-pipeline, rule zero-needs-no-pipeline)",
         hint="zero_stage=1",
     )
+    require(
+        not (order.place.direct and order.place.image),
+        "srun starts the image, and this target has no Slurm",
+        hint="the built environment instead of --image, or a target with `scheduler: {kind: slurm}`",
+    )
     case = _case(order, model)
     shape, computed = _shape(given, case, order.place.nodes)
     data = _bounds(order, model, shape)
     values = _values(order, given, model, shape)
     several = order.place.nodes > 1
     argv = (
-        *fill(order.data.before["srun"], values),
+        *(() if order.place.direct else fill(order.data.before["srun"], values)),
         order.place.program("torchrun" if several else "deepspeed"),
         *fill(order.data.before["torchrun" if several else "deepspeed"], values),
         f"{order.directory()}/pretrain_gpt.py",
@@ -70,7 +75,10 @@ def make(order: Order) -> Launch:
             "microbatches": shape["global_batch"] // shape["micro_batch"] // data,
         },
         files=(LaunchFile(path=str(values["config"]), text=text),),
-        commands=(Command(argv=argv, environment=dict(order.data.environment), directory=order.directory()),),
+        commands=tuple(
+            Command(node=node, argv=argv, environment=dict(order.data.environment), directory=order.directory())
+            for node in (range(order.place.nodes) if order.place.direct else (None,))
+        ),
         defaults=(*taken, *computed),
         deviations=_deviations(order),
         notes=_notes(order, given, shape["pipeline_parallel"]),
@@ -162,7 +170,7 @@ def _without_timers(order: Order, stages: int) -> bool:
 
 
 def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]:
-    notes = []
+    notes = ["without srun: the target has no Slurm"] if order.place.direct else []
     if _without_timers(order, stages):
         notes.append(f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward")
     if order.place.nodes > 1 and order.place.job is None:
@@ -173,8 +181,9 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 
 
 def _deviations(order: Order) -> tuple[Deviation, ...]:
+    asked = ("slurm-no-gpus-asked", "srun asks for the nodes and their GPUs")
     return order.deviations(
-        ("slurm-no-gpus-asked", "srun asks for the nodes and their GPUs"),
+        *(() if order.place.direct else (asked,)),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
         ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),
         ("slurm-zero-with-pipeline", "ZeRO 2 and 3 are refused"),

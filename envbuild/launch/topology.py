@@ -17,6 +17,7 @@ class Place(StrictModel):
 
     `master` is the address of the node with rank 0; `job` is the scheduler's job id; `hostfile` is the node file of an
     MPI launcher; `image` is the container image to start in (the environment is then the one in the image).
+    `direct`: there is no Slurm whose srun starts the nodes; each runs a command of its own.
     """
 
     nodes: Annotated[int, Field(ge=1, le=16384)]
@@ -28,6 +29,7 @@ class Place(StrictModel):
     job: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     hostfile: AbsPath | None = None
     image: Annotated[Text, Field(pattern=r"^[^-\s]\S*$")] | None = None
+    direct: bool = False
 
     @property
     def gpus(self) -> int:

@@ -29,6 +29,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.text import last_lines
 
 CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence
@@ -104,7 +105,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         facts = log.facts or facts
         wrong = log.failure or (CUT if text.startswith(CUT) else _too_few(told, found))
         if wrong:
-            failures.append(f"run {number}: {wrong}")
+            failures.append(f"run {number}: {wrong}" + f": {last_lines(last.rpartition(chr(10))[2])}" * bool(last))
             break
     details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values}
     seconds = round(time.monotonic() - began, 1)

@@ -48,12 +48,20 @@ def make_verdict(evidence: Evidence) -> Verdict:
     tone: Tone = "partial" if len(bad) < count and evidence.exit == ExitCode.PARTIAL else "bad"
     if bad:
         where = f"{len(bad)} of {plural(count, 'node')}" if count > 1 else bad[0].node
-        sentence = f"{name} is not ready on {where}: {_reason(bad[0], count)}."
+        sentence = f"{name} {_state(bad[0])} on {where}: {_reason(bad[0], count)}."
     elif failed:
         sentence = f"{name} fails {plural(len(failed), 'check')}: {failed[0].name}: {failed[0].says.rstrip('.')}."
     else:
         sentence = f"{name} ended with exit code {evidence.exit}, {exit_meaning(evidence.exit)}."
     return Verdict(sentence, _counts(evidence), tone)
+
+
+def _state(node: NodeEvidence) -> str:
+    """What is said of a node that failed; a run that failed says nothing of the environment below it."""
+    own = next((check for check in node.checks if check.name == "bench" and check.status == "failed"), None)
+    if own is None:
+        return "is not ready"
+    return "is below its claim" if own.details.get("only_floors") else "failed its own run"
 
 
 def _good_sentence(evidence: Evidence, name: str, where: str) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.errors import EnvbuildError
 from envbuild.launch.job_steps import LATE, bounded, job_steps
 from envbuild.launch.shell import command_text
 from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint
 from envbuild.schedule.job import JobText
-from tests.launch.support import started
+from tests.launch.support import ENVIRONMENT, place, started
 from tests.support.patience import PATIENCE
 
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
@@ -136,3 +137,14 @@ def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job
     assert [step.each for step in steps] == ["batch", "batch"]
     assert "srun" in steps[1].text
     assert "ds_config.json" in steps[0].text
+
+
+def test_without_slurm_every_node_starts_its_own_ranks() -> None:
+    (command,) = started("megatron-deepspeed-slurm", place(direct=True)).commands
+    assert command.argv[:3] == (f"{ENVIRONMENT}/bin/deepspeed", "--num_gpus", "8")
+    two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
+    assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/torchrun") for n in (0, 1)]
+    assert "--rdzv_endpoint=10.0.0.1:49152" in two.commands[1].argv
+    assert not any("srun" in deviation.does for deviation in two.deviations)
+    with pytest.raises(EnvbuildError, match="this target has no Slurm"):
+        started("megatron-deepspeed-slurm", place(direct=True, image="a.sqsh"))

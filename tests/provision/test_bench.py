@@ -82,3 +82,9 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
         work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())
         log = bench_ways._in_job(work, told, where, job, 60.0, "bench 1")
     assert checked(log).says.startswith(why)
+
+
+def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("starting\nbash: line 29: srun: command not found\n")
+    check = checked(Log(tmp_path / "log", failure="it ended with exit code 127"))
+    assert check.says == "run 1: it ended with exit code 127: bash: line 29: srun: command not found"

@@ -293,6 +293,15 @@ NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ra
             "training_tokens_per_second is 115,472 token/s, below its floor 200,000.",
             "bad",
         ),
+        (
+            evidence(
+                node(status="failed", exit=1, checks=[{"name": "bench", "status": "failed", "says": "run 1: crashed"}]),
+                exit=1,
+                verb="bench",
+            ),
+            "torch-smoke (exact) failed its own run on localhost: bench: run 1: crashed.",
+            "bad",
+        ),
         (evidence(exit=130), "torch-smoke (exact) ended with exit code 130, interrupted.", "bad"),
         (
             failing_fleet(),

@@ -88,6 +88,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, several: bool) -> NodeE
     again = shlex.join([*command, *(["--host", node.node] if several and "--host" not in command else [])])
     smoke = first.name.startswith("smoke/")
     repeat = f"again: {again}" if command else ""
+    measured = smoke or first.name.partition("/")[0] in ("bench", "strategy")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -95,7 +96,9 @@ def coded(node: NodeEvidence, command: Sequence[str], *, several: bool) -> NodeE
         if node.drift_count
         else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
-        hint=repeat if smoke else "`envbuild provision --repair` builds it again; `envbuild verify` names every file",
+        hint=repeat
+        if measured
+        else "`envbuild provision --repair` builds it again; `envbuild verify` names every file",
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})

@@ -33,6 +33,7 @@ def failed(name: str, **more: Any) -> NodeEvidence:
         (failed("smoke/training", exit=6), "below-floor", "again: envbuild smoke --stack x --host gpu1"),
         (failed("files", drift_count=2), "drift", "--repair"),
         (failed("link"), "check-failed", "--repair"),
+        (failed("bench"), "check-failed", "again: envbuild smoke --stack x --host gpu1"),
     ],
 )
 def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code: str, hint: str) -> None:
