@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from envbuild import __version__
 from envbuild.cli import names
 
 Step = tuple[str, str]
 _GPUS = "/proc/driver/nvidia/gpus"
-_SUBMIT = {"sbatch": "Slurm", "qsub": "PBS"}
+# What submits jobs, what it is told the cluster by (a variable or a file), and where a build of its own has that file.
+_SUBMIT = {
+    "sbatch": ("Slurm", ("SLURM_CONF",), ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"), "etc/slurm.conf"),
+    "qsub": (
+        "PBS", ("PBS_CONF_FILE", "PBS_DEFAULT"), ("/etc/pbs.conf", "/var/spool/torque/server_name"), "etc/pbs.conf"
+    ),
+}  # fmt: skip
 
 
 def text() -> str:
     """What is printed, no line longer than 60 characters but for long names of stacks."""
     used, gpus, scheduler = names.in_use(), _gpus(), scheduler_here()
-    seen = [f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "", scheduler, f"{used[0]} in use" if used else ""]
+    seen = [
+        f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else "",
+        f"{scheduler} is configured" if scheduler else "",
+        f"{used[0]} in use" if used else "",
+    ]
     here = ", ".join(filter(None, seen)) or "no environment yet"
     lines = [f"envbuild {__version__}: GPU training environments,", "built from locks, tested and verified.", ""]
     lines.append(f"Next on this machine ({here}):")
     for command, says in _steps(used, scheduler):
         lines += [f"  {command}", f"      {says}"]
-    return "\n".join([*lines, "", "`envbuild --help` lists all verbs, `help VERB` tells of one.", ""])
+    lines += ["", *off_path(), "`envbuild --help` lists all verbs, `help VERB` tells of one.", ""]
+    return "\n".join(lines)
+
+
+def off_path() -> list[str]:
+    """How this shell finds `envbuild`, where it was called by its path and is on no folder of PATH."""
+    folder, name = os.path.split(os.path.abspath(sys.argv[0]))
+    if name != "envbuild" or _which(name):
+        return []
+    return [f'To call it as `envbuild`: export PATH="{folder}:$PATH"']
 
 
 def _steps(used: list[str], scheduler: str) -> list[Step]:
@@ -56,8 +76,19 @@ def _gpus() -> int:
 
 
 def scheduler_here() -> str:
-    """`Slurm` or `PBS`, whose program for jobs is on PATH; empty for none."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    there = (name for program, name in _SUBMIT.items()
-             if any(os.access(os.path.join(each, program), os.X_OK) for each in folders if each))  # fmt: skip
-    return next(there, "")
+    """`Slurm` or `PBS`, whose program is on PATH and knows of a cluster; empty for none. Its daemons are not asked."""
+    for program, (name, variables, files, own) in _SUBMIT.items():
+        at = _which(program)
+        if at is None:
+            continue
+        beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(at))), own)
+        if any(map(os.environ.get, variables)) or any(map(os.path.exists, (*files, beside))):
+            return name
+    return ""
+
+
+def _which(program: str) -> str | None:
+    """As `shutil.which`, whose module takes longer to import than all of this."""
+    folders = filter(None, os.environ.get("PATH", "").split(os.pathsep))
+    found = (os.path.join(each, program) for each in folders)
+    return next((path for path in found if os.access(path, os.X_OK)), None)

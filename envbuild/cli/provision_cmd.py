@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
+from envbuild.cli.begin import off_path
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
@@ -207,6 +208,9 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     if settings.check_rebuild and kept:
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
         ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
+    if not ui.quiet:
+        for line in off_path():
+            ui.note(line)
     return evidence.exit
 
 
@@ -248,7 +252,10 @@ def _total(node: NodePlan) -> list[str]:
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} inodes on disk, {most} at the peak"
     left = f"; not counted: {few(unsized)}" if unsized else ""
-    return [f"    in all     {cost}, roughly {_duration(sum(step.seconds for step in node.steps))}{left}"]
+    took = _duration(sum(step.seconds for step in node.steps))
+    measured = all(step.measured for step in node.steps if step.seconds)
+    when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here)"
+    return [f"    in all     {cost}, {when}{left}"]
 
 
 def _names(names: list[str]) -> str:

@@ -36,7 +36,7 @@ _HINTS = {
     "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
     "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
     "`podman system migrate`; or build as root",
-    "disk-full": "remove images that nobody needs (`rmi`), or give the builder's storage more room",
+    "disk-full": "remove images that are not needed (`rmi`), or give the builder's storage more room",
     "registry-refused": "log in with the builder's own `login`",
     "registry-busy": "wait, or log in with the builder's own `login`",
     "registry-not-a-registry": "check the name and the proxy; a portal may want a login",

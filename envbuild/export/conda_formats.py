@@ -80,7 +80,7 @@ def _address(package: CondaPackage, channels: Channels) -> str:
     if not channels.get(package.channel):
         raise EnvbuildError(
             "address-missing",
-            f"nobody says where the channel {package.channel} lies",
+            f"the address of the channel {package.channel} is not known",
             why=f"{package.file} is of it, and the stack does not name it any more",
             hint="create the lock again from the stack",
             exit_code=ExitCode.TRY_AGAIN,

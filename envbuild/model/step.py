@@ -37,5 +37,5 @@ class Step(StrictModel):
         text = json.dumps([self.arguments, self.on_cpu, self.files])
         unknown = sorted(set(re.findall(r"\{([a-z_]+)\}", text)) - _FILLED)
         if unknown:
-            raise ValueError(f"{{{unknown[0]}}} is filled in by nobody; known: {', '.join(sorted(_FILLED))}")
+            raise ValueError(f"{{{unknown[0]}}} is not a word that is filled in; known: {', '.join(sorted(_FILLED))}")
         return self

@@ -251,7 +251,7 @@ def _loads(module: str | None, target: Target) -> bool:
 
 def _not_loaded(variant: Variant, target: Target) -> Decision:
     module, loaded = variant.base.module, target.scheduler.modules
-    what = f"the base is the module {module}, and nobody says which interpreter it brings"
+    what = f"the base is the module {module}, and which interpreter it brings is not said"
     compared = (f"module {module}", "base_python is not set")
     instead = "`base_python` in the target, or a profile that stands on no module"
     if target.connection.kind == "job" and loaded is not None:

@@ -80,7 +80,7 @@ def problem(
     if not set(_NAMES) <= set(RECIPES[data.recipe].parameters.names()):
         raise EnvbuildError(
             "strategy-unknown",
-            f"nobody can search the parallel degrees of {stack.name} here",
+            f"the parallel degrees of {stack.name} cannot be searched",
             why=f"the recipe {data.recipe} does not take all of {', '.join(_NAMES)}",
             hint="the recipe alpa does: the stack megatron-alpa has it",
         )

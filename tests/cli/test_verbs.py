@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild import __version__
+from envbuild.cli import begin
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
 from envbuild.cli.verbs import MEANT
@@ -49,13 +52,18 @@ def test_what_other_tools_call_it_names_a_verb_that_is_there(
     assert f"envbuild {verb}" in capsys.readouterr().out
 
 
-def alone(world: World, *programs: str) -> list[str]:
-    """The commands that `envbuild` alone names where these programs are."""
-    (world.top / "bin").mkdir(exist_ok=True)
+def executable(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def alone(world: World, *programs: str, **env: str) -> list[str]:
+    """The commands that `envbuild` alone names where these programs are, with some variables."""
     for program in programs:
-        (world.top / "bin" / program).write_text("#!/bin/sh\n")
-        (world.top / "bin" / program).chmod(0o755)
-    done = world.good(env={"PATH": str(world.top / "bin")})
+        executable(world.top / "bin" / program)
+    done = world.good(env={"PATH": str(world.top / "bin"), **env})
     assert max(map(len, done.out.splitlines())) <= 60
     return [line.strip() for line in done.out.splitlines() if re.match("  [a-z]", line)]
 
@@ -63,7 +71,7 @@ def alone(world: World, *programs: str) -> list[str]:
 def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World) -> None:
     first = alone(world)
     assert [line.split()[1] for line in first] == ["provision", "explain", "target"]
-    assert alone(world, "sbatch")[0].startswith("envbuild target init")
+    assert alone(world, "sbatch", SLURM_CONF=str(world.top / "slurm.conf"))[0].startswith("envbuild target init")
     (world.prefix / "envs" / "e").mkdir(parents=True)
     (world.prefix / "current").mkdir()
     for name in ("gone", "torch-smoke"):
@@ -74,6 +82,31 @@ def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World
     for line in [*first, *used]:
         words = line.removeprefix('eval "$(').removesuffix(')"').split()
         assert main([*words[1:], "--help"]) == 0
+
+
+@pytest.mark.parametrize("program", ["sbatch", "qsub"])
+def test_a_program_for_jobs_that_knows_of_no_cluster_is_taken_for_none(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, variables, _, own = begin._SUBMIT[program]
+    monkeypatch.setitem(begin._SUBMIT, program, (name, variables, (), own))
+    monkeypatch.setenv("PATH", str(executable(tmp_path / "bin" / program).parent))
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+    assert begin.scheduler_here() == ""
+    (tmp_path / own).parent.mkdir()
+    (tmp_path / own).touch()
+    assert begin.scheduler_here() == name, "a build of its own, with its configuration"
+
+
+def test_envbuild_called_by_its_path_says_how_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = executable(tmp_path / "bin" / "envbuild")
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert begin.off_path() == [f'To call it as `envbuild`: export PATH="{program.parent}:$PATH"']
+    assert begin.off_path()[0] in begin.text()
+    monkeypatch.setenv("PATH", f"/usr/bin:{program.parent}")
+    assert begin.off_path() == []
 
 
 def test_envbuild_alone_names_no_link_that_a_shell_or_terminal_would_read_otherwise(world: World) -> None:

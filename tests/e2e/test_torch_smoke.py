@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.provision.run.run_dir import RunDir
 from tests.e2e.world import World
 from tests.node.torch_env import find_links
 
@@ -34,6 +35,7 @@ def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
     page = (run / "report.html").read_text()
     assert "torch-smoke" in page
     assert "http://" not in page.replace("http://www.w3.org", ""), "self-contained"
+    assert RunDir(run).size <= 1_000_000
     second = world.good("provision", "--target", "local", "--json")
     assert (second.json["steps_run"], second.node["root"]) == (0, first.node["root"])
     assert "nothing to do" in second.err

@@ -60,8 +60,8 @@ def test_a_step_without_its_script_and_a_script_elsewhere_are_refused(item: dict
     [
         ({**STEP, "source": "other"}, TREE, "is in 'other', which is no source with a tree"),
         (STEP, {**TREE, "install": "wheel"}, "is in 'megatron', which is no source with a tree"),
-        ({**STEP, "arguments": ["{gpus}"]}, TREE, "{gpus} is filled in by nobody"),
-        ({**STEP, "files": {"c.json": {"a": [{"b": "x{port}"}]}}}, TREE, "{port} is filled in by nobody"),
+        ({**STEP, "arguments": ["{gpus}"]}, TREE, "{gpus} is not a word that is filled in"),
+        ({**STEP, "files": {"c.json": {"a": [{"b": "x{port}"}]}}}, TREE, "{port} is not a word that is filled in"),
         ({**STEP, "script": "../x.py"}, TREE, "script"),
         ({**STEP, "log": "unknown"}, TREE, "log"),
     ],

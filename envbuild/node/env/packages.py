@@ -183,7 +183,10 @@ def _install_wheels(
             wheel_file.refuse_unsafe(os.path.join(folder, name))
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
-        progress("fetching %s" % plural(len(group.packages), "package"), ask=partial(_moved, tool, environment, group))
+        progress(
+            "fetching and unpacking %s" % plural(len(group.packages), "package"),
+            ask=partial(_moved, tool, environment, group),
+        )
         try:
             _install_group(tool, environment, group, options)
         except NodeError as error:

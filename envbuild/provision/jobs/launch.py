@@ -66,7 +66,7 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
         limit = f"{math.ceil(asked.deadline) + _AROUND}s"
     if limit is None:
         raise EnvbuildError(
-            "launch-time-limit", "nobody has said how long the run may take", hint="--time-limit 2h, or in the target"
+            "launch-time-limit", "how long the run may take is not said", hint="--time-limit 2h, or in the target"
         )
     site = _bounded(JobSite.of(target), asked)
     facts = login_facts(target, stack.name, site.login, site.connection, run)

@@ -95,12 +95,15 @@ class Work:
         """The plan with the times that this machine needed before, written down."""
         for node in plan.nodes:
             self.rough.update({(node.node, step.kind): step.seconds for step in node.steps})
-        # The time limit of a job rests on what a plan says, and nobody has measured the steps of one.
+        # The time limit of a job rests on what a plan says, and no time of a step in a job is known.
         if self.prepared.target.connection.kind != "job":
             plan = durations.as_before(plan, self.survey.facts, durations.read(durations.folder()))
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
-        self.progress.planned({node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes})
+        self.progress.planned(
+            {node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes},
+            {node.node: [step.kind for step in node.steps if step.measured] for node in plan.nodes},
+        )
         return plan
 
     def unplanned(self, plan: Plan) -> list[NodeEvidence]:

@@ -64,24 +64,23 @@ def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -
             continue
         mine = hosts.get(about.hostname, [])
         here = about.prefix.path, node.variant_digest
-        steps = [
-            step.model_copy(update={"seconds": _seconds(step.seconds, step.kind, here, mine)}) for step in node.steps
-        ]
+        steps = [step.model_copy(update=_seconds(step.seconds, step.kind, here, mine)) for step in node.steps]
         nodes.append(node.model_copy(update={"steps": tuple(steps)}))
     return plan.model_copy(update={"nodes": tuple(nodes)})
 
 
-def _seconds(planned: float, step: str, here: tuple[str, str], rows: Iterable[Row]) -> float:
+def _seconds(planned: float, step: str, here: tuple[str, str], rows: Iterable[Row]) -> dict[str, Any]:
+    """`seconds` of a step, and whether they were `measured`: of this very variant on this host."""
     rows = [row for row in rows if row["step"] == step]
     same = [row for row in rows if row["variant"] == here[1]]
     again: list[float] = [row["again"] for row in same if row["prefix"] == here[0]]
     if same:
-        return (again or [row["took"] for row in same])[-1]
+        return {"seconds": (again or [row["took"] for row in same])[-1], "measured": True}
     estimated = [row for row in rows if row["planned"]]
     if not estimated:
-        return planned
+        return {"seconds": planned}
     wrong: float = sum(row["took"] for row in estimated) / sum(row["planned"] for row in estimated)
-    return round(planned * min(max(wrong, _LEAST), _MOST), 1)
+    return {"seconds": round(planned * min(max(wrong, _LEAST), _MOST), 1)}
 
 
 def learn(

@@ -33,8 +33,8 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 class Row:
     """One node: its `step` and `state` since `since`, and under a running step what it told last (`now`).
 
-    `planned` and `took`: seconds by step. `phase`: since when the phase of `now` goes on, and what was done then;
-    `counted`: when what is done changed last.
+    `planned` and `took`: seconds by step; `measured`: steps whose planned seconds are those of this host before.
+    `phase`: since when the phase of `now` goes on, and what was done then; `counted`: when what is done changed last.
     """
 
     step: str = ""
@@ -45,6 +45,7 @@ class Row:
     phase: tuple[float, float] = (0.0, 0.0)
     counted: float = 0.0
     planned: dict[str, float] = field(default_factory=dict)
+    measured: Sequence[str] = ()
     took: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -76,7 +77,8 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
         return bool(view.stage)
     if kind == "planned":
         for node, seconds in (event.get("seconds") or {}).items():
-            view.rows.setdefault(node, Row()).planned = dict(seconds)
+            row = view.rows.setdefault(node, Row())
+            row.planned, row.measured = dict(seconds), (event.get("measured") or {}).get(node, ())
         return False
     row = view.rows.setdefault(str(event.get("node")), Row())
     if kind == "step":
@@ -136,11 +138,11 @@ def doing(row: Row, now: float) -> str:
 
 
 def timing(row: Row, now: float) -> str:
-    """`1 min 32 s, about 2 min left`; where the plan was too short, that it was."""
-    told, rest, planned = duration(now - row.since), left(row, now), row.planned.get(row.step, 0.0)
+    """`1 min 32 s, about 2 min left`, `estimated` where nothing is measured yet; or that it takes longer."""
+    told, rest, measured = duration(now - row.since), left(row, now), row.step in row.measured
     if rest is not None:
-        return f"{told}, about {duration(rest)} left"
-    return f"{told}, longer than planned" if planned else told
+        return f"{told}, {'about' if measured or _by_pace(row, now) else 'estimated'} {duration(rest)} left"
+    return f"{told}, longer than {'before' if measured else 'estimated'}" if row.planned.get(row.step) else told
 
 
 def ended(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ class Progress:
         """The run as a whole begins something."""
         self.tell({"kind": "stage", "text": text})
 
-    def planned(self, seconds: Mapping[str, Mapping[str, float]]) -> None:
-        """How long each step of each node takes by the plan."""
-        self.tell({"kind": "planned", "seconds": seconds})
+    def planned(self, seconds: Mapping[str, Mapping[str, float]], measured: Mapping[str, Sequence[str]]) -> None:
+        """How long each step of each node takes by the plan, and the steps whose time the host needed before."""
+        self.tell({"kind": "planned", "seconds": seconds, "measured": measured})
 
     def step(self, node: str, step: str, state: str, text: str = "") -> None:
         """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""

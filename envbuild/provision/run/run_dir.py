@@ -88,8 +88,8 @@ class RunDir:
         return Journal(self.journal_path)
 
     def write_json(self, path: Path, data: Any) -> None:
-        """`write_bytes` of `data` as readable JSON."""
-        self.write_bytes(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+        """`write_bytes` of `data` as JSON in one line, half as large as with line breaks."""
+        self.write_bytes(path, (json.dumps(data, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
 
     def write_bytes(self, path: Path, data: bytes) -> None:
         """Write `data` whole or not at all (temporary name, fsync, rename), mode 0600.

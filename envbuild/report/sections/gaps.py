@@ -34,7 +34,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
             if check.status in ("skipped", "not-run") or check.level == "not-checked":
                 found.setdefault((check.name, check.says), []).append(node.node)
         if node.root and node.root_level != "measured":
-            why = "its Merkle root is what the stamp says; nobody read the files in this run"
+            why = "its Merkle root is what the stamp says; the files were not read in this run"
             found.setdefault(("contents", why), []).append(node.node)
         if not node.checks:
             found.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)

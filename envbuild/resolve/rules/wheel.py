@@ -58,7 +58,7 @@ def torch_python(_facts: NodeFacts, request: Request, compat: Compat) -> Decisio
     what = f"torch {release.version} has no wheel for Python {request.python} on {request.machine}"
     note = release.note
     if tag in release.unverified_tags.get(request.machine, ()):
-        note = note.but(f"public scripts download a {tag} wheel by name; nobody checked it")
+        note = note.but(f"public scripts download a {tag} wheel by name, which was not checked")
     return (decision("torch-python", "refuse", what, compared, note, _for_python(request, release, compat)),)
 
 

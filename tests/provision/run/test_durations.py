@@ -66,6 +66,8 @@ def row(
 def test_a_plan_says_what_is_known_best(rows: list[Any], seconds: float) -> None:
     told = durations.as_before(plan_of(50.0), FACTS, rows)
     assert [step.seconds for step in told.nodes[0].steps] == [seconds, 15.0]
+    same = any(each["variant"] == DIGEST and each["host"] == "gpu1.example" for each in rows)
+    assert [step.measured for step in told.nodes[0].steps] == [same, False], "what was scaled is an estimate"
     assert durations.as_before(plan_of(50.0), {}, rows) == plan_of(50.0)
 
 

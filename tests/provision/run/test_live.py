@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from envbuild.provision.run import live
 
 NOW = 1000.0
@@ -26,8 +28,8 @@ def now(at: float, node: str = "gpu1", **told: Any) -> dict[str, Any]:
     return {"t": at, "kind": "now", "node": node, "step": "install", **told}
 
 
-def planned(**seconds: float) -> dict[str, Any]:
-    return {"t": 0.0, "kind": "planned", "seconds": {"gpu1": seconds}}
+def planned(*measured: str, **seconds: float) -> dict[str, Any]:
+    return {"t": 0.0, "kind": "planned", "seconds": {"gpu1": seconds}, "measured": {"gpu1": list(measured)}}
 
 
 def compiled(at: float, done: int, what: str = "apex: adam.cu") -> dict[str, Any]:
@@ -59,9 +61,15 @@ def test_steps_that_come_count_to_what_is_left_and_those_that_were_do_not() -> N
     assert live.left(view.rows["gpu1"], 930.0) == 40.0 + 15.0 + 5.0
 
 
-def test_a_plan_that_was_too_short_is_said_instead_of_a_time_that_nobody_knows() -> None:
-    view = shown(planned(install=20.0, smoke=15.0), step(900.0))
-    assert live.timing(view.rows["gpu1"], 930.0) == "30 s, longer than planned"
+@pytest.mark.parametrize(
+    ("measured", "left", "over"), [((), "estimated", "estimated"), (("install",), "about", "before")]
+)
+def test_a_time_says_whether_it_was_measured_and_that_it_was_too_short(
+    measured: tuple[str, ...], left: str, over: str
+) -> None:
+    view = shown(planned(*measured, install=20.0, smoke=15.0), step(900.0))
+    assert live.timing(view.rows["gpu1"], 905.0) == f"5 s, {left} 30 s left"
+    assert live.timing(view.rows["gpu1"], 930.0) == f"30 s, longer than {over}"
 
 
 def test_only_another_step_phase_or_unit_is_a_change() -> None:
