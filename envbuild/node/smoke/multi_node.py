@@ -23,7 +23,7 @@ _TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 
 
 def run(request: Json) -> "tuple[bool, Json]":
-    """Entry point of the verb; args and result are in docs/node-program.md. Raises NodeError `nodes-cannot-meet`."""
+    """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError `nodes-cannot-meet`."""
     args = request["args"]
     environment = str(args.get("environment") or "")
     if not os.path.exists(os.path.join(environment, "bin", "python")):

@@ -33,7 +33,7 @@ _UNTIMED = ("sound", "extensions", "step")
 
 
 def run(request: Json) -> "tuple[bool, Json]":
-    """Entry point of the verb; args and result are in docs/node-program.md. Raises NodeError for a bad request."""
+    """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
 

@@ -15,7 +15,7 @@ DEADLINE = 3600.0
 
 
 def ask_each(verb: str, target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """Node -> result of a verb with `args` (docs/node-program.md, Protocol), or why there is none."""
+    """Node -> result of a verb with `args` (docs/node-verbs-fleets.md), or why there is none."""
     request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}")
     answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
     return {node: answer.failure or answer.result() for node, answer in answers.items()}

@@ -1,6 +1,6 @@
 """A run while it goes: its events folded into rows, and the rows as lines of text. Pure: the time is an argument.
 
-Events are objects of JSON (docs/runs.md, Progress): `stage`, `planned`, `step` and `now`, each with `t`, seconds since
+Events are objects of JSON (docs/progress.md): `stage`, `planned`, `step` and `now`, each with `t`, seconds since
 1970. What a row says of the time left rests on the plan, and on `done` of `total` where the work is counted.
 """
 

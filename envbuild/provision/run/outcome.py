@@ -16,7 +16,7 @@ LONGEST = 200  # characters of what a node says on a line
 
 
 class Progress:
-    """Who wants to see a run as it goes: `tell` gets every event, an object of JSON (docs/runs.md, Progress)."""
+    """Who wants to see a run as it goes: `tell` gets every event, an object of JSON (docs/progress.md)."""
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """One change."""
