@@ -15,6 +15,7 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
 from envbuild.report.formats.every import FORMATS
+from envbuild.report.publish import is_published
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.recheck.opened import SIGNATURE, Opened, read_attachment
 from envbuild.report.recheck.verify import verify_report
@@ -72,7 +73,16 @@ def _together(folder: Path, manifest: Manifest, report: Opened) -> Iterator[Find
             yield from _texts(folder, Contents(manifest, report.evidence, lock, report.envelope is not None, own))
     yield from _document(folder, manifest)
     if manifest.form == "published":
-        yield not_checked("kit", f"whether the names that envbuild knows were taken out of the report, as {NAME} says")
+        yield _form(report)
+        yield not_checked("kit", "whether other names are in it: a stack, repository or package may tell whose it is")
+
+
+def _form(report: Opened) -> Finding:
+    """Whether the report may be a published one, as `kit.json` says, which no signature covers."""
+    if is_published(report.evidence):
+        return checked("kit", "hosts, users and places of the nodes are pseudonyms, as in a published report")
+    says = "hosts, users, places or files stand in the report that a published one does not have: do not pass it on"
+    return problem("kit-form-differs", "kit", f"{NAME} calls it published: {says}")
 
 
 def _stack(folder: Path, evidence: Evidence, lock: Lock) -> Iterator[Finding]:

@@ -28,6 +28,8 @@ _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
 _MAY_GO = ("lock", "profile", "variant", "files")
+# The longest name of a host, path or user that is looked at where nobody knows who wrote it.
+_LONGEST = 255
 # What says nothing to a reader of the page and much about a machine.
 _DROPPED = ("environments", "toolchain", "tmp", "modules", "visible_devices", "files_found", "reachable", "busy")
 
@@ -111,6 +113,20 @@ def published(evidence: Evidence) -> Evidence:
     return Evidence.from_plain({**clean.data(data), "attachments": kept})
 
 
+def is_published(evidence: Evidence) -> bool:
+    """Whether what it says of its nodes may be what `published` leaves of it. Quick, whoever made the evidence."""
+    facts = [node.facts for node in evidence.nodes if node.facts]
+    names = {evidence.target} | {node.node for node in evidence.nodes}
+    names |= {name for f in facts for name in (f.node, f.hostname, f.user, f.home, f.prefix.path, f.shared)}
+    gone = [getattr(each, key) for each in facts for key in _DROPPED] + [each.scheduler.job for each in facts]
+    gone += [nic.addresses for each in facts for nic in each.nics] + [gpu.uuid for each in facts for gpu in each.gpus]
+    kinds = {item.kind for item in evidence.attachments}
+    if any(gone) or not kinds <= {*_MAY_GO} or any(len(name) > _LONGEST for name in names):
+        return False
+    clean = Publisher(evidence)
+    return all(clean.text(name) == name for name in names)
+
+
 def may_go(evidence: Evidence, item: Attachment, data: bytes) -> bool:
     """Whether an attachment names nobody: it goes as it is, because of its digest, or not at all."""
     if item.kind not in _MAY_GO:
@@ -148,7 +164,8 @@ def _vocabulary(schema: Any) -> Iterator[str]:
 def _pseudonyms(hosts: Iterable[str]) -> dict[str, str]:
     """`node-1` and so on in the order of the names; a name and its first part are one machine."""
     out: dict[str, str] = {}
-    for host in sorted(hosts):
+    # By number, so that `node-10` comes after `node-9` and a pseudonym is its own.
+    for host in sorted(hosts, key=lambda host: re.sub("[0-9]+", lambda digits: digits[0].zfill(_LONGEST), host)):
         short = host if _is_address(host) else host.split(".", 1)[0]
         if host in _PLAIN:
             continue

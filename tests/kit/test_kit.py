@@ -28,7 +28,10 @@ from envbuild.kit import manifest, read
 from envbuild.kit.claims import UNKNOWN, rows
 from envbuild.kit.make import Wanted, make_kit
 from envbuild.kit.manifest import KitFile, listed, parse, render
+from envbuild.kit.texts import Contents, texts
 from envbuild.kit.verify import verify_kit
+from envbuild.lock.files import parse_lock
+from envbuild.report.recheck.opened import open_report
 from tests.report import samples
 from tests.report.recheck.test_verify import add, cut, swap
 from tests.report.sealed import RUN, Sealed
@@ -470,10 +473,22 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     assert "believe no command or figure there" in unchecked(kit)
 
 
-def test_nobody_can_check_that_a_kit_names_nobody_and_it_says_so(report: Path, made: Path, tmp_path: Path) -> None:
+def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path, tmp_path: Path) -> None:
     make_kit(report, tmp_path / "full", Wanted(publish=False))
-    assert "names" not in unchecked(tmp_path / "full")
-    assert "whether the names that envbuild knows were taken out of the report" in unchecked(made)
+    assert problems(tmp_path / "full") == []
+    edited(lambda data: data.update(form="published"))(tmp_path / "full" / "kit.json")
+    evidence = open_report(tmp_path / "full" / "report").evidence
+    lock = parse_lock((tmp_path / "full" / LOCK).read_text(), LOCK)
+    contents = Contents(parse((tmp_path / "full" / "kit.json").read_bytes()), evidence, lock, signed=False)
+    for name, text in texts(contents).items():
+        (tmp_path / "full" / name).write_bytes(text)
+    relist(tmp_path / "full")
+    [(code, says)] = problems(tmp_path / "full")
+    assert code == "kit-form-differs"
+    assert "do not pass it on" in says
+    pseudonyms = "hosts, users and places of the nodes are pseudonyms"
+    assert any(pseudonyms in each.says for each in verify_kit(made)[1] if each.kind == "checked")
+    assert "other names" in unchecked(made)
 
 
 def packed(files: dict[str, bytes], *members: tarfile.TarInfo) -> bytes:

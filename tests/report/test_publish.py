@@ -14,7 +14,7 @@ from envbuild.model import file_list
 from envbuild.model.evidence import Attachment, Evidence
 from envbuild.report.copies import copy_report
 from envbuild.report.formats.every import FORMATS
-from envbuild.report.publish import Publisher, may_go, published
+from envbuild.report.publish import Publisher, is_published, may_go, published
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_json, render_markdown
 from tests.report.samples import evidence, facts, fleet, node
@@ -146,9 +146,38 @@ def test_a_file_that_unpacks_to_more_than_a_list_may_have_stays(monkeypatch: pyt
     assert not may_go(evidence(), item, data)
 
 
-def test_what_is_published_can_be_published_again_and_is_the_same() -> None:
-    once = published(telling())
+@pytest.mark.parametrize("run", [telling(), fleet(12)])
+def test_what_is_published_can_be_published_again_and_is_the_same(run: Evidence) -> None:
+    once = published(run)
     assert render_json(published(once)) == render_json(once)
+    assert is_published(once)
+    assert not is_published(run)
+
+
+def kept(key: str, value: Any) -> Evidence:
+    """A published report in which one fact of a node is as it was."""
+    data = published(telling()).to_json_dict()
+    data["nodes"][0]["facts"][key] = value
+    return Evidence.from_plain(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hostname", "login7"),
+        ("user", "ada"),
+        ("home", "/home/ada"),
+        ("shared", "/lus/eagle/theta"),
+        ("modules", "cray-python"),
+        ("reachable", {"example.org": True}),
+        ("prefix", {"path": "/lus/ada/env", "writable": True}),
+        ("scheduler", {"kind": "pbs", "job": "123.pbs01"}),
+        ("nics", [{"name": "eth0", "kind": "ethernet", "addresses": ["10.0.0.1"]}]),
+        ("hostname", "a." * 500_000),
+    ],
+)
+def test_one_fact_that_was_kept_is_no_published_report(key: str, value: Any) -> None:
+    assert not is_published(kept(key, value))
 
 
 def test_a_published_copy_still_holds_and_has_nothing_with_names(tmp_path: Path) -> None:
