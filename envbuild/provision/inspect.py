@@ -15,6 +15,7 @@ from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.smoke_choice import as_asked, chosen
 
 SMOKE_DEADLINE = 2 * 3600.0
 
@@ -31,13 +32,17 @@ def verify(
 
 
 def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
-    """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold."""
+    """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold.
+
+    Raises EnvbuildError `smoke-unknown` (exit 2) for a name that `only` gives and the stack does not have.
+    """
 
     from envbuild.provision.fleet.multi_node_smoke import smoke_args
 
     def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
-        return {**smoke_args(variant, stamp, prepared.target), "cpu_trial": settings.cpu_trial}
+        return as_asked(prepared, settings, smoke_args(variant, stamp, prepared.target))
 
+    prepared = chosen(prepared, settings)
     return _inspect(prepared, settings, progress, Question("smoke", args, SMOKE_DEADLINE))
 
 

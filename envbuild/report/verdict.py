@@ -78,6 +78,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         return f"{name} ran on {where}: {_measured(evidence)}."
     if evidence.verb == "strategy":
         return f"{name} ran on {where}: {_found(evidence)}."
+    if evidence.verb == "smoke" and (only := _only(evidence)):
+        return f"{name} passes {only} on {where}."
     if evidence.verb == "smoke":
         return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
     if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
@@ -86,6 +88,12 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     checked = f"{plural(passed, 'check')} passed" if passed else "no check ran"
     some = f"; contents not read on {len(unread)} of {where}" if unread else ""
     return f"{name} is provisioned on {where}; {checked}{some}."
+
+
+def _only(evidence: Evidence) -> str:
+    """What a smoke test was limited to, `machine/gemm, training`; empty for a whole one."""
+    said = (check.details.get("only") for check in all_checks(evidence) if check.name == "smoke/only")
+    return ", ".join(dict.fromkeys(str(name) for names in said if isinstance(names, list) for name in names))
 
 
 def _measured(evidence: Evidence) -> str:

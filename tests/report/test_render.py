@@ -245,6 +245,8 @@ def test_nodes_that_differ_in_free_room_alone_are_one_section_and_who_has_nothin
 
 UNREAD = {"name": "files", "status": "not-run", "says": "contents not read", "level": "not-checked"}
 UNREAD["details"] = {"read_at": "2026-03-01T10:00:00Z", "differed": 0}  # type: ignore[assignment]
+ONLY: dict[str, Any] = {**UNREAD, "name": "smoke/only", "status": "skipped", "details": {"only": ["training"]}}
+ONLY["says"] = "the rest of the smoke test, as only training was asked for"
 NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ran on CUDA", "level": "not-checked"}
 
 
@@ -269,6 +271,12 @@ NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ra
             "partial",
         ),
         (evidence(verb="smoke"), "torch-smoke (exact) passes its smoke test on 1 node.", "good"),
+        (
+            evidence(node(checks=[checks()[2], ONLY]), verb="smoke"),
+            "torch-smoke (exact) passes training on 1 node. "
+            "Not checked: the rest of the smoke test, as only training was asked for.",
+            "good",
+        ),
         (
             evidence(node(status="unchanged", checks=[UNREAD])),
             "torch-smoke (exact) was already in place on 1 node, by its stamp; "

@@ -15,6 +15,8 @@ class Spec:
 
     def __init__(self, environment: str, variant: Json, cuda: bool, trial: bool = False) -> None:
         """`variant` is the lock variant as JSON; `trial`: without GPUs the item `step` is tried on the CPU."""
+        self.only = ()  # type: tuple[str, ...]
+        self.gpus = 0  # that the target is to have; 0: not said
         self.environment = environment
         self.variant = variant
         self.cuda = cuda
@@ -76,8 +78,12 @@ class Part:
             self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
 
     def demand(self, outcome: "Outcome", names: "tuple[str | tuple[str, ...], ...]") -> None:
-        """Take the named metrics; one that is not there is a failure. A tuple of names means one of them."""
+        """Take all metrics, the named ones last; one that is not there is a failure. A tuple means one of its names."""
         found = {str(event.get("name")): event for event in outcome.of("metric")}
+        named = [name for wanted in names for name in (wanted if isinstance(wanted, tuple) else (wanted,))]
+        for name, event in found.items():
+            if name not in named:
+                self.add_metric(event)
         for wanted in names:
             accepted = wanted if isinstance(wanted, tuple) else (wanted,)
             present = [name for name in accepted if name in found]

@@ -1,6 +1,6 @@
 """Smoke item `extensions`: runs its program, starts it again behind a step that crashed, and makes a check of each."""
 
-from envbuild.node.protocol import Json
+from envbuild.node.protocol import Exit, Json, NodeError
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
@@ -26,8 +26,9 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
     parts: list[Part] = []
     todo: list[str] | None = None
     facts: Json = {}
+    only = [name.partition("/")[2] for name in spec.only if name.startswith("extensions/")]
     while todo is None or todo:
-        request = {"cuda": spec.cuda, "expected": wanted, "todo": todo}
+        request = {"cuda": spec.cuda, "expected": wanted, "todo": todo, "only": only}
         outcome = run_programs(scratch, spec.environment, spec.variables, PROGRAM, [request], clock.left())[0]
         imports.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         facts.update(outcome.facts())
@@ -37,9 +38,25 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
         if rest is None:
             break
         todo = rest
+    _found(only, facts)
     _say(imports, parts, facts, wanted)
+    if only and "imports" not in only and not imports.failures:
+        return parts
     own = clock.spent() - sum(part.seconds() for part in parts)
     return [imports.stop(max(0.0, own))] + parts
+
+
+def _found(only: "list[str]", facts: Json) -> None:
+    """Raise NodeError where a check was asked for that this environment does not have."""
+    there = [str(name) for name in facts.get("checks") or []]
+    missing = [name for name in only if name not in there]
+    if there and missing:
+        raise NodeError(
+            "smoke-unknown",
+            "there is no smoke check 'extensions/%s' in this environment" % missing[0],
+            hint="known: %s" % ", ".join("extensions/%s" % name for name in there),
+            exit_code=Exit.USAGE,
+        )
 
 
 def _rest(

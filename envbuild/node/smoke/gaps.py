@@ -9,14 +9,20 @@ def gaps(spec: "Spec", items: "list[Json]", checks: "list[Json]") -> "list[Json]
 
     What `smoke/sound` says of torch, for which CUDA it is built, is known only where it was imported.
     """
+    names = {str(item["name"]) for item in items}
     sound: Json = {}
     sound.update(*(check["details"] for check in checks if check["name"] == "smoke/sound"))
     found = []
-    if "torch" in sound and {str(item["name"]) for item in items} == {"sound"}:
+    if spec.only:
+        says = "the rest of the smoke test, as only %s was asked for" % ", ".join(spec.only)
+        found.append(dict(_gap("smoke/only", says), details={"only": list(spec.only)}))
+    elif "torch" in sound and names == {"sound"}:
         found.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
-    if "step" in {str(item["name"]) for item in items} and not spec.cuda and not spec.trial:
+    if "step" in names and not spec.cuda and not spec.trial:
         says = "no usable GPU here: the stack's own training script was not run (`smoke --cpu-trial` tries it)"
         found.append(_gap("smoke/step", says))
+    if "full" in names and not spec.cuda:
+        found.append(_gap("smoke/full", "no usable GPU here: torch.compile and the larger model were not run"))
     if sound.get("torch_cuda") and not spec.cuda:
         says = "no usable GPU here: nothing ran on CUDA, though torch is built for CUDA %s" % sound["torch_cuda"]
         found.append(_gap("smoke/cuda", says))

@@ -17,17 +17,15 @@ from envbuild.node import lease, paths
 from envbuild.node.env import backup
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
-from envbuild.node.smoke import extensions, step
-from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain, plural
+from envbuild.node.smoke import extensions, machine, step
+from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
 from envbuild.node.smoke.gaps import gaps
+from envbuild.node.smoke.only import chosen, known, unknown
 from envbuild.node.smoke.runner import Scratch, run_programs
 
-__all__ = ["Spec", "apply_floors", "judge_ranks", "run", "smoke_items", "summary"]
+__all__ = ["Spec", "apply_floors", "run", "smoke_items", "summary"]
 
-_CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
-# The last one stands for the check: what training uses.
-_CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
-_ITEMS = ("sound", "machine", "training", "extensions", "step")
+_ITEMS = ("sound", "machine", "training", "extensions", "step", "full")
 _PRELOADED = ("machine", "training", "extensions")
 _UNTIMED = ("sound", "extensions", "step")
 
@@ -48,6 +46,7 @@ def run(request: Json) -> "tuple[bool, Json]":
             )
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         spec.imported = tuple(args.get("imported") or ())
+        spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -88,11 +87,12 @@ def smoke_items(
 ) -> "list[Json]":
     """Run the items in order; Check JSON for each part. `programs` replaces program texts (for tests of faults)."""
     checks: list[Json] = []
-    for item in items:
-        if item.get("name") not in _ITEMS:
-            raise NodeError(
-                "smoke-unknown", "there is no smoke item %r" % (item.get("name"),), hint="known: %s" % ", ".join(_ITEMS)
-            )
+    names = [str(item.get("name")) for item in items]
+    for name in [name for name in names if name not in _ITEMS] + unknown(spec.only, names + ["nodes"]):
+        raise NodeError(
+            "smoke-unknown", "there is no smoke item %r" % name, hint="known: %s" % ", ".join(known(_ITEMS))
+        )
+    items = [item for item in items if chosen(spec.only, str(item["name"]))]
     # What runs is ended before the threads that wait for it are waited for; the folder goes last.
     pool = futures.ThreadPoolExecutor(len(_UNTIMED))
     with Scratch(tmp, programs) as scratch, pool, contextlib.closing(scratch):
@@ -121,18 +121,24 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
         if not spec.cuda and not spec.trial:
             return []  # said by `gaps`
         parts = [step.run(spec, scratch, clock, dict(item["step"]))]
+    elif item["name"] == "full":
+        if not spec.cuda:
+            return []  # said by `gaps`
+        parts = [_full(spec, scratch, clock, dict(item.get("peaks") or {}))]
     else:
-        gemm, gpus = _gemm(spec, scratch, clock)
-        parts = [gemm, _all_reduce(spec, scratch, clock, gpus)]
-    apply_floors(parts, floors)
+        parts = machine.run(spec, scratch, clock)
+    apply_floors(parts, floors, whole=not spec.only or item["name"] in spec.only)
     return [part.check() for part in parts]
 
 
-def apply_floors(parts: "list[Part]", floors: "dict[str, float]") -> None:
-    """Compare medians with floors by metric name; a floor without its metric is a failure of the last part."""
+def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = True) -> None:
+    """Compare medians with floors by name; of a `whole` item a floor without its metric is a failure of the last part.
+
+    Other checks of the item may have it.
+    """
     for name, floor in sorted(floors.items()):
         holders = [(part, metric) for part in parts for metric in part.metrics if metric["name"] == name]
-        if not holders:
+        if not holders and whole:
             parts[-1].failures.append("the floor %s has no metric of that name" % name)
         for part, metric in holders:
             metric["floor"] = floor
@@ -190,60 +196,6 @@ def _without_kind(event: Json) -> Json:
     return {key: value for key, value in event.items() if key != "kind"}
 
 
-def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int | None]":
-    part = Part("smoke/machine/gemm")
-    request = {"cuda": spec.cuda}
-    left = clock.left()
-    outcome = run_programs(scratch, spec.environment, spec.variables, "gemm", [request], left)[0]
-    part.take(outcome, clock, "the GEMM program")
-    part.demand(outcome, _CPU_GEMM + (_CUDA_GEMM if spec.cuda else ()))
-    part.details.update(outcome.facts())
-    part.says = "matrix products equal their float64 reference on %s" % ("CPU and GPUs" if spec.cuda else "the CPU")
-    gpus = part.details.get("gpus") if spec.cuda else 0
-    return part.stop(), gpus if isinstance(gpus, int) else None
-
-
-def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | None") -> "Part":
-    part = Part("smoke/machine/all-reduce")
-    if gpus is None:
-        part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
-        return part.stop()
-    backend, world = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
-    note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""
-    store = scratch.fresh("store")
-    requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
-    left = clock.left()
-    outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
-    for rank, outcome in enumerate(outcomes):
-        part.take(outcome, clock, "rank %d of %d" % (rank, world))
-    judge_ranks(part, [outcome.facts() for outcome in outcomes], world, backend)
-    part.details.update({"backend": backend, "ranks": world})
-    part.says = "the sum over %d ranks (%s) is exact in every size and dtype%s" % (world, backend, note)
-    return part.stop()
-
-
-def judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) -> None:
-    """Every rank must have been there; bus bandwidth from the slowest rank of each repeat, in GB/s."""
-    ranks = sorted(fact.get("rank", -1) for fact in facts)
-    present = [rank for rank in ranks if rank >= 0]
-    if present != list(range(world)):
-        part.failures.append("%d ranks were asked for and %d took part: %s" % (world, len(present), present))
-    for fact in facts:
-        if "rank" in fact and (fact.get("world") != world or fact.get("backend") != backend):
-            said = (fact["rank"], fact.get("world"), fact.get("backend"))
-            part.failures.append("rank %s says it is one of %s ranks with %s" % said)
-    samples = [list(fact.get("seconds") or []) for fact in facts]
-    sizes = {float(fact.get("bytes") or 0) for fact in facts}
-    repeats = min(len(sample) for sample in samples)
-    if repeats == 0 or len(sizes) != 1:
-        part.failures.append("the metric all_reduce_busbw_gbps was not reported by every rank")
-        return
-    size = sizes.pop()
-    slowest = [max(sample[repeat] for sample in samples) for repeat in range(repeats)]
-    part.add_metric(bus_bandwidth("all_reduce_busbw_gbps", slowest, size, world))
-    part.details["bytes"] = int(size)
-
-
 def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     part = Part("smoke/training")
     request = {"cuda": spec.cuda}
@@ -257,4 +209,19 @@ def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
         part.says = "the loss fell from {loss_first:.3g} to {loss_last:.3g} in {steps_done} steps".format(**facts)
     elif not part.failures:
         part.failures.append("the losses were not reported")
+    return part.stop()
+
+
+def _full(spec: "Spec", scratch: "Scratch", clock: "Clock", peaks: "dict[str, float]") -> "Part":
+    """`peaks`: dense TFLOP/s by name of GPU. In a process of its own: torch.compile starts others."""
+    part = Part("smoke/full")
+    left = clock.left()
+    request = {"device": "cuda", "backend": "inductor", "peaks": peaks}
+    outcome = run_programs(scratch, spec.environment, spec.variables, "full", [request], left, alone=True)[0]
+    part.take(outcome, clock, "the larger training program")
+    part.demand(outcome, ("full_eager_tokens_per_second", "full_compiled_tokens_per_second"))
+    part.details.update(outcome.facts())
+    facts = part.details
+    mfu = "; MFU %.3g %%" % facts["mfu_percent"] if facts.get("mfu_percent") else ""
+    part.says = "%s trained compiled on %s%s" % (facts.get("model"), facts.get("device"), mfu)
     return part.stop()

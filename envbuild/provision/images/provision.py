@@ -29,6 +29,7 @@ from envbuild.provision.images.state import Images, decide_images, files_for, no
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.survey.smoke_choice import as_asked
 
 ASK_DEADLINE = 2 * 3600.0
 
@@ -251,4 +252,4 @@ def asks_of(work: Work, verb: str) -> dict[str, Any]:
     if verb == "verify":
         return {"stack": prepared.stack.name, "deep": True, "variant": variant, "limit": 20}
     # The node knows whether its containers have GPUs.
-    return {**container_plan.smoke_args(prepared, image), "cpu_trial": work.settings.cpu_trial}
+    return as_asked(prepared, work.settings, container_plan.smoke_args(prepared, image))

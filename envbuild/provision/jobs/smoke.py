@@ -24,6 +24,7 @@ from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.ask import told_facts
 from envbuild.provision.survey.in_use import Current, current_of
+from envbuild.provision.survey.smoke_choice import as_asked
 
 JOB_LIMIT = 3600
 
@@ -58,8 +59,8 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
 def _requests(work: Work, site: JobSite, found: Current) -> dict[str, dict[str, Any]]:
     environment, variant, stamp = found
     prepared, target = work.prepared, work.prepared.target
-    args = {"stack": prepared.stack.name, "environment": environment, **smoke_args(variant, stamp, target)}
-    args["cpu_trial"] = work.settings.cpu_trial
+    asked = as_asked(prepared, work.settings, smoke_args(variant, stamp, target))
+    args = {"stack": prepared.stack.name, "environment": environment, **asked}
     requests = {"smoke": node_request("smoke", target.prefix, args, work.run.id)}
     if site.nodes > 1 and wants_to_meet(variant, target):
         joint = multi_node_smoke.meet_args(variant, target, environment, gpus_of_stamp(variant, stamp))

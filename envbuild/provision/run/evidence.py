@@ -76,17 +76,19 @@ def inspected_node(node: str, responses: Responses) -> NodeEvidence:
     )
 
 
-def coded(node: NodeEvidence, command: Sequence[str], *, several: bool) -> NodeEvidence:
-    """The node with an error where only its checks failed: a code, and the command that repeats them.
+def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: bool) -> NodeEvidence:
+    """The node with an error where only its checks failed: a code, and the command that repeats it.
 
-    `several`: the command is about more nodes than this one, and can be given one of them.
+    `smoke` can repeat the first check alone. `several`: the command is about more nodes than this one, and can be
+    given one of them.
     """
     failed = [check for check in node.checks if check.status == "failed"]
     if node.error is not None or not failed:
         return node
     first, more = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    again = shlex.join([*command, *(["--host", node.node] if several and "--host" not in command else [])])
     smoke = first.name.startswith("smoke/")
+    words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
+    again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
     repeat = f"again: {again}" if command else ""
     measured = smoke or first.name.partition("/")[0] in ("bench", "strategy")
     error = EnvbuildError(
@@ -102,6 +104,13 @@ def coded(node: NodeEvidence, command: Sequence[str], *, several: bool) -> NodeE
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
+
+
+def _only(command: Sequence[str], name: str) -> list[str]:
+    """The command of `smoke` for one check, in the place of what it was for."""
+    pairs = zip(("", *command), command, strict=False)
+    kept = [word for before, word in pairs if before != "--only" and word.partition("=")[0] != "--only"]
+    return [*kept, "--only", name.removeprefix("smoke/").removesuffix("-cpu-trial")]
 
 
 def failed_node(

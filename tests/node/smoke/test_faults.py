@@ -13,6 +13,7 @@ import pytest
 
 from envbuild.model.evidence import Check
 from envbuild.node.protocol import NodeError
+from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import read_events
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
@@ -26,7 +27,11 @@ GOOD_GEMM = (
     "c.metric('gemm_cpu_float32_tflops', 'TFLOP/s', [1.0])\nc.metric('gemm_cpu_float64_tflops', 'TFLOP/s', [1.0])\n"
 )
 GOOD_RANK = "c.facts({k: args[k] for k in ('rank', 'world', 'backend')})\n"
-TIMED = "c.facts({'seconds': [0.5, 0.25], 'bytes': 1000000000})\nc.done()\n"
+TIMED = "c.facts({'timed': [[1048576, [0.1, 0.1]], [1000000000, [0.5, 0.25]]]})\nc.done()\n"
+GOOD_COPIES = "c.metric('copy_cpu_gbps', 'GB/s', [1.0])\n"
+GOOD_CUDA_COPIES = "".join(
+    f"c.metric('copy_{name}gbps', 'GB/s', [1.0])\n" for name in ("host_to_device_", "device_to_host_", "device_")
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,12 @@ def training(environment: Path, tmp: Path, text: str, deadline: float = PATIENCE
 
 
 def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.done()\n", **more: Any) -> list[Check]:
-    programs = {"gemm": BEGIN + gemm, "allreduce": BEGIN + rank}
-    return checks_of(environment, tmp, {"name": "machine", "deadline": PATIENCE}, programs, **more)
+    """The checks of products and of the all-reduce; copies are good."""
+    copies = GOOD_CUDA_COPIES if more.get("cuda") else GOOD_COPIES
+    programs = {"gemm": BEGIN + gemm, "copies": BEGIN + copies + "c.done()\n", "allreduce": BEGIN + rank}
+    found = checks_of(environment, tmp, {"name": "machine", "deadline": PATIENCE}, programs, **more)
+    assert [check.name for check in found if check.status == "passed"].count("smoke/machine/copies") == 1
+    return [check for check in found if check.name != "smoke/machine/copies"]
 
 
 def test_a_good_program_passes_with_its_median_and_spread(environment: Path, tmp_path: Path) -> None:
@@ -155,10 +164,13 @@ def test_floors_are_compared_by_name_and_end_in_exit_6(environment: Path, tmp_pa
 
 
 def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) -> None:
-    slow = "args['rank'] and c.facts({'seconds': [1.0, 0.1], 'bytes': 1000000000})\nc.done()\n"
+    slow = "args['rank'] and c.facts({'timed': [[1048576, [0.1, 0.2]], [1000000000, [1.0, 0.1]]]})\nc.done()\n"
     gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED.replace("c.done()\n", "") + slow)
     assert (gemm.status, reduce.status) == ("passed", "passed")
-    assert (reduce.metrics[0].least, reduce.metrics[0].greatest) == (1.0, 4.0)
+    assert [metric.name for metric in reduce.metrics] == ["all_reduce_1_mib_busbw_gbps", "all_reduce_busbw_gbps"]
+    assert (reduce.metrics[1].least, reduce.metrics[1].greatest) == (1.0, 4.0)
+    assert math.isclose(reduce.metrics[0].least, 2**20 / 0.2 / 1e9)
+    assert reduce.details["bytes"] == 1000000000
 
 
 def test_a_wrong_sum_fails_even_when_fast(environment: Path, tmp_path: Path) -> None:
@@ -166,7 +178,7 @@ def test_a_wrong_sum_fails_even_when_fast(environment: Path, tmp_path: Path) -> 
     reduce = machine(environment, tmp_path, GOOD_RANK + wrong + TIMED)[1]
     assert reduce.status == "failed"
     assert "wrong sum" in reduce.says
-    assert reduce.metrics[0].name == "all_reduce_busbw_gbps"
+    assert reduce.metrics[-1].name == "all_reduce_busbw_gbps"
 
 
 def test_fewer_ranks_than_asked_is_a_failure(environment: Path, tmp_path: Path) -> None:
@@ -207,7 +219,7 @@ def test_four_gpus_mean_four_ranks(environment: Path, tmp_path: Path) -> None:
     gemm = GOOD_GEMM + "c.facts({'gpus': 4})\nc.done()\n"
     reduce = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gemm, cuda=True)[1]
     assert (reduce.details["backend"], reduce.details["ranks"]) == ("nccl", 4)
-    assert math.isclose(reduce.metrics[0].greatest, 2 * 3 / 4 * 1.0 / 0.25)
+    assert math.isclose(reduce.metrics[-1].greatest, 2 * 3 / 4 * 1.0 / 0.25)
 
 
 def test_the_stack_variables_arrive_and_python_variables_do_not(
@@ -246,4 +258,52 @@ def test_torn_and_foreign_lines_in_the_event_file_are_left_out(tmp_path: Path) -
 
 
 def test_d34_the_precision_that_training_uses_is_told_last() -> None:
-    assert smoke._CUDA_GEMM[-1] == ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops")
+    assert machine_item.CUDA_GEMM[-1] == ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops")
+
+
+RATES = {0: 742.0, 1: 756.0, 2: 751.0, 3: 740.0}
+
+
+def gpus(rates: dict[int, float], names: list[str] | None = None) -> str:
+    """The facts of a GEMM program on these GPUs."""
+    told: dict[str, Any] = {f"gpu{index}_bf16_tflops": rate for index, rate in rates.items()}
+    told |= {"gpus": len(rates), "gpu_names": names or ["NVIDIA H200"] * len(rates)}
+    metrics = ("gemm_cuda_bf16_tflops", "gemm_cuda_float32_tflops")
+    return (
+        GOOD_GEMM
+        + "".join(f"c.metric({name!r}, 'TFLOP/s', [1.0])\n" for name in metrics)
+        + f"c.facts({told})\nc.done()\n"
+    )
+
+
+def test_one_slow_gpu_of_four_is_told_with_its_number(environment: Path, tmp_path: Path) -> None:
+    slow = gpus({**RATES, 2: 412.0})
+    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
+    assert check.status == "failed"
+    assert check.says == "GPU 2 is slow: 412 TFLOP/s, 56 % of the others' 742"
+    good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
+    assert (good.status, good.details["gpu_state"]) == ("passed", [])
+
+
+def test_a_slow_gpu_is_compared_with_its_own_kind_and_of_two_the_slower_one_is_named() -> None:
+    kinds = ["NVIDIA A100", "NVIDIA A100", "NVIDIA T4"]
+    facts = {"gpu_names": kinds, "gpu0_fp16_tflops": 250.0, "gpu1_fp16_tflops": 120.0, "gpu2_fp16_tflops": 40.0}
+    state = [{"sm_mhz": 1410.0}, {"sm_mhz": 345.0, "throttle": ["hardware thermal slowdown"]}, {}]
+    assert machine_item.slow_gpus({**facts, "gpu_state": state}) == [
+        "GPU 1 is slow: 120 TFLOP/s, 48 % of the others' 250 at 345 MHz, hardware thermal slowdown"
+    ]
+
+
+def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environment: Path, tmp_path: Path) -> None:
+    spec = smoke.Spec(str(environment), {}, True)
+    spec.gpus, spec.only = 4, ("machine/gemm",)
+    three = {"gemm": BEGIN + gpus({index: RATES[index] for index in range(3)})}
+    items = [{"name": "machine", "deadline": PATIENCE}]
+    check = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), three)[0]
+    assert check["says"] == "torch sees 3 of 4 GPUs that the target is to have"
+
+
+def test_a_rank_without_its_times_is_a_missing_metric(environment: Path, tmp_path: Path) -> None:
+    empty = "c.facts({'timed': [[1048576, []]]})\nc.done()\n"
+    reduce = machine(environment, tmp_path, GOOD_RANK + empty)[1]
+    assert "the metric all_reduce_busbw_gbps was not reported by every rank" in reduce.details["failures"]

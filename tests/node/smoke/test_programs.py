@@ -12,6 +12,7 @@ import pytest
 
 from envbuild.model.evidence import Check
 from envbuild.node.smoke import smoke
+from envbuild.node.smoke.runner import Scratch, run_programs
 from tests.node.torch_env import PYTHON, TORCH, torch_environment
 from tests.support.patience import with_deadline
 
@@ -56,13 +57,18 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     assert [check.name for check in found] == [
         "smoke/sound",
         "smoke/machine/gemm",
+        "smoke/machine/copies",
         "smoke/machine/all-reduce",
         "smoke/training",
     ]
     assert all(check.status == "passed" for check in found)
-    assert found[3].details["first_step_seconds"] > 0
-    assert found[3].metrics[0].n == 59
-    assert found[2].metrics[0].n == 10
+    assert found[4].details["first_step_seconds"] > 0
+    assert found[4].metrics[0].n == 59
+    measured = {metric.name: metric.n for check in found[1:4] for metric in check.metrics}
+    kinds = [f"gemm_cpu_{kind}_{size}tflops" for kind in ("float32", "float64") for size in ("256_", "512_", "")]
+    sums = [f"all_reduce_{size}busbw_gbps" for size in ("1_mib_", "4_mib_", "")]
+    assert measured == dict.fromkeys([*kinds, *sums, "copy_cpu_gbps"], 10)
+    assert found[3].details["bytes"] == 16 << 20
     assert sum(1 for _ in environment.rglob("*")) == before
 
 
@@ -79,7 +85,7 @@ def test_a_model_that_does_not_learn_fails() -> None:
 
 
 def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
-    programs = broken("gemm", "    rows, vector = expected", "    product[500, 700] += 1\n    rows, vector = expected")
+    programs = broken("gemm", "    rows, vector = expected", "    product[50, 70] += 1\n    rows, vector = expected")
     programs.update(
         broken(
             "allreduce",
@@ -87,8 +93,16 @@ def test_one_wrong_element_of_a_product_and_of_a_sum_is_found() -> None:
             "            dist.all_reduce(data)\n            data[-1] += rank\n",
         )
     )
-    gemm, reduce = checks({"name": "machine", "deadline": 500}, programs)
-    assert gemm["says"].startswith("CPU float32 1024×1024: wrong result")
+    programs.update(
+        broken(
+            "copies",
+            '        _same(channel, "copy within',
+            '        got[number][7] += 1\n        _same(channel, "copy within',
+        )
+    )
+    gemm, copies, reduce = checks({"name": "machine", "deadline": 500}, programs)
+    assert gemm["says"].startswith("CPU float32 256×256: wrong result")
+    assert copies["says"] == "copy within cpu: 1 of 8388608 words are not what was sent"
     assert reduce["says"].startswith(
         "all-reduce of 1 × float32: wrong sum in 1 of 1 elements, element 0 is 2.0 instead of 1.0"
     )
@@ -106,6 +120,46 @@ def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
         return any("hung past its deadline" in text and "rendezvous of 2 ranks" in text for text in failures)
 
     # Half of it is for the import of torch.
-    _, reduce = with_deadline(lambda deadline: checks({"name": "machine", "deadline": deadline}, programs)[1], 20, met)
+    _, reduce = with_deadline(lambda deadline: checks({"name": "machine", "deadline": deadline}, programs)[2], 20, met)
     assert reduce["status"] == "failed"
     assert met(reduce)
+
+
+def test_copies_between_devices_are_a_matrix_and_a_damaged_one_is_named() -> None:
+    """Here between two names of the processor: what is proven is the shape, not a link."""
+    one = '"copy_cpu_gbps")\n'
+    two = one + '        peers(channel, [torch.device("cpu"), torch.device("cpu")], 1 << 20)\n'
+    check = checks({"name": "machine", "deadline": 500}, broken("copies", one, two))[1]
+    (left, right), (back, last) = check["details"]["peer_gbps"]
+    assert left is last is None
+    assert min(right, back) > 0
+    assert [metric["name"] for metric in check["metrics"]] == ["copy_peer_gbps", "copy_cpu_gbps"]
+    assert check["says"] == "copies arrive whole on the CPU; 2 pairs of GPUs"
+    lost = {"copies": broken("copies", one, two)["copies"].replace("into.copy_(of, non", "into[1:].copy_(of[1:], non")}
+    check = checks({"name": "machine", "deadline": 500}, lost)[1]
+    assert check["says"].startswith("copy from cpu to cpu: 1 of 131072 words are not what was sent")
+
+
+def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
+    programs = broken("allreduce", "_SECONDS = 3.0", "_SECONDS = 0.0")
+    check = checks({"name": "machine", "deadline": 500}, programs)[2]
+    assert (check["status"], [metric["name"] for metric in check["metrics"]]) == ("passed", ["all_reduce_busbw_gbps"])
+    assert check["details"]["bytes"] == 1 << 20
+
+
+def test_the_larger_model_trains_eagerly_and_compiled_and_tells_its_share_of_the_peak(tmp_path: Path) -> None:
+    """A small shape on the CPU, compiled without a compiler: what is proven is the program."""
+    shape = {"vocabulary": 64, "width": 32, "layers": 2, "heads": 2, "length": 16, "batch": 4}
+    request = {"device": "cpu", "backend": "eager", "shape": shape, "peaks": {"CPU": 0.5, "H200": 989.0}}
+    python = torch_environment()
+    with Scratch(str(tmp_path)) as scratch:
+        outcome = run_programs(scratch, str(python), {}, "full", [request], 400.0, alone=True)[0]
+    assert outcome.of("done"), outcome.stderr
+    assert outcome.of("failure") == []
+    facts = outcome.facts()
+    parameters = 2 * 64 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32
+    assert facts["flop_per_token"] == 6 * (parameters - (64 + 16) * 32) + 12 * 2 * 32 * 16
+    rates = {event["name"]: event["median"] for event in outcome.of("metric")}
+    assert set(rates) == {"full_eager_tokens_per_second", "full_compiled_tokens_per_second"}
+    share = 100 * rates["full_compiled_tokens_per_second"] * facts["flop_per_token"] / 0.5e12
+    assert abs(facts["mfu_percent"] - share) < max(0.06, share / 5)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.smoke import smoke
-from tests.node.smoke.test_faults import BEGIN, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, TIMED
+from tests.node.smoke.test_faults import BEGIN, GOOD_COPIES, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, TIMED
 from tests.support.patience import PATIENCE, with_deadline
 
 ITEMS = [{"name": "machine", "deadline": PATIENCE}, {"name": "training", "deadline": PATIENCE}]
 PROGRAMS = {
     "gemm": "import torch\n" + BEGIN + GOOD_GEMM + "c.done()\n",
+    "copies": "import torch\n" + BEGIN + GOOD_COPIES + "c.done()\n",
     "allreduce": "import torch\n" + BEGIN + GOOD_RANK + TIMED,
     "training": "import torch\n" + BEGIN + GOOD_TRAINING,
 }
@@ -43,19 +44,19 @@ def run(tmp: Path, where: Path) -> list[dict[str, object]]:
 
 def test_torch_is_imported_once_for_all_programs(tmp_path: Path, log: Path) -> None:
     where = environment(tmp_path, log, STANDS.format(initialized=False))
-    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 3
+    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 4
     assert len(log.read_text().split()) == 1
 
 
 def test_a_context_that_a_fork_would_break_gives_each_program_its_own_process(tmp_path: Path, log: Path) -> None:
     where = environment(tmp_path, log, STANDS.format(initialized=True))
-    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 3
-    assert len(set(log.read_text().split())) == 1 + 4, "itself, GEMM, two ranks, training"
+    assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 4
+    assert len(set(log.read_text().split())) == 1 + 5, "itself, GEMM, copies, two ranks, training"
 
 
 def test_a_torch_that_crashes_is_told_by_each_program(tmp_path: Path, log: Path) -> None:
     where = environment(tmp_path, log, "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    gemm, _, training = run(tmp_path, where)
+    gemm, _, _, training = run(tmp_path, where)
     assert str(gemm["says"]).startswith("the GEMM program crashed with SIGSEGV during start-up")
     assert str(training["says"]).startswith("the training program crashed with SIGSEGV during start-up")
 

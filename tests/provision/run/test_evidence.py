@@ -29,29 +29,50 @@ def failed(name: str, **more: Any) -> NodeEvidence:
 @pytest.mark.parametrize(
     ("node", "code", "hint"),
     [
-        (failed("smoke/training"), "smoke-failed", "again: envbuild smoke --stack x --host gpu1"),
-        (failed("smoke/training", exit=6), "below-floor", "again: envbuild smoke --stack x --host gpu1"),
+        (failed("smoke/training"), "smoke-failed", "again: envbuild smoke --stack x --only training --host gpu1"),
+        (
+            failed("smoke/training", exit=6),
+            "below-floor",
+            "again: envbuild smoke --stack x --only training --host gpu1",
+        ),
         (failed("files", drift_count=2), "drift", "--repair"),
         (failed("link"), "check-failed", "--repair"),
         (failed("bench"), "check-failed", "again: envbuild smoke --stack x --host gpu1"),
     ],
 )
 def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code: str, hint: str) -> None:
-    error = coded(node, ("envbuild", "smoke", "--stack", "x"), several=True).error
+    error = coded(node, ("envbuild", "smoke", "--stack", "x"), verb="smoke", several=True).error
     assert error is not None
     assert (error["code"], error["what"], error["exit"]) == (code, f"gpu1: {node.checks[1].name}: no", node.exit)
     assert hint in error["hint"]
 
 
-def test_a_single_node_is_tested_again_by_the_same_command() -> None:
-    error = coded(failed("smoke/sound"), ("envbuild", "smoke"), several=False).error
+@pytest.mark.parametrize(
+    ("check", "given", "repeats"),
+    [
+        ("smoke/machine/gemm", (), "--only machine/gemm"),
+        ("smoke/nodes/all-reduce", (), "--only nodes/all-reduce"),
+        ("smoke/step-cpu-trial", ("--cpu-trial",), "--cpu-trial --only step"),
+        ("smoke/training", ("--only", "machine", "--only=training"), "--only training"),
+    ],
+)
+def test_a_failed_smoke_test_names_the_command_that_repeats_only_that_check(
+    check: str, given: tuple[str, ...], repeats: str
+) -> None:
+    error = coded(failed(check), ("envbuild", "smoke", *given), verb="smoke", several=False).error
     assert error is not None
-    assert error["hint"] == "again: envbuild smoke"
+    assert error["hint"] == f"again: envbuild smoke {repeats}"
+
+
+def test_a_smoke_test_of_provision_is_repeated_by_provision_as_what_failed_is_not_in_use() -> None:
+    error = coded(failed("smoke/sound"), ("envbuild", "provision"), verb="provision", several=False).error
+    assert error is not None
+    assert error["hint"] == "again: envbuild provision"
 
 
 def test_an_error_that_is_there_stays() -> None:
     node = failed("smoke/sound", error={"code": "lease-lost", "what": "w", "exit": 75})
-    assert coded(node, ("envbuild",), several=False) is node
+    assert coded(node, ("envbuild",), verb="smoke", several=False) is node
 
 
 def test_d31_a_root_is_as_sure_as_the_surest_answer() -> None:

@@ -26,6 +26,13 @@ from tests.report import samples
 from tests.report.sealed import RUN, Sealed
 
 Data = dict[str, Any]
+ONLY = {
+    "name": "smoke/only",
+    "status": "skipped",
+    "says": "the rest",
+    "level": "not-checked",
+    "details": {"only": ["sound"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +130,10 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"]),
         "report-check-missing",
     ),
+    "a part of the smoke test in a run that was of all": (
+        lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"] + [ONLY]),
+        "report-check-missing",
+    ),
     "a root called measured that nobody read": (
         lambda d: check(d, "files").update(level="not-checked"), "report-level-differs",
     ),
@@ -153,6 +164,16 @@ def test_evidence_that_was_forged_with_care_is_rejected_by_name(
 ) -> None:
     sealed.forge(change)
     assert code in problems(sealed.folder)
+
+
+def test_a_smoke_test_that_says_that_it_was_limited_lacks_nothing(sealed: Sealed) -> None:
+    def limit(data: Data) -> None:
+        kept = [each for each in first(data)["checks"] if each["name"] != "smoke/training"]
+        data.update(verb="smoke")
+        first(data).update(checks=[*kept, ONLY, {"name": "smoke/full", "status": "passed", "says": "trained"}])
+
+    sealed.forge(limit)
+    assert not problems(sealed.folder) & {"report-check-missing", "report-check-unasked"}
 
 
 def test_a_root_that_the_list_of_files_does_not_give_is_rejected(sealed: Sealed) -> None:

@@ -4,10 +4,12 @@ Runs inside the environment, once per rank; needs torch 1.8 or newer and no nump
 values are small integers, so the expected sum is exact in every dtype and any difference is an error.
 """
 
+import contextlib
 import datetime
 import os
+import re
 import time
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,11 +18,17 @@ from .common import Channel, begin
 
 _WARM_UP = 2
 _REPEATS = 10
+_FEW = 5  # of the large ones
+_SECONDS = 3.0  # that one size may take
 _DENSE = 16
 _CPU_SIZES = (1, 1000, 65537, 1 << 20)
 _CUDA_SIZES = (1, 1000, 65537, 1 << 24)
-_CPU_TIMED = 1 << 22  # elements of float32: 16 MiB
-_CUDA_TIMED = 1 << 28  # elements of bfloat16: 512 MiB
+_MIB = 1 << 20
+# Bytes. Floors of published figures are about the largest one: there the links are the limit.
+_CPU_TIMED = (_MIB, 4 * _MIB, 16 * _MIB)
+_CUDA_TIMED = (_MIB, 16 * _MIB, 64 * _MIB, 512 * _MIB, 2048 * _MIB, 8192 * _MIB)
+_JOINT = 512 * _MIB  # between nodes, where there are GPUs
+_BLOCK = 1 << 28  # elements that are compared at once
 
 
 def _own(size: int, rank: int, world: int, dtype: Any, device: Any) -> Any:
@@ -28,22 +36,31 @@ def _own(size: int, rank: int, world: int, dtype: Any, device: Any) -> Any:
 
     Of more ranks each gives the elements whose index is its own, modulo their number, and nothing to the others.
     """
-    index = torch.arange(size, device=device)
+    index = torch.arange(min(size, 7 * world), device=device)
     own = index % 7 + rank % 8 if world <= _DENSE else (index % 7 + 1) * (index % world == rank)
-    return own.to(dtype)
+    return _repeated(own.to(dtype), size)
 
 
 def _expected(size: int, world: int, dtype: Any, device: Any) -> Any:
-    index = torch.arange(size, device=device)
+    index = torch.arange(min(size, 7 * world), device=device)
     ranks = sum(rank % 8 for rank in range(world))
-    return ((index % 7) * world + ranks if world <= _DENSE else index % 7 + 1).to(dtype)
+    return _repeated(((index % 7) * world + ranks if world <= _DENSE else index % 7 + 1).to(dtype), size)
+
+
+def _repeated(period: Any, size: int) -> Any:
+    """The pattern again and again: an index of 8 GiB of elements would need four times as much."""
+    return period.repeat(-(-size // period.numel()))[:size]
 
 
 def _check(channel: Channel, got: Any, expected: Any, what: str) -> None:
-    wrong = got != expected
-    count = int(wrong.sum().item())
+    count, first = 0, -1
+    for start in range(0, got.numel(), _BLOCK):
+        wrong = got[start : start + _BLOCK] != expected[start : start + _BLOCK]
+        here = int(wrong.sum().item())
+        if here and not count:
+            first = start + int(torch.nonzero(wrong)[0].item())
+        count += here
     if count:
-        first = int(torch.nonzero(wrong)[0].item())
         channel.failure(
             "%s: wrong sum in %d of %d elements, element %d is %s instead of %s"
             % (what, count, got.numel(), first, got[first].item(), expected[first].item())
@@ -65,18 +82,22 @@ def correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
             _check(channel, data, _expected(size, world, dtype, device), what)
 
 
-def bandwidth(channel: Channel, rank: int, world: int, device: Any) -> Tuple[List[float], int]:
-    """Seconds of each timed all-reduce on this rank, and its bytes; the slowest rank of each is what counts."""
+def bandwidth(
+    channel: Channel, rank: int, world: int, device: Any, size: int = 0, repeats: int = _REPEATS
+) -> Tuple[List[float], int]:
+    """Seconds of each timed all-reduce of `size` bytes on this rank (0: as nodes together do it), and its bytes."""
     cuda = device.type == "cuda"
-    size, dtype = (_CUDA_TIMED, torch.bfloat16) if cuda else (_CPU_TIMED, torch.float32)
-    if cuda and torch.cuda.get_device_capability(device)[0] < 8:
-        dtype = torch.float16
-    own = _own(size, rank, world, dtype, device)
-    expected = _expected(size, world, dtype, device)
-    what = "all-reduce of %d MiB" % (size * own.element_size() >> 20)
+    size = size or (_JOINT if cuda else _CPU_TIMED[-1])
+    dtype = torch.float32
+    if cuda:
+        dtype = torch.float16 if torch.cuda.get_device_capability(device)[0] < 8 else torch.bfloat16
+    elements = size // torch.zeros(1, dtype=dtype).element_size()
+    own = _own(elements, rank, world, dtype, device)
+    expected = _expected(elements, world, dtype, device)
+    what = "all-reduce of %d MiB" % (size >> 20)
     channel.stage(what)
     seconds = []
-    for repeat in range(_WARM_UP + _REPEATS):
+    for repeat in range(_WARM_UP + repeats):
         data = own.clone()
         dist.barrier()
         if cuda:
@@ -88,7 +109,35 @@ def bandwidth(channel: Channel, rank: int, world: int, device: Any) -> Tuple[Lis
         if repeat >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
         _check(channel, data, expected, what)
-    return seconds, size * own.element_size()
+    return seconds, size
+
+
+def by_size(channel: Channel, rank: int, world: int, device: Any) -> List[Tuple[int, List[float]]]:
+    """(bytes, seconds of each all-reduce on this rank), ever larger: as far as all ranks have memory and time."""
+    sizes = list(_CPU_TIMED)
+    if device.type == "cuda":
+        # Data, own, expected and what compares them are some four times as much.
+        room = torch.cuda.get_device_properties(device).total_memory // 8
+        sizes = [size for size in _CUDA_TIMED if size <= room]
+    timed = []  # type: List[Tuple[int, List[float]]]
+    for size in sizes:
+        if timed:
+            last, seconds = timed[-1]
+            next_one = torch.tensor([max(seconds) * size / last * (_WARM_UP + _FEW)], device=device)
+            dist.all_reduce(next_one, op=dist.ReduceOp.MAX)  # all ranks go on, or none
+            if float(next_one.item()) > _SECONDS:
+                break
+        repeats = _REPEATS if size <= 64 * _MIB else _FEW
+        timed.append((size, bandwidth(channel, rank, world, device, size, repeats)[0]))
+    return timed
+
+
+def _nvls(log: str) -> Optional[bool]:
+    """Whether NCCL uses NVLink multicast, from its own log; None where that does not say it."""
+    with contextlib.suppress(OSError), open(log, encoding="utf-8", errors="replace") as file:
+        found = re.findall(r"(\d+) nvls channels", file.read())
+        return any(int(count) for count in found) if found else None
+    return None
 
 
 def main() -> None:
@@ -97,8 +146,11 @@ def main() -> None:
     args, channel = request.args, request.channel
     rank, world, backend = int(args["rank"]), int(args["world"]), str(args["backend"])
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    log = "%s.nccl" % args["store"]
     if backend == "nccl":
         torch.cuda.set_device(device)
+        if rank == 0 and "NCCL_DEBUG" not in os.environ:
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT", NCCL_DEBUG_FILE=log)
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this node
@@ -112,8 +164,7 @@ def main() -> None:
     )
     channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
     correctness(channel, rank, world, device)
-    seconds, size = bandwidth(channel, rank, world, device)
-    channel.facts({"seconds": seconds, "bytes": size})
+    channel.facts({"timed": by_size(channel, rank, world, device), "nvls": _nvls(log)})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()

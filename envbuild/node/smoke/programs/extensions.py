@@ -188,8 +188,12 @@ def main() -> None:
         if cuda and not torch.cuda.is_available():
             channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
         todo, absent = steps([str(name) for name in args.get("expected") or []])
+        only, every = args.get("only"), ["imports"] + [step for step in todo if not step.startswith("import ")]
+        if only:
+            todo = [step for step in todo if ("imports" if step.startswith("import ") else step) in only]
         names = [torch.cuda.get_device_name(0)] if cuda and torch.cuda.is_available() else []
         channel.facts({"torch": str(torch.__version__), "gpu": names, "not_there": absent, "steps": todo})
+        channel.facts({"checks": every})
     for step in todo:
         if not _step(channel, step, cuda):
             channel.emit("again", {})  # this process lost its GPU; the reader starts another for the rest

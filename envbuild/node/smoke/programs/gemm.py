@@ -6,7 +6,7 @@ entirely, and the whole product against a random vector of signs (Freivalds' che
 """
 
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -15,11 +15,14 @@ from .common import Channel, begin, torch_version
 # Greatest allowed difference, as a part of sqrt(K): entries of A and B are normal, so entries of A·B are about sqrt(K).
 # float32 lies between what it gives at K = 8192 (2e-5 measured on an H200) and what TF32 would give (about 1e-3).
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
-_CPU_SIZE = 1024
-_CUDA_SIZE = 8192
+# The last one of each is what floors are about.
+_CPU_SIZES = (256, 512, 1024)
+_CUDA_SIZES = (1024, 2048, 4096, 8192)
 _ROWS = 8
 _BLOCK = 512
-_REPEATS = 20
+_SECONDS = 0.3  # of products of one size and type on a GPU
+_SAMPLE = 1e-3  # s, at least: small products are timed several at once
+_SAMPLES = (10, 300)  # at least and at most
 
 
 def _inputs(size: int, dtype: Any, device: Any) -> Tuple[Any, Any]:
@@ -87,21 +90,27 @@ def _check(channel: Channel, what: str, dtype_name: str, expected: Expected, pro
     return {"rows": rows, "vector": vector, "tolerance": limit} if rows == rows and vector == vector else {}
 
 
-def _cpu(channel: Channel) -> None:
+def _cpu(channel: Channel, sizes: Sequence[int]) -> None:
     device = torch.device("cpu")
     for dtype, name in ((torch.float32, "float32"), (torch.float64, "float64")):
-        what = "CPU %s %d×%d" % (name, _CPU_SIZE, _CPU_SIZE)
-        channel.stage("GEMM on the " + what)
-        a, b = _inputs(_CPU_SIZE, dtype, device)
-        product = torch.matmul(a, b)  # pays for start-up
-        values = []
-        for _ in range(10):
-            started = time.perf_counter()
-            product = torch.matmul(a, b)
-            values.append(_tflops(_CPU_SIZE, time.perf_counter() - started))
-        difference = _check(channel, what, name, Expected(a, b), product)
-        channel.facts({"cpu_%s_difference" % name: difference})
-        channel.metric("gemm_cpu_%s_tflops" % name, "TFLOP/s", values)
+        for size in sizes:
+            what = "CPU %s %d×%d" % (name, size, size)
+            channel.stage("GEMM on the " + what)
+            a, b = _inputs(size, dtype, device)
+            product = torch.matmul(a, b)  # pays for start-up
+            values = []
+            for _ in range(10):
+                started = time.perf_counter()
+                product = torch.matmul(a, b)
+                values.append(_tflops(size, time.perf_counter() - started))
+            difference = _check(channel, what, name, Expected(a, b), product)
+            channel.facts({"cpu_%s_difference" % name: difference})
+            channel.metric("gemm_cpu_%s_%stflops" % (name, _label(size, sizes)), "TFLOP/s", values)
+
+
+def _label(size: int, sizes: Sequence[int]) -> str:
+    """The size in the name of a metric; that of the largest one, which floors are about, has none."""
+    return "" if size == sizes[-1] else "%d_" % size
 
 
 def _tflops(size: int, seconds: float) -> float:
@@ -109,31 +118,39 @@ def _tflops(size: int, seconds: float) -> float:
 
 
 class OnGpu:
-    """The matrix products of one dtype on one GPU; those of several run at the same time."""
+    """The matrix products of one size and dtype on one GPU; those of several GPUs run at the same time."""
 
-    def __init__(self, index: int, dtype: Any) -> None:
-        """Inputs and expected result; one product that pays for start-up."""
+    def __init__(self, index: int, size: int, dtype: Any) -> None:
+        """Inputs and expected result; products that pay for start-up, and one that says how many fit the time."""
         self.device = torch.device("cuda", index)
-        self.a, self.b = _inputs(_CUDA_SIZE, dtype, self.device)
+        self.size = size
+        self.a, self.b = _inputs(size, dtype, self.device)
         self.expected = Expected(self.a, self.b)
         self.product = torch.matmul(self.a, self.b)
-        torch.cuda.synchronize(self.device)
         self._events = []  # type: List[Any]
+        self._at_once = self._samples = 1
+        self.start()
+        seconds = 2.0 * size**3 / (self.finish()[0] * 1e12)
+        self._at_once = max(1, int(_SAMPLE / seconds))
+        self._samples = int(min(max(_SECONDS / (seconds * self._at_once), _SAMPLES[0]), _SAMPLES[1]))
 
     def start(self) -> None:
         """Put all of them into the GPU's queue."""
+        self._events = []
         with torch.cuda.device(self.device):
-            for _ in range(_REPEATS):
+            for _ in range(self._samples):
                 pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
                 pair[0].record()
-                self.product = torch.matmul(self.a, self.b)
+                for _ in range(self._at_once):
+                    self.product = torch.matmul(self.a, self.b)
                 pair[1].record()
                 self._events.append(pair)
 
     def finish(self) -> List[float]:
-        """Wait for them; TFLOP/s of each."""
+        """Wait for them; TFLOP/s of each sample."""
         torch.cuda.synchronize(self.device)
-        return [_tflops(_CUDA_SIZE, first.elapsed_time(last) / 1e3) for first, last in self._events]
+        took = [first.elapsed_time(last) / 1e3 / self._at_once for first, last in self._events]
+        return [_tflops(self.size, seconds) for seconds in took]
 
 
 def _cuda(channel: Channel, count: int) -> None:
@@ -141,23 +158,32 @@ def _cuda(channel: Channel, count: int) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False  # newer ones have it off, and their own way to say so
     half = torch.cuda.get_device_capability(0)[0] < 8
     low = (torch.float16, "float16", "fp16") if half else (torch.bfloat16, "bfloat16", "bf16")
-    for dtype, name, short in (low, (torch.float32, "float32", "float32")):
-        what = ["GPU %d %s %d×%d" % (index, name, _CUDA_SIZE, _CUDA_SIZE) for index in range(count)]
-        gpus = []
-        for index in range(count):
-            channel.stage("expected result on " + what[index])
-            gpus.append(OnGpu(index, dtype))
-        for gpu in gpus:
-            gpu.start()
-        pooled = []  # type: List[float]
-        for index, gpu in enumerate(gpus):
-            channel.stage("GEMM on " + what[index])
-            values = gpu.finish()
-            difference = _check(channel, what[index], name, gpu.expected, gpu.product)
+    for size in _CUDA_SIZES:
+        _cuda_size(channel, count, size, low)
+    _cuda_size(channel, count, _CUDA_SIZES[-1], (torch.float32, "float32", "float32"))
+    channel.facts({"size": _CUDA_SIZES[-1]})
+
+
+def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, str]) -> None:
+    """All GPUs at once; of the largest size also what each of them gives."""
+    dtype, name, short = kind
+    what = ["GPU %d %s %d×%d" % (index, name, size, size) for index in range(count)]
+    gpus = []
+    for index in range(count):
+        channel.stage("expected result on " + what[index])
+        gpus.append(OnGpu(index, size, dtype))
+    for gpu in gpus:
+        gpu.start()
+    pooled = []  # type: List[float]
+    for index, gpu in enumerate(gpus):
+        channel.stage("GEMM on " + what[index])
+        values = gpu.finish()
+        difference = _check(channel, what[index], name, gpu.expected, gpu.product)
+        if size == _CUDA_SIZES[-1]:
             channel.facts({"gpu%d_%s_difference" % (index, short): difference})
             channel.facts({"gpu%d_%s_tflops" % (index, short): sorted(values)[len(values) // 2]})
-            pooled.extend(values)
-        channel.metric("gemm_cuda_%s_tflops" % short, "TFLOP/s", pooled)
+        pooled.extend(values)
+    channel.metric("gemm_cuda_%s_%stflops" % (short, _label(size, _CUDA_SIZES)), "TFLOP/s", pooled)
 
 
 def main() -> None:
@@ -172,8 +198,11 @@ def main() -> None:
         channel.facts({"gpus": count, "gpu_names": names})
         if count == 0:
             channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
-    _cpu(channel)
-    if request.args["cuda"] and count:
+    cuda = bool(request.args["cuda"])
+    _cpu(channel, _CPU_SIZES[-1:] if cuda else _CPU_SIZES)
+    if not cuda:
+        channel.facts({"size": _CPU_SIZES[-1]})
+    elif count:
         _cuda(channel, count)
     channel.done()
 

@@ -42,23 +42,28 @@ class Block(nn.Module):  # type: ignore[misc]
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(width // self.heads)
-        weights = functional.softmax(scores.masked_fill(self.future[:length, :length], float("-inf")), dim=-1)
-        mixed = torch.matmul(weights, value).transpose(1, 2).reshape(batch, length, width)
+        mixed = self.mix(query, key, value).transpose(1, 2).reshape(batch, length, width)
         x = x + self.out(mixed)
         return x + self.mlp(self.norm2(x))
+
+    def mix(self, query: Any, key: Any, value: Any) -> Any:
+        """Causal attention: (batch, heads, length, part of the width) three times to the same shape."""
+        length = query.shape[2]
+        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.shape[3])
+        weights = functional.softmax(scores.masked_fill(self.future[:length, :length], float("-inf")), dim=-1)
+        return torch.matmul(weights, value)
 
 
 class SmallGPT(nn.Module):  # type: ignore[misc]
     """Token and position embedding, blocks, a last layer norm and a head."""
 
-    def __init__(self, shape: Dict[str, int]) -> None:
-        """`shape` is one of the tables of this module."""
+    def __init__(self, shape: Dict[str, int], block: Any = Block) -> None:
+        """`shape` is like the tables of this module."""
         super().__init__()
         width = shape["width"]
         self.token = nn.Embedding(shape["vocabulary"], width)
         self.position = nn.Embedding(shape["length"], width)
-        blocks = [Block(width, shape["heads"], shape["length"]) for _ in range(shape["layers"])]
+        blocks = [block(width, shape["heads"], shape["length"]) for _ in range(shape["layers"])]
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, shape["vocabulary"], bias=False)
@@ -70,7 +75,7 @@ class SmallGPT(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(self.blocks(x)))
 
 
-def _batch(shape: Dict[str, int], generator: Any) -> Any:
+def batch(shape: Dict[str, int], generator: Any) -> Any:
     """(batch, length + 1) token numbers on the CPU; each row starts anywhere in the sequence."""
     rows = [torch.randint(0, shape["vocabulary"], (shape["batch"],), generator=generator)]
     for _ in range(shape["length"]):
@@ -100,7 +105,7 @@ class Trainer:
 
     def step(self) -> float:
         """One step; the loss before it."""
-        tokens = _batch(self.shape, self.generator).to(self.device)
+        tokens = batch(self.shape, self.generator).to(self.device)
         with _precision(self.device):
             logits = self.model(tokens[:, :-1])
             flat = logits.reshape(-1, self.shape["vocabulary"]).float()

@@ -1,0 +1,139 @@
+"""Smoke item `machine`: matrix products, copies and an all-reduce, each right and each measured by size."""
+
+from envbuild.node.protocol import Json
+from envbuild.node.smoke import gpu_state
+from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain
+from envbuild.node.smoke.only import chosen
+from envbuild.node.smoke.runner import Scratch, run_programs
+
+_CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
+# The last one stands for the check: what training uses.
+CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
+_CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_device_gbps")
+# Part of the other GPUs' speed that one must have: GPUs of one host lay within 6 % of each other on H200.
+_SLOW = 0.85
+
+
+def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
+    """The checks that are asked for."""
+    parts = []
+    gpus = None if spec.cuda else 0  # type: int | None
+    if chosen(spec.only, "machine/gemm"):
+        gemm, gpus = _gemm(spec, scratch, clock)
+        parts.append(gemm)
+    elif spec.cuda:
+        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
+        gpus = _whole(asked.facts().get("gpus"))
+    if chosen(spec.only, "machine/copies"):
+        parts.append(_copies(spec, scratch, clock))
+    if chosen(spec.only, "machine/all-reduce"):
+        parts.append(_all_reduce(spec, scratch, clock, gpus))
+    return parts
+
+
+def _whole(value: object) -> "int | None":
+    return value if isinstance(value, int) else None
+
+
+def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int | None]":
+    part = Part("smoke/machine/gemm")
+    left = clock.left()
+    with gpu_state.sampled(scratch.fresh("gpus")) as state:
+        outcome = run_programs(scratch, spec.environment, spec.variables, "gemm", [{"cuda": spec.cuda}], left)[0]
+    part.take(outcome, clock, "the GEMM program")
+    part.demand(outcome, _CPU_GEMM + (CUDA_GEMM if spec.cuda else ()))
+    part.details.update(outcome.facts())
+    if not spec.cuda:
+        part.says = "matrix products equal their float64 reference on the CPU"
+        return part.stop(), 0
+    part.says = "matrix products equal their float64 reference on CPU and GPUs"
+    part.details["gpu_state"] = state
+    part.failures.extend(slow_gpus(part.details))
+    gpus = _whole(part.details.get("gpus"))
+    if gpus is not None and 0 < gpus < spec.gpus:
+        part.failures.append("torch sees %d of %d GPUs that the target is to have" % (gpus, spec.gpus))
+    return part.stop(), gpus
+
+
+def slow_gpus(facts: Json) -> "list[str]":
+    """One sentence for each GPU that is slower than the others of its kind, with what nvidia-smi says of it."""
+    names = [str(name) for name in facts.get("gpu_names") or []]
+    found = []
+    for index, name in enumerate(names):
+        alike = [_rate(facts, other) for other, model in enumerate(names) if model == name]
+        rates, own = sorted(rate for rate in alike if rate), _rate(facts, index)
+        middle = rates[len(rates) // 2] if rates else 0.0  # of two GPUs the faster one
+        if 0 < own < _SLOW * middle:
+            said = (index, plain(own), 100 * own / middle, plain(middle), _reasons(facts, index))
+            found.append("GPU %d is slow: %s TFLOP/s, %.0f %% of the others' %s%s" % said)
+    return found
+
+
+def _rate(facts: Json, index: int) -> float:
+    rates = (facts.get("gpu%d_%s_tflops" % (index, short)) for short in ("bf16", "fp16"))
+    return next((float(rate) for rate in rates if rate), 0.0)
+
+
+def _reasons(facts: Json, index: int) -> str:
+    state = facts.get("gpu_state") or []
+    row = state[index] if len(state) == len(facts["gpu_names"]) else {}
+    clock = " at %s MHz" % plain(row["sm_mhz"]) if row.get("sm_mhz") else ""
+    return clock + "".join(", " + reason for reason in row.get("throttle") or [])
+
+
+def _copies(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
+    part = Part("smoke/machine/copies")
+    left = clock.left()
+    outcome = run_programs(scratch, spec.environment, spec.variables, "copies", [{"cuda": spec.cuda}], left)[0]
+    part.take(outcome, clock, "the copy program")
+    part.demand(outcome, _CUDA_COPIES if spec.cuda else ("copy_cpu_gbps",))
+    part.details.update(outcome.facts())
+    pairs = sum(rate is not None for row in part.details.get("peer_gbps") or [] for rate in row)
+    between = "; %d pairs of GPUs" % pairs if pairs else ""
+    part.says = "copies arrive whole %s%s" % ("on GPUs, from and to the host" if spec.cuda else "on the CPU", between)
+    return part.stop()
+
+
+def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | None") -> "Part":
+    part = Part("smoke/machine/all-reduce")
+    if gpus is None:
+        part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
+        return part.stop()
+    backend, world = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
+    note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""
+    store = scratch.fresh("store")
+    requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
+    left = clock.left()
+    outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
+    for rank, outcome in enumerate(outcomes):
+        part.take(outcome, clock, "rank %d of %d" % (rank, world))
+    facts = [outcome.facts() for outcome in outcomes]
+    _judge_ranks(part, facts, world, backend)
+    nvls = facts[0].get("nvls")
+    part.details.update({"backend": backend, "ranks": world, "nvls": nvls})
+    note += "; NVLS %s" % ("on" if nvls else "off") if nvls is not None else ""
+    part.says = "the sum over %d ranks (%s) is exact in every size and dtype%s" % (world, backend, note)
+    return part.stop()
+
+
+def _judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) -> None:
+    """Every rank must have been there; bus bandwidth from the slowest rank of each repeat, in GB/s."""
+    ranks = sorted(fact.get("rank", -1) for fact in facts)
+    present = [rank for rank in ranks if rank >= 0]
+    if present != list(range(world)):
+        part.failures.append("%d ranks were asked for and %d took part: %s" % (world, len(present), present))
+    for fact in facts:
+        if "rank" in fact and (fact.get("world") != world or fact.get("backend") != backend):
+            said = (fact["rank"], fact.get("world"), fact.get("backend"))
+            part.failures.append("rank %s says it is one of %s ranks with %s" % said)
+    timed = [list(fact.get("timed") or []) for fact in facts]
+    sizes = [[size for size, _ in each] for each in timed]
+    if not sizes[0] or any(each != sizes[0] for each in sizes) or not all(took for each in timed for _, took in each):
+        part.failures.append("the metric all_reduce_busbw_gbps was not reported by every rank")
+        return
+    for index, size in enumerate(sizes[0]):
+        slowest = [max(repeat) for repeat in zip(*(each[index][1] for each in timed))]  # noqa: B905 - of 3.10
+        # The largest one is what floors are about: there the links are the limit.
+        label = "" if size == sizes[0][-1] else "%d_mib_" % (size >> 20)
+        part.add_metric(bus_bandwidth("all_reduce_%sbusbw_gbps" % label, slowest, float(size), world))
+    part.details["bytes"] = int(sizes[0][-1])

@@ -1,0 +1,167 @@
+"""Smoke program `machine`, the copies: within a GPU, from and to the host, between each two GPUs; on the CPU in memory.
+
+Runs inside the environment; needs torch 1.8 or newer and no numpy. What has arrived is compared with what was sent.
+"""
+
+import time
+from typing import Any, Callable, List, Optional
+
+import torch
+
+from .common import Channel, begin
+
+_CPU_BYTES = 64 << 20
+_CUDA_BYTES = 2 << 30  # within a GPU, of which it has ten times as much
+_LINK_BYTES = 256 << 20  # over a link
+_REPEATS = 10
+_PAIR_REPEATS = 3
+
+
+def _words(size: int, device: Any) -> Any:
+    """Words of which none is 0: what does not arrive differs. The product overflows, which is wanted."""
+    return torch.arange(1, (size >> 3) + 1, device=device, dtype=torch.int64).mul_(6364136223846793005)
+
+
+def seconds(devices: List[Any], work: Callable[[int], None], repeats: int) -> List[List[float]]:
+    """Seconds of each repeat of `work(number of the device)` on each device, all of them at once; one more warms up."""
+    found = [[] for _ in devices]  # type: List[List[float]]
+    for repeat in range(repeats + 1):
+        spans = [_begin(device, work, number) for number, device in enumerate(devices)]
+        for number, span in enumerate(spans):
+            if repeat:
+                found[number].append(span())
+            else:
+                span()
+    return found
+
+
+def copying(into: Any, of: Any) -> Callable[[int], None]:
+    """The work of one copy."""
+
+    def work(_: int) -> None:
+        into.copy_(of, non_blocking=True)
+
+    return work
+
+
+def _begin(device: Any, work: Callable[[int], None], number: int) -> Callable[[], float]:
+    """Start the work; what is returned waits for its end and says how long it took on the device."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        work(number)
+        took = time.perf_counter() - started
+        return lambda: took
+    with torch.cuda.device(device):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work(number)
+        last.record()
+
+    def wait() -> float:
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+    return wait
+
+
+def _rates(size: int, found: List[List[float]]) -> List[float]:
+    return [size / each / 1e9 for took in found for each in took]
+
+
+def _same(channel: Channel, what: str, sent: Any, got: Any) -> None:
+    wrong = int((sent != got).sum().item())
+    if wrong:
+        channel.failure("%s: %d of %d words are not what was sent" % (what, wrong, got.numel()))
+
+
+def within(channel: Channel, devices: List[Any], size: int, name: str) -> None:
+    """Copies inside the memory of each device, read and write counted."""
+    channel.stage("copies within %d device(s)" % len(devices))
+    sent = [_words(size, device) for device in devices]
+    got = [torch.empty_like(each) for each in sent]
+    found = seconds(devices, lambda number: got[number].copy_(sent[number]), _REPEATS)
+    for number, device in enumerate(devices):
+        _same(channel, "copy within %s" % device, sent[number], got[number])
+    channel.facts({"device_gbps": [_middle(_rates(2 * size, [took])) for took in found], "device_bytes": size})
+    channel.metric(name, "GB/s", _rates(2 * size, found))
+
+
+def host(channel: Channel, devices: List[Any], size: int) -> None:
+    """Copies from and to pinned memory of the host, one GPU after the other: several share the host's memory."""
+    told = {"host_to_device_gbps": [], "device_to_host_gbps": []}  # type: dict[str, List[float]]
+    pooled = {"copy_" + name: [] for name in told}  # type: dict[str, List[float]]
+    sent = _words(size, torch.device("cpu")).pin_memory()
+    for device in devices:
+        channel.stage("copies between the host and %s" % device)
+        there, back = torch.empty_like(sent, device=device), torch.empty_like(sent).pin_memory()
+        for name, into, of in (("host_to_device_gbps", there, sent), ("device_to_host_gbps", back, there)):
+            found = seconds([device], copying(into, of), _REPEATS)
+            told[name].append(_middle(_rates(size, found)))
+            pooled["copy_" + name].extend(_rates(size, found))
+        _same(channel, "copy to %s and back" % device, sent, back)
+    channel.facts(dict(told, link_bytes=size))
+    for name, values in pooled.items():
+        channel.metric(name, "GB/s", values)
+
+
+def peers(channel: Channel, devices: List[Any], size: int) -> None:
+    """Copies from each device to each other one, one pair at a time; `peer_gbps[from][to]`, None to itself."""
+    sent = [_words(size, device) for device in devices]
+    got = [torch.empty_like(each) for each in sent]
+    matrix = [[None for _ in devices] for _ in devices]  # type: List[List[Optional[float]]]
+    pooled = []  # type: List[float]
+    for source, device in enumerate(devices):
+        for target in range(len(devices)):
+            if source == target:
+                continue
+            channel.stage("copies from %s to %s" % (device, devices[target]))
+            got[target].zero_()
+            _wait(devices[target])
+            rates = _rates(size, seconds([device], copying(got[target], sent[source]), _PAIR_REPEATS))
+            # What every device sends is the same: nothing has to be copied to be compared.
+            _same(channel, "copy from %s to %s" % (device, devices[target]), sent[target], got[target])
+            matrix[source][target] = _middle(rates)
+            pooled.extend(rates)
+    channel.facts({"peer_gbps": matrix, "peer_access": [[_access(a, b) for b in devices] for a in devices]})
+    channel.metric("copy_peer_gbps", "GB/s", pooled)
+
+
+def _wait(device: Any) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _access(one: Any, other: Any) -> Optional[bool]:
+    """Whether a GPU reads the other's memory directly; None to itself, and where no GPUs are."""
+    if one == other or one.type != "cuda":
+        return None
+    return bool(torch.cuda.can_device_access_peer(one, other))
+
+
+def _middle(values: List[float]) -> float:
+    return float("%.5g" % sorted(values)[len(values) // 2])
+
+
+def main() -> None:
+    """Every visible GPU where the request says `cuda`, else the processor's memory."""
+    request = begin()
+    channel = request.channel
+    if not request.args["cuda"]:
+        within(channel, [torch.device("cpu")], _CPU_BYTES, "copy_cpu_gbps")
+        channel.done()
+        return
+    channel.stage("looking for GPUs")
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if not devices:
+        channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
+    else:
+        least = min(torch.cuda.get_device_properties(device).total_memory for device in devices)
+        within(channel, devices, min(_CUDA_BYTES, least // 10 & ~7), "copy_device_gbps")
+        host(channel, devices, _LINK_BYTES)
+    if len(devices) > 1:
+        peers(channel, devices, _LINK_BYTES)
+    channel.done()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What nvidia-smi says of GPUs under load, from lines as it prints them; and a stand-in that prints them in a loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.smoke import gpu_state
+from tests.support.patience import until
+
+IDLE = "0, GPU-aa, 345, 1980, 3201, 76.21, 700.00, 31, Enabled, 0, 0x0000000000000001"
+BUSY = "0, GPU-aa, 1755, 1980, 3201, 698.40, 700.00, 52, Enabled, 0, 0x0000000000000004"
+SICK = "1, GPU-bb, 1155, 1980, 3201, 401.00, 700.00, 91, Disabled, [N/A], 0x0000000000000060"
+
+
+def test_the_sample_with_most_power_stands_for_a_gpu() -> None:
+    zero, one = gpu_state.busiest("\n".join([IDLE, BUSY, SICK, IDLE, "0, GPU-aa, 17"]))
+    assert (zero["sm_mhz"], zero["power_w"], zero["temperature_c"], zero["samples"]) == (1755.0, 698.4, 52.0, 3)
+    assert (zero["throttle"], zero["ecc"], zero["ecc_uncorrected"]) == (["software power cap"], True, 0.0)
+    assert one["throttle"] == ["software thermal slowdown", "hardware thermal slowdown"]
+    assert (one["index"], one["uuid"], one["ecc"], one["ecc_uncorrected"]) == (1, "GPU-bb", False, None)
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found", "Unable to determine the device handle for GPU0000:01"])
+def test_words_are_no_gpus(text: str) -> None:
+    assert gpu_state.busiest(text) == []
+    assert gpu_state.reasons("[N/A]") is None
+
+
+def test_it_looks_while_the_body_runs_at_the_visible_gpus_and_not_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi, out = tmp_path / "nvidia-smi", tmp_path / "out"
+    told = f'echo $$ > {tmp_path}/pid\necho "$@" > {tmp_path}/words\n'
+    smi.write_text(f"#!/bin/sh\n{told}while :; do echo '{BUSY}'; sleep 0.05; done\n")
+    smi.chmod(0o755)
+    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1f")
+    with gpu_state.sampled(str(out)) as rows:
+        until(lambda: out.exists() and out.read_text().count("\n") > 1)
+    assert [(row["index"], row["sm_mhz"]) for row in rows] == [(0, 1755.0)]
+    assert (tmp_path / "words").read_text().split()[-2:] == ["-i", "0,GPU-1f"]
+    pid = (tmp_path / "pid").read_text().strip()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_without_nvidia_smi_there_is_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
+    with gpu_state.sampled(str(tmp_path / "out")) as rows:
+        assert rows == []
+    assert not (tmp_path / "out").exists()

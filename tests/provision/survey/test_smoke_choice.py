@@ -1,0 +1,97 @@
+"""`smoke --cpu-trial`, `--only` and `--full` reach the node program on every way to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envbuild.cli.entry import main
+from envbuild.errors import EnvbuildError
+from envbuild.model.stack import SmokeItem
+from envbuild.provision import inspect
+from envbuild.provision.images import provision as images
+from envbuild.provision.jobs import smoke as jobs
+from envbuild.provision.run.context import Question, Settings
+from envbuild.provision.survey.smoke_choice import chosen
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.survey.test_up_to_date import prepared
+
+ONLY = ("full",)
+
+
+def asked(args: dict[str, Any]) -> tuple[bool, list[str], bool]:
+    """The three choices as a request has them."""
+    return args["cpu_trial"], args["only"], args["items"][-1]["name"] == "full"
+
+
+class Asked(Exception):  # noqa: N818 - no error: what was asked
+    pass
+
+
+class Way:
+    def ask(self, work: Any, question: Question) -> list[Any]:
+        variant = work.prepared.lock.variants[0]
+        raise Asked(question.args(variant, {}))
+
+
+@pytest.mark.parametrize("trial", [True, False])
+def test_the_question_to_an_environment_has_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: bool
+) -> None:
+    monkeypatch.setattr(inspect, "route_of", lambda _: Way())
+    settings = Settings(tmp_path / "runs", cpu_trial=trial, only=ONLY, full=True)
+    with pytest.raises(Asked) as caught:
+        inspect.smoke(prepared(prefix=str(tmp_path / "p")), settings, _Silent())
+    assert asked(caught.value.args[0]) == (trial, ["full"], True)
+
+
+@pytest.mark.parametrize("trial", [True, False])
+def test_the_requests_of_jobs_and_images_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: bool) -> None:
+    ready = prepared(prefix=str(tmp_path / "p"))
+    work: Any = SimpleNamespace(
+        prepared=ready, settings=Settings(tmp_path, cpu_trial=trial, only=ONLY, full=True), run=SimpleNamespace(id="r")
+    )
+    site: Any = SimpleNamespace(nodes=1)
+    request = jobs._requests(work, site, ("/p/envs/demo", ready.lock.variants[0], {}))
+    assert asked(request["smoke"]["args"]) == (trial, ["full"], True)
+    image = SimpleNamespace(environment="/p/envs/demo", variant=ready.lock.variants[0])
+    monkeypatch.setattr(images, "wanted", lambda _: image)
+    assert asked(images.asks_of(work, "smoke")) == (trial, ["full"], True)
+    assert "cpu_trial" not in images.asks_of(work, "verify")
+
+
+def test_the_command_line_gives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def smoke(_: Any, settings: Settings, __: Any) -> Any:
+        seen.append((settings.cpu_trial, settings.only, settings.full))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "smoke", smoke)
+    place = ["--target", "local", "--prefix", str(tmp_path / "p")]
+    for flags in ([], ["--cpu-trial", "--full"], ["--only", "machine/gemm", "--only", "training"]):
+        main(["smoke", *place, *flags])
+    assert seen == [(False, (), False), (True, (), True), (False, ("machine/gemm", "training"), False)]
+
+
+def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
+    ready = prepared(prefix=str(tmp_path / "p"))
+    with pytest.raises(EnvbuildError) as error:
+        inspect.smoke(ready, Settings(tmp_path / "runs", only=("machine/gem",)), _Silent())
+    assert (error.value.code, error.value.exit_code) == ("smoke-unknown", 2)
+    assert "full" in (error.value.hint or "")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nodes_meet_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    ready = prepared(prefix=str(tmp_path / "p"))
+    variant = ready.lock.variants[0].model_copy(update={"smoke": (SmokeItem(name="machine"),)})
+    ready = ready._replace(lock=ready.lock.model_copy(update={"variants": (variant,)}))
+
+    def nodes(*only: str) -> int | None:
+        return chosen(ready, Settings(tmp_path, only=only)).target.smoke_nodes
+
+    assert (nodes(), nodes("nodes"), nodes("nodes/all-reduce"), nodes("machine/gemm")) == (None, None, None, 0)
