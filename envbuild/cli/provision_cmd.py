@@ -242,7 +242,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
 
 def _total(node: NodePlan) -> list[str]:
     """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
-    from envbuild.resolve.estimate import disk_words, fetch_words, few
+    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words, few
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
     if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built
@@ -254,7 +254,8 @@ def _total(node: NodePlan) -> list[str]:
     left = f"; not counted: {few(unsized)}" if unsized else ""
     took = _duration(sum(step.seconds for step in node.steps))
     measured = all(step.measured for step in node.steps if step.seconds)
-    when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here)"
+    longer = "; compiling may take much longer" if any(name.startswith(SOURCE) for name in unsized) else ""
+    when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here{longer})"
     return [f"    in all     {cost}, {when}{left}"]
 
 
