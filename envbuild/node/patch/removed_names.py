@@ -1,9 +1,9 @@
-"""Edits of any Python file: names that newer numpy and torch no longer have."""
+"""Edits of any Python file: names and defaults that newer numpy, torch and omegaconf no longer have."""
 
 import ast
 import re
 
-from envbuild.node.patch.source_text import Change, Source, UnfitError, above, dotted, parents
+from envbuild.node.patch.source_text import Change, Source, UnfitError, above, dotted, nothing_left, parents
 
 # What numpy before 1.24 made of these names (its release notes of 1.20): plain Python types.
 _ALIASES = {
@@ -112,7 +112,41 @@ def _check_six(source: "Source") -> None:
         raise UnfitError("torch._six is still imported", source.span(_six(source)[0])[0])
 
 
+def _find_primitive(source: "Source") -> "list[Change]":
+    """Uses of `is_primitive_type` of the module `_utils` that is imported from omegaconf."""
+    modules = [
+        alias.asname or alias.name
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.ImportFrom) and node.module == "omegaconf"
+        for alias in node.names
+        if alias.name == "_utils"
+    ]
+    return [
+        source.replaced(node, dotted(node) + "_annotation")
+        for node in ast.walk(source.tree())
+        if isinstance(node, ast.Attribute) and node.attr == "is_primitive_type" and dotted(node.value) in modules
+    ]
+
+
+def _find_load(source: "Source") -> "list[Change]":
+    """Calls of `torch.load` that do not say whether they read weights only."""
+    out = []
+    for node in ast.walk(source.tree()):
+        if not isinstance(node, ast.Call) or dotted(node.func) != "torch.load":
+            continue
+        if {"weights_only", None} & {keyword.arg for keyword in node.keywords}:
+            continue
+        values = node.args + [keyword.value for keyword in node.keywords]
+        if not values:
+            raise UnfitError("calls torch.load without a file", source.span(node)[0])
+        end = max(source.span(value)[1] for value in values)
+        out.append(Change(end, end, ", weights_only=False"))
+    return out
+
+
 EDITS = {
     "numpy-aliases": (_find_aliases, _check_aliases, 1),
     "megatron-torch-six": (_find_six, _check_six, 1),
+    "omegaconf-primitive": (_find_primitive, nothing_left(_find_primitive, "the name of omegaconf 2.1"), 1),
+    "torch-load-pickle": (_find_load, nothing_left(_find_load, "a torch.load of today's default"), 1),
 }

@@ -217,12 +217,53 @@ def _find_kernel_load(source: "Source") -> "list[Change]":
     return out
 
 
+def _find_defaults(source: "Source") -> "list[Change]":
+    """Defaults that are instances of dataclasses of the same file, and where the default of a field is read."""
+    classes = [node for node in source.tree().body if isinstance(node, ast.ClassDef) and _is_dataclass(node)]
+    made = {node.name for node in classes}
+    out = []
+    for node in [each for one in classes for each in one.body if isinstance(each, ast.AnnAssign)]:
+        call = node.value
+        if isinstance(call, ast.Call) and dotted(call.func) in made:
+            if call.args or call.keywords:
+                raise UnfitError("makes a default with arguments", source.span(call)[0])
+            out.append(source.replaced(call, "field(default_factory=%s)" % dotted(call.func)))
+    if out and "field" not in _taken_from(source, "dataclasses"):
+        raise UnfitError("does not import field from dataclasses", out[0].start)
+    return out + [
+        # A factory's field has no default: what an instance has is the same, and is also there with a factory.
+        source.replaced(node, "getattr(%s(), %s)" % (dotted(fields.value), source.code(getattr(key, "value", key))))
+        for node, fields, key in _defaults_read(source)
+    ]
+
+
+def _is_dataclass(node: "ast.ClassDef") -> bool:
+    return any(dotted(each) == "dataclass" for each in node.decorator_list)
+
+
+def _taken_from(source: "Source", module: str) -> "set[str]":
+    found = [node for node in source.tree().body if isinstance(node, ast.ImportFrom) and node.module == module]
+    return {alias.name for node in found for alias in node.names if not alias.asname}
+
+
+def _defaults_read(source: "Source") -> "list[tuple[ast.Attribute, ast.Attribute, ast.AST]]":
+    """In `hydra_init` every `X.__dataclass_fields__[key].default`: the whole, what is indexed, the key."""
+    return [
+        (node, node.value.value, node.value.slice)
+        for node in [node for function in source.functions("hydra_init") for node in ast.walk(function)]
+        if isinstance(node, ast.Attribute) and node.attr == "default" and isinstance(node.value, ast.Subscript)
+        if isinstance(node.value.value, ast.Attribute) and node.value.value.attr == "__dataclass_fields__"
+        if dotted(node.value.value.value)
+    ]
+
+
 EDITS = {
     "alcf-split-tensor": (_find_split, nothing_left(_find_split, "the reshape to six dimensions"), 1),
     "megatron-data-helpers": (_find_helpers, nothing_left(_find_helpers, "the compiler's call"), 1),
     "megatron-deepspeed-start": (_find_deepspeed_start, nothing_left(_find_deepspeed_start, "a start without it"), 1),
     "megatron-vision-import": (_find_vision, nothing_left(_find_vision, "the import of vision's monitor"), 1),
     "megatronapp-abi": (_find_abi, nothing_left(_find_abi, "a fixed ABI"), 1),
+    "metaseq-config-defaults": (_find_defaults, nothing_left(_find_defaults, "a default that is an instance"), 1),
     "metaseq-kernel-load": (_find_kernel_load, nothing_left(_find_kernel_load, "a load that is not asked for"), 1),
     "megatronapp-transformer-engine": (_find_engine, nothing_left(_find_engine, "the unguarded import"), 1),
 }

@@ -394,3 +394,167 @@ def test_another_load_of_kernels_is_left_alone(tmp_path: Path, old: str, new: st
         apply(tmp_path, "metaseq-kernel-load")
     assert caught.value.code == code
     assert file.read_text() == LOAD.replace(old, new, 1)
+
+
+# ---- metaseq on Python 3.11, omegaconf 2.2 and torch 2.6
+
+
+CONFIGS = """\
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Common:
+    seed: int = 1
+    names: list = field(default_factory=list)
+
+
+@dataclass
+class Task:
+    size: int = 4
+
+
+@dataclass
+class Config:
+    common: Common = {0}
+    task: Task = {1}
+    model: object = "???"
+    made: object = str()
+
+
+class Plain:
+    task: Task = Task()
+"""
+INITIALIZE_HYDRA = """\
+from metaseq.dataclass.configs import Config
+
+
+def hydra_init():
+    for k in Config.__dataclass_fields__:
+        print(k, Config.__dataclass_fields__[k].default)
+
+
+def other(k):
+    return Config.__dataclass_fields__[k].default
+"""
+HYDRA = "from metaseq.dataclass.initialize import hydra_init\nhydra_init()"
+
+
+def metaseq_config(folder: Path, defaults: int = 10) -> Path:
+    """A tree in the shape of metaseq's with so many defaults; returns its configs.py."""
+    text = CONFIGS.format("Common()", "Task()")
+    more = "".join(f"    more{number}: Task = Task()\n" for number in range(defaults - 2))
+    write(folder, "metaseq/dataclass/initialize.py", INITIALIZE_HYDRA)
+    return write(folder, "metaseq/dataclass/configs.py", text.replace("    model: object", more + "    model: object"))
+
+
+def test_metaseqs_configuration_can_be_made_by_a_python_that_refuses_mutable_defaults(tmp_path: Path) -> None:
+    file = metaseq_config(tmp_path)
+    assert "mutable default" in run(HYDRA, tmp_path).stderr
+    assert apply(tmp_path, "metaseq-config-defaults")["hits"] == 11
+    shown = run(HYDRA, tmp_path).stdout.splitlines()
+    assert shown[:2] == ["common Common(seed=1, names=[])", "task Task(size=4)"]
+    assert shown[-2:] == ["model ???", "made "]
+    # Two configurations share no part; what is no dataclass, or no default of one, stays.
+    parts = "from metaseq.dataclass.configs import Config\nprint(Config().common is Config().common)"
+    assert run(parts, tmp_path).stdout == "False\n"
+    assert file.read_text().count("Task()") == 1
+    assert (tmp_path / "metaseq/dataclass/initialize.py").read_text().count(".default\n") == 1
+    assert apply(tmp_path, "metaseq-config-defaults")["already"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("Common()", "Common(2)", "patch-precondition"),
+        ("import dataclass, field", "import dataclass", "patch-precondition"),
+        ("more0: Task = Task()", "more0: int = 1", "patch-too-few-hits"),
+    ],
+)
+def test_another_configuration_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
+    file = metaseq_config(tmp_path)
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "metaseq-config-defaults")
+    assert caught.value.code == code
+    assert new in file.read_text()
+
+
+PRIMITIVE = """\
+def convert(value):
+    from omegaconf import _utils
+
+    old = _utils.is_primitive_type
+    _utils.is_primitive_type = lambda _: True
+    made = _utils.make(value)
+    _utils.is_primitive_type = old
+    return made
+"""
+OMEGACONF = """\
+def is_primitive_type_annotation(value):
+    return value is int
+
+
+def make(value):
+    return is_primitive_type_annotation(value)
+"""
+
+
+def test_the_test_of_types_is_replaced_by_its_new_name_and_put_back(tmp_path: Path) -> None:
+    for name in ("dataclass/utils", "checkpoint_utils"):
+        write(tmp_path, f"metaseq/{name}.py", PRIMITIVE)
+    write(tmp_path, "omegaconf/_utils.py", OMEGACONF)
+    program = "from metaseq.checkpoint_utils import convert\nimport omegaconf._utils as u\n"
+    program += "print(convert(str), u.make(str), u.make(int))"
+    assert "has no attribute 'is_primitive_type'" in run(program, tmp_path).stderr
+    assert apply(tmp_path, "omegaconf-primitive")["hits"] == 6
+    assert run(program, tmp_path).stdout == "True False True\n"
+    assert apply(tmp_path, "omegaconf-primitive")["already"]
+
+
+def test_a_module_of_another_package_keeps_its_name(tmp_path: Path) -> None:
+    for name in ("dataclass/utils", "checkpoint_utils"):
+        write(tmp_path, f"metaseq/{name}.py", PRIMITIVE.replace("from omegaconf", "from metaseq"))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "omegaconf-primitive")
+    assert caught.value.code == "patch-no-hits"
+
+
+LOADS = {
+    "file_io/__init__": 'import torch\n\n\ndef read(path):\n    return torch.load(path, map_location="cpu")\n',
+    "distributed/utils": "import torch\n\n\ndef read(path):\n    return torch.load(\n        path,\n    )\n",
+    "trainer": 'import torch\n\n\ndef read(path):\n    return torch.load(path)["cfg"], load(path)\n\n\nload = str\n',
+}
+LOADER = (
+    "def load(path, map_location=None, weights_only=True):\n    return {'cfg': (path, map_location, weights_only)}\n"
+)
+
+
+def test_checkpoints_are_read_whole_where_torch_reads_weights_alone(tmp_path: Path) -> None:
+    for name, text in LOADS.items():
+        write(tmp_path, f"metaseq/{name}.py", text)
+    write(tmp_path, "torch.py", LOADER)
+    program = "from metaseq import file_io, trainer\nfrom metaseq.distributed import utils\n"
+    program += "print(file_io.read(1), utils.read(2), trainer.read(3))"
+    assert run(program, tmp_path).stdout.count("True") == 3
+    assert apply(tmp_path, "torch-load-pickle")["hits"] == 3
+    shown = "{'cfg': (1, 'cpu', False)} {'cfg': (2, None, False)} ((3, None, False), '3')\n"
+    assert run(program, tmp_path).stdout == shown
+    assert apply(tmp_path, "torch-load-pickle")["already"]
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("torch.load(path, weights_only=True)", "patch-too-few-hits"),
+        ("torch.load(path, **options)", "patch-too-few-hits"),
+        ("torch.load()", "patch-precondition"),
+    ],
+)
+def test_a_load_that_says_what_it_reads_is_left_alone(tmp_path: Path, call: str, code: str) -> None:
+    for name, text in LOADS.items():
+        write(tmp_path, f"metaseq/{name}.py", text.replace("torch.load(path)", call))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "torch-load-pickle")
+    assert caught.value.code == code
+    assert call in (tmp_path / "metaseq/trainer.py").read_text()
