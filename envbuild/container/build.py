@@ -62,15 +62,7 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
                 parts.make(name, network=True)
         parts.make("packages", "compilers", "fetch")
         parts.make("installed", "libraries", "packages")
-        begun = time.monotonic()
-        text = render_part(recipe, ("build", "runtime"), parts.made, cached=options.cache)
-        arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(epoch), **_origin()}
-        last = Build(
-            folder, _write(Path(top, "Dockerfile"), text), tag, network=False, arguments=arguments, pull=False,
-            epoch=epoch, cache=options.cache,
-        )  # fmt: skip
-        found = builder.build(last, options.on_line)
-        parts.seconds["build"] = round(time.monotonic() - begun, 2)
+        found = parts.finish(tag)
     return {"image": tag, "id": found, "builder": builder.name, "seconds": parts.seconds}
 
 
@@ -88,6 +80,7 @@ class _Parts:
     epoch: int
     made: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    bases: dict[str, str] = field(default_factory=dict)
 
     def fetch(self, name: str) -> None:
         """A stage with a network."""
@@ -102,21 +95,36 @@ class _Parts:
         given = {each: self.made[each] for each in after if each in self.made}
         if stage.above not in given:
             reference = f"{stage.image}@sha256:{stage.digest}" if stage.digest else stage.image
-            base = self._id(reference)
-            if not base:
-                self.builder.pull(reference)
-                base = self.builder.id(reference)
+            base = self._base(reference)
         if not self._is_there(name, (name,), given, base):
             arguments = {"ENVBUILD_NETWORK": "off"} if name == "packages" else {}
             self._build(name, (name,), given, network=network, pull=False, arguments=arguments)
 
+    def finish(self, tag: str) -> str:
+        """The stages `build` and `runtime` as the image `tag`; its id.
+
+        They are one part: what differs in both of them is the source.
+        """
+        stages, given = ("build", "runtime"), dict(self.made)
+        arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(self.epoch), **_origin()}
+        there = self._is_there("runtime", stages, given, str(arguments))
+        made = self.made["runtime"]
+        found = (
+            self._id(made)
+            if there
+            else self._build("runtime", stages, given, network=False, arguments=arguments, pull=False)
+        )
+        self.builder.tag(made, tag)
+        return found
+
     def _is_there(
-        self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), base: str = ""
+        self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), more: str = ""
     ) -> bool:
         """Name the part by all that it is made from; True when an earlier build made it."""
         text = render_part(self.recipe, stages, given)
-        total = hashlib.sha256(f"{self.epoch}\n{base}\n{text}".encode())
-        copies = [each for each in self.recipe.stage(name).instructions if isinstance(each, Copy) and not each.stage]
+        total = hashlib.sha256(f"{self.epoch}\n{more}\n{text}".encode())
+        every = [each for stage in stages for each in self.recipe.stage(stage).instructions]
+        copies = [each for each in every if isinstance(each, Copy) and not each.stage]
         # Where files come from is no matter: their hashes are in the request.
         for file in sorted({file for copy in copies for file in copy.sources} - {INDEXES}):
             total.update(hashlib.sha256((self.folder / file).read_bytes()).digest())
@@ -127,15 +135,25 @@ class _Parts:
 
     def _build(
         self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), **more: Any
-    ) -> None:
+    ) -> str:
         begun = time.monotonic()
         text = render_part(self.recipe, stages, given, cached=self.options.cache)
         path = _write(self.folder.parent / f"Dockerfile.{name}", text)
         build = Build(
-            self.folder, path, self.made[name], target=name, epoch=self.epoch, cache=self.options.cache, **more
+            self.folder, path, self.made[name], target=stages[-1], epoch=self.epoch, cache=self.options.cache, **more
         )
-        self.builder.build(build, self.options.on_line)
+        found = self.builder.build(build, self.options.on_line)
         self.seconds[name] = max(0.01, round(time.monotonic() - begun, 2))  # 0 says that it was there
+        return found
+
+    def _base(self, reference: str) -> str:
+        """The id of an image of a registry, which is pulled where it is not here; asked for once."""
+        if reference not in self.bases:
+            self.bases[reference] = self._id(reference)
+            if not self.bases[reference]:
+                self.builder.pull(reference)
+                self.bases[reference] = self.builder.id(reference)
+        return self.bases[reference]
 
     def _id(self, image: str) -> str:
         """The id of an image, empty where it is not here."""

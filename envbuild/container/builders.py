@@ -27,6 +27,8 @@ NEEDS = {
 }
 _TIMEOUT = 6 * 3600.0
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+# A build is made anew as a whole or, by its name, not at all: no instruction of it is there to go on from.
+_ONE_LAYER = "--layers=false"
 _USED = ("--build-context", "--secret", "--target")
 
 
@@ -60,7 +62,7 @@ class Builder:
     def build_command(self, build: Build) -> list[str]:
         """The argument list of one build."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [*_layers(build), "--pull=missing" if build.pull else "--pull=never"]
+        words += [_ONE_LAYER, "--pull=missing" if build.pull else "--pull=never"]
         # The host's network needs no plugin and no bridge; only the fetch stage has it.
         words += ["--network=host" if build.network else "--network=none"]
         return words + _shared(build)
@@ -191,7 +193,7 @@ class Buildah(Builder):
     def build_command(self, build: Build) -> list[str]:
         """As described above: `unshare -n` where there must be no network."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [*_layers(build), "--pull=true" if build.pull else "--pull-never"]
+        words += [_ONE_LAYER, "--pull=true" if build.pull else "--pull-never"]
         # Who is not root may leave the network only as root of a user namespace, as `buildah unshare` makes it.
         own = [] if os.geteuid() == 0 else [self.program, "unshare"]
         away = [] if build.network else [*own, "unshare", "-n"]
@@ -277,11 +279,6 @@ _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "dock
 
 def _tls(insecure: bool) -> list[str]:
     return ["--tls-verify=false"] if insecure else []
-
-
-def _layers(build: Build) -> list[str]:
-    """A layer for each instruction in any case: one image, whether an earlier build helped or not."""
-    return ["--layers"] if build.cache else ["--layers", "--no-cache"]
 
 
 def _shared(build: Build) -> list[str]:

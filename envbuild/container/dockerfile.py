@@ -28,11 +28,21 @@ def render(recipe: ImageRecipe) -> str:
 def render_part(recipe: ImageRecipe, names: Iterable[str], given: Mapping[str, str], *, cached: bool = True) -> str:
     """The stages `names` alone, on images that earlier parts gave: `given` is stage to image.
 
-    `cached`: with what earlier builds left in cache mounts.
+    `cached`: with what earlier builds left in cache mounts. No stage stands for such an image: buildah 1.28 leaves a
+    container of it behind in every build.
     """
-    stages = [Stage(name, image, None, ()) for name, image in given.items()]
-    stages += [recipe.stage(name) for name in names]
+    stages = [_on_images(recipe.stage(name), given) for name in names]
     return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
+
+
+def _on_images(stage: Stage, given: Mapping[str, str]) -> Stage:
+    made = tuple(
+        replace(each, stage=given.get(each.stage, each.stage)) if isinstance(each, Copy) and each.stage else each
+        for each in stage.instructions
+    )
+    if stage.above is None or stage.above not in given:
+        return replace(stage, instructions=made)
+    return replace(stage, instructions=made, image=given[stage.above], digest=None, above=None)
 
 
 def _uncached(stage: Stage) -> Stage:

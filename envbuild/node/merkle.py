@@ -9,6 +9,7 @@ environment, its prefix and its interpreter lie. A file's tag says how it was ha
 
 import csv
 import fnmatch
+import functools
 import hashlib
 import io
 import mmap
@@ -302,8 +303,13 @@ def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
     that leaves a folder it has entered (`a/../../b`, which no installer writes) gets one.
     """
     with open(os.path.join(root, record), "rb") as stream:
-        text = stream.read().decode("utf-8", "surrogateescape")
-    site = os.path.dirname(os.path.dirname(record))
+        return _rows(root, os.path.dirname(os.path.dirname(record)), stream.read())
+
+
+@functools.lru_cache(maxsize=256)
+def _rows(root: str, site: str, data: bytes) -> "list[tuple[str, str, str]]":
+    """Of the same bytes once: a scan asks, and whoever compares what it found; nobody changes the list."""
+    text = data.decode("utf-8", "surrogateescape")
     rows = []
     for row in csv.reader(io.StringIO(text, newline="")):
         if row:

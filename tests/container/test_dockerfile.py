@@ -191,7 +191,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         'CMD ["python"]',
     ]
     part = render_part(made, ("build", "runtime"), {"packages": "localhost/made:1"})
-    assert part.startswith("FROM localhost/made:1 AS packages\n\nFROM packages AS build\nRUN --mount=type=cache,")
+    assert part.startswith("FROM localhost/made:1 AS build\nRUN --mount=type=cache,")
     assert "AS fetch" not in part and "AS runtime" in part
     assert "type=cache" not in render_part(made, ("build",), {}, cached=False)
 

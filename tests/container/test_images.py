@@ -115,11 +115,15 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     assert third["id"] != first["id"]
     # The packages did not change, and with their layers the image is the one of a build without any.
     assert third["seconds"]["fetch"] == third["seconds"]["packages"] == third["seconds"]["installed"] == 0.0
+    nothing = _build(site, house, "--tag", "localhost/tiny/again:2")
+    assert (nothing["id"], set(nothing["seconds"].values())) == (third["id"], {0.0})
     assert _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:3")["id"] == third["id"]
     differ = site.run("image", "diff", "localhost/tiny/one:1", "localhost/tiny/one:2", "--json", timeout=LONG)
     assert differ.rc == 1
     assert any(row["path"].endswith(".so") for row in differ.json["files"])
     assert {"Labels"} <= {row["name"] for row in differ.json["config"]}
+
+    assert storage.buildah("containers", "--quiet") == ""  # no build leaves one behind
 
     _pushed_image_comes_back(site, storage, str(first["id"]))
 
@@ -128,7 +132,7 @@ def _no_part_has_the_login(storage: Storage) -> None:
     """Secrets of the fetch stages are in none of the images that a build leaves."""
     names = storage.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
     parts = [name for name in names if name.startswith("localhost/envbuild/tiny-")]
-    kinds = ("fetch", "sources", "packages", "installed")
+    kinds = ("fetch", "sources", "packages", "installed", "runtime")
     assert sorted(name.rpartition(":")[0].rpartition("-")[2] for name in parts) == sorted(kinds)
     look = "cat /root/.netrc; grep -rs s3cret-canary /etc /root /run /var /opt/envbuild/image /opt/envbuild/fetched"
     for name in parts:
@@ -171,7 +175,7 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
 
         digest = ask_digest(f"{name}:1", plain_http=True)
         _a_digest_that_is_not_there(world, port)
-        storage.buildah("rmi", "localhost/tiny/one:1", "localhost/tiny/two:1")
+        storage.buildah("rmi", "--force", image)  # by all of its names
         storage.buildah("pull", "--tls-verify=false", f"{name}@sha256:{digest}")
         back = storage.buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", f"{name}@sha256:{digest}")
         assert back == image

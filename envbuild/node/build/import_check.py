@@ -8,20 +8,35 @@ from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.read_text import json_lines
 
 _DEADLINE = 900.0
-# torch first: its extensions need libraries that it loads. One line before each import says where a crash was.
+# torch before what is linked to it, or fails alone: it loads the libraries of its extensions. One line before each
+# import says where a crash was.
 _PROGRAM = """
-import importlib, json, sys
+import importlib, importlib.util, json, sys
 def say(**what):
     sys.stdout.write(json.dumps(what) + "\\n")
     sys.stdout.flush()
-try:
-    importlib.import_module("torch")
-except ImportError:
-    pass
+def import_torch():
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        pass
+def is_of_torch(name):
+    spec = importlib.util.find_spec(name)
+    if not spec or not spec.has_location:
+        return False
+    with open(spec.origin, "rb") as stream:
+        data = stream.read()
+    return b"libtorch" in data or b"libc10" in data
 for name in json.loads(sys.argv[1]):
     say(begins=name)
     try:
-        importlib.import_module(name)
+        if is_of_torch(name):
+            import_torch()
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            import_torch()
+            importlib.import_module(name)
     except BaseException as error:
         say(name=name, error="%s: %s" % (type(error).__name__, error))
     else:

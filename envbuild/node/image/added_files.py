@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 def look(environment: str) -> "Seen":
     """Relative path -> what shows a change of a file, link or folder without reading it."""
     found: Seen = {}
-    for top, folders, names in os.walk(environment):
-        for name in folders + names:
-            path = os.path.join(top, name)
-            told = os.lstat(path)
-            kind = stat.S_IFMT(told.st_mode)
-            # Times and the size of a folder say only that something in it changed.
-            rest = (told.st_size, told.st_mtime_ns, told.st_ctime_ns) if kind != stat.S_IFDIR else ()
-            found[os.path.relpath(path, environment)] = (told.st_mode,) + rest
+    pending = [""] if os.path.isdir(environment) else []
+    while pending:
+        top = pending.pop()
+        with os.scandir(os.path.join(environment, top)) as items:
+            for item in items:
+                path, told = top + item.name, item.stat(follow_symlinks=False)
+                kind = stat.S_IFMT(told.st_mode)
+                if kind == stat.S_IFDIR:
+                    pending.append(path + "/")
+                # Times and the size of a folder say only that something in it changed.
+                rest = (told.st_size, told.st_mtime_ns, told.st_ctime_ns) if kind != stat.S_IFDIR else ()
+                found[path] = (told.st_mode,) + rest
     return found
 
 
