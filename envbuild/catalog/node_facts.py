@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,18 @@ def _nodes(data: Any) -> list[tuple[str | None, Any]]:
 
 
 def _node(name: str | None, plain: Any, known: dict[tuple[str, str], Any]) -> NodeFacts:
-    """The facts of one node; what equals another node's (`known`) is one object: a fleet differs in little."""
-    facts = NodeFacts.from_plain(plain)
-    shared = {
-        key: known.setdefault((key, repr(value)), getattr(facts, key))
-        for key, value in plain.items()
-        if isinstance(value, (dict, list))
-    }
+    """The facts of one node; what equals another node's (`known`) is one object, read once: a fleet differs in little."""
+    items = plain.items() if isinstance(plain, dict) else ()
+    places = {key: (key, repr(value)) for key, value in items if isinstance(value, (dict, list))}
+    facts = NodeFacts.model_validate({**plain, **_known(places, known)} if places else plain)
+    for key, place in places.items():
+        known.setdefault(place, getattr(facts, key))
+    shared = _known(places, known)
     return facts.model_copy(update=shared if name is None else {**shared, "node": name})
+
+
+def _known(places: Mapping[str, tuple[str, str]], known: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    return {key: known[place] for key, place in places.items() if place in known}
 
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:

@@ -269,8 +269,8 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     @property
     def uses_cuda(self) -> bool:
         """Whether it has a torch that is not built for the CPU alone; one without a mark is taken for a CUDA build."""
-        locked = next((package.version for package in self.packages if package.name == "torch"), None)
-        version = self.torch or self.provided.get("torch") or locked
+        locked = (package.version for package in self.packages if package.name == "torch")
+        version = self.torch or self.provided.get("torch") or next(locked, None)
         return version is not None and (self.flavour or version.partition("+")[2]) != "cpu"
 
     def with_arch_list(self, stack: str, profile: str, arch_list: tuple[str, ...] | None) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
@@ -102,6 +103,7 @@ def toolchain_words(tools: Iterable[NodeTool], prefix: str) -> str:
     return f"put {', '.join(tool.name for tool in tools)} into {prefix}/tools"
 
 
+@lru_cache
 def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
     """`<prefix>/envs/<stack>-<profile>-<first 12 of the digest>`."""
     return posixpath.join(prefix, "envs", f"{stack}-{profile}-{digest[:12]}")
@@ -391,9 +393,14 @@ class NodeSteps(NamedTuple):
         return template.replace("{user}", self.facts.user).replace("{home}", self.facts.home)
 
 
+@lru_cache
+def _smoke(variant: Variant) -> list[dict[str, Any]]:
+    return [item.to_json_dict() for item in variant.smoke]
+
+
 def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
     """The smoke list with the target's floors: on the item that has the metric, else on the machine's figures."""
-    items = [item.to_json_dict() for item in variant.smoke]
+    items = [dict(item) for item in _smoke(variant)]
     for metric, least in target.node_floors.items():
         holders = [item for item in items if metric in item.get("floors", {})]
         for item in holders or [item for item in items if item["name"] == "machine"]:

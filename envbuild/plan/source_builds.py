@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -97,6 +98,7 @@ def arch_codes(variant: Variant) -> tuple[str, ...]:
     return variant.arch_list if variant.arch_list is not None else given_codes(stack_arch_list(variant))
 
 
+@lru_cache
 def compile_text(variant: Variant, jobs: int | None) -> str:
     """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty where nothing is."""
     codes = ";".join(arch_codes(variant))
@@ -118,6 +120,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+@lru_cache
 def compile_seconds(variant: Variant, jobs: int | None) -> float:
     """Rough seconds of compiling everything; a wheel that the store has takes none."""
     built = [source.build for source in variant.sources if source.build]

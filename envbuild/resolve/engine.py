@@ -316,7 +316,7 @@ def _reach_rule(found: Supplied) -> Decisions:
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
     """When the CPU build was taken on a node with GPUs: what kept the first CUDA variant of that Python away."""
-    if not any(d.rule == "gpu-unused" for d in best.decisions):
+    if best.variant.flavour != "cpu" or not any(d.rule == "gpu-unused" for d in best.decisions):
         return NOTHING
     for other in judged:
         is_cuda = other.variant.flavour not in (None, "cpu") and other.variant.python == best.variant.python

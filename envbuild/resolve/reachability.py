@@ -77,7 +77,7 @@ def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply,
     reach = {**supply.reachable, **facts.reachable}
     own = [] if all(reach.values()) else list(_lacking(variant, reach, facts.files_found, platform))
     if target.delivery == "node" or (target.delivery == "auto" and not own):
-        return _of(DeliveryChoice(by="node", why=_within(variant, facts, target)), own)
+        return _of(_by_node(_within(variant, facts, target)), own)
     ours = list(_lacking(variant, supply.reachable, supply.files_found, platform))
     if target.delivery == "controller":
         return _of(DeliveryChoice(by="controller", why="the target says that nodes fetch nothing themselves"), ours)
@@ -88,6 +88,11 @@ def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply,
     )
     places = ", ".join(dict.fromkeys(place for _, place in own))
     return _of(DeliveryChoice(by="controller", why=f"the node does not reach {places}; {asked}"), [])
+
+
+@lru_cache
+def _by_node(why: str) -> DeliveryChoice:
+    return DeliveryChoice(by="node", why=why)
 
 
 def _of(choice: DeliveryChoice, lacking: Iterable[tuple[str, str]]) -> Supplied:
