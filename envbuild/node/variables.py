@@ -16,8 +16,9 @@ _READ_FAMILIES = tuple(
 )
 # Of these families, how many jobs there are: that changes no bit.
 _READ_NOT = frozenset(("APEX_PARALLEL_BUILD", "CMAKE_BUILD_PARALLEL_LEVEL", "NVCC_THREADS"))
-# What a build needs beside them: who and where it is, its tools and where their parts lie, how many jobs.
-_NEEDED = re.compile(
+# What a build needs beside them: who and where it is, its tools and where their parts lie, how many jobs. Texts, which
+# `re` compiles and keeps: nobody else needs them, and everybody would wait for them.
+_NEEDED = (
     r"(HOME|PATH|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TERM|TMPDIR|TMP|TEMP|XDG_\w+|SOURCE_DATE_EPOCH"
     r"|CPP|LD|AS|NM|RANLIB|STRIP|OBJCOPY|FC|F77|F90|FFLAGS|FCFLAGS|MAX_JOBS|MAKEFLAGS|LD_LIBRARY_PATH|MANPATH|INCLUDE"
     r"|(CCACHE|CUDA|CUDNN|CUTLASS|NCCL|NVHPC|TORCH|PYTORCH|NINJA|OMP|MKL|OPENBLAS|GCC|LMOD|MODULES?|CRAY|CRAYPE|PE"
@@ -25,7 +26,7 @@ _NEEDED = re.compile(
     r"|LOADEDMODULES|_LMFILES_|(LM|NVHPC|INTEL)_LICENSE_FILE|(https?|all|no)_proxy|(HTTPS?|ALL|NO)_PROXY)\Z"
 )
 # What a program that fetches needs as well; it may carry credentials.
-_FETCHING = re.compile(
+_FETCHING = (
     r"((https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY|UV_\w+|NETRC|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
     r"|GIT_SSL_CAINFO|SSH_AUTH_SOCK)\Z"
 )
@@ -40,12 +41,12 @@ def for_build(name: str, value: str) -> bool:
     """Whether a build may see this variable of the caller's environment: one of tools, and without a secret."""
     if redact.looks_secret(name) or redact.has_credentials(value):
         return False
-    return decides_bits(name) or name in _READ_NOT or _NEEDED.match(name) is not None
+    return decides_bits(name) or name in _READ_NOT or re.match(_NEEDED, name) is not None
 
 
 def for_fetch_and_build(name: str, value: str) -> bool:
     """The same for a program that does both: proxies and indexes too, credentials in them included."""
-    return _FETCHING.match(name) is not None or for_build(name, value)
+    return re.match(_FETCHING, name) is not None or for_build(name, value)
 
 
 def for_fetch(_name: str, _value: str) -> bool:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, contact, node_request
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.errors import refusal
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
 if TYPE_CHECKING:
+    from envbuild.provision.contact.first_contact import ContactResult
     from envbuild.resolve.compat import Compat
 
 # Where a brief answer shows that nothing has to be done, these are all that is still to be read.
@@ -39,6 +39,8 @@ def ask(
     meanwhile: Sequence[str] = (),
 ) -> None:
     """Probe nodes and put facts or errors into the survey."""
+    from envbuild.provision.contact.first_contact import contact, node_request
+
     target = prepared.target
 
     def request_for(node: str) -> dict[str, Any]:
@@ -213,10 +215,11 @@ def rules() -> Compat:
 
 
 def probe_nodes(
-    target: Target, deadline: float = DEADLINE, meanwhile: Sequence[str] = ()
+    target: Target, deadline: float, meanwhile: Sequence[str] = ()
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
     from envbuild.hostlist import expand_hosts
+    from envbuild.provision.contact.first_contact import contact, node_request
 
     def request_for(node: str) -> dict[str, Any]:
         return node_request("probe", target.prefix, {"node": node})

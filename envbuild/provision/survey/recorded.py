@@ -15,7 +15,6 @@ from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.plan.sharing import Sharing, over_ssh
 from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.ask import decide, note_refusals
@@ -63,6 +62,8 @@ def plan_recorded(
     )
     plan = make_plan(prepared.target, prepared.lock, survey.facts, chosen, inputs)
     if prepared.target.connection.kind == "ssh":
+        from envbuild.plan.sharing import Sharing, over_ssh
+
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
         plan = over_ssh(plan, Sharing(prepared.target, survey.facts, survey.variants, least))
     plan = prepared.explained(plan)
