@@ -72,7 +72,7 @@ def _nodes(data: Any) -> list[tuple[str | None, Any]]:
 
 
 def _node(name: str | None, plain: Any, known: dict[tuple[str, str], Any]) -> NodeFacts:
-    """The facts of one node; what equals another node's (`known`) is one object, read once: a fleet differs in little."""
+    """The facts of one node; what equals another node's (`known`) is one object, read once: they differ in little."""
     items = plain.items() if isinstance(plain, dict) else ()
     places = {key: (key, repr(value)) for key, value in items if isinstance(value, (dict, list))}
     facts = NodeFacts.model_validate({**plain, **_known(places, known)} if places else plain)

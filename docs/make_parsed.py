@@ -1,0 +1,28 @@
+"""Parses the YAML files of the catalog for `envbuild/catalog/parsed/`, one JSON file for the contents of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from envbuild import resources
+from envbuild.catalog.yaml_load import parse_yaml, parsed_file
+
+FOLDER = resources.catalog() / "parsed"
+
+
+def parsed() -> dict[Path, str]:
+    """What the folder has to hold."""
+    contents = [path.read_bytes() for path in resources.catalog().rglob("*.yaml")]
+    return {
+        parsed_file(each): json.dumps(parse_yaml(each, "").data, separators=(",", ":"), ensure_ascii=False) + "\n"
+        for each in contents
+    }
+
+
+if __name__ == "__main__":
+    texts = parsed()
+    for old in set(FOLDER.iterdir()) - set(texts):
+        old.unlink()
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")

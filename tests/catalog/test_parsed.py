@@ -1,0 +1,50 @@
+"""The shipped YAML files are parsed already, and nothing is taken for the data of a file that has changed."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild import resources
+from envbuild.catalog.yaml_load import parse_yaml, parsed_file, read_yaml
+
+SHIPPED = sorted(resources.catalog().rglob("*.yaml"))
+MAKER = Path(__file__).parents[2] / "docs" / "make_parsed.py"
+
+
+def test_every_shipped_file_is_parsed_and_nothing_else_is_there() -> None:
+    there = {path: path.read_text(encoding="utf-8") for path in (resources.catalog() / "parsed").iterdir()}
+    assert there == runpy.run_path(str(MAKER))["parsed"](), "docs/make_parsed.py writes them"
+    assert len(there) == len(SHIPPED) > 50
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_read_is_what_parsing_gives_with_the_same_places(path: Path) -> None:
+    read, made = read_yaml(path), parse_yaml(path.read_bytes(), str(path))
+    assert read == made
+    last = list(read.data)[-1]
+    assert read.holds((last,))
+    assert read.locate((last,)) > (1, 0)
+    assert not read.holds((last, "no such key"))
+
+
+def test_a_changed_copy_of_a_shipped_file_is_parsed_anew(tmp_path: Path) -> None:
+    content = (resources.catalog() / "stacks" / "torch-smoke.yaml").read_bytes()
+    copy, changed = tmp_path / "copy.yaml", tmp_path / "changed.yaml"
+    copy.write_bytes(content)
+    changed.write_bytes(content.replace(b"name: torch-smoke", b"name: mine"))
+    assert parsed_file(content).is_file()
+    assert not parsed_file(changed.read_bytes()).exists()
+    assert read_yaml(copy).data["name"] == "torch-smoke"
+    assert read_yaml(changed).data["name"] == "mine"
+
+
+def test_a_plan_of_what_ships_parses_no_yaml() -> None:
+    command = "import sys; from envbuild.cli.entry import main; print(main(sys.argv[1:]), 'yaml' in sys.modules)"
+    arguments = ["plan", "--target", "azure-nd96", "--facts", "azure-nd96"]
+    done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
