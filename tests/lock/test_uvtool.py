@@ -13,7 +13,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, resolve
-from envbuild.lock.readers.uvtool import run_uv, uv_version
+from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
 from tests.lock.wheels import make_wheel
 
 REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))
@@ -101,3 +101,13 @@ def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_pat
         assert "secret" not in " ".join(arguments(tmp_path, request))
         assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0"), ("beta", "2.0")]
         server.shutdown()
+
+
+def test_of_a_long_story_of_the_solver_ten_lines_are_told() -> None:
+    steps = [f"Because a=={minor}.0 has no usable wheels, a=={minor}.0 cannot be used." for minor in range(200)]
+    end = "hint: Wheels are required for `a` because building from source is disabled for `a`"
+    error = _failure("\n\n".join(["error: No solution found", *steps, end]))
+    assert error.code == "build-not-allowed"
+    assert "--allow-build a" in error.hint
+    told = error.why.splitlines()
+    assert (len(told), told[0], told[4], told[-1]) == (10, "error: No solution found", "(193 lines more of uv)", end)

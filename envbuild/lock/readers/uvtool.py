@@ -22,6 +22,7 @@ _NETWORK = re.compile(
 _NOT_THERE = re.compile(r"(there are no versions of (\S+) and|(\S+) was not found in the)")
 # What uv adds where only a source distribution would do.
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`")
+_LINES = 10
 _TIMEOUT_S = 900
 
 
@@ -69,8 +70,18 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     raise _failure(done.err.strip())
 
 
-def _failure(why: str) -> EnvbuildError:
-    if _NETWORK.search(why):
+def _short(said: str) -> str:
+    """At most ten lines of what uv said, which repeats itself for every version that it tried."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    if len(lines) <= _LINES:
+        return said
+    first, last = lines[:4], lines[-5:]
+    return "\n".join([*first, f"({len(lines) - len(first) - len(last)} lines more of uv)", *last])
+
+
+def _failure(said: str) -> EnvbuildError:
+    why = _short(said)
+    if _NETWORK.search(said):
         return EnvbuildError(
             "index-unreachable",
             "the package index could not be asked",
@@ -78,10 +89,10 @@ def _failure(why: str) -> EnvbuildError:
             hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
             exit_code=ExitCode.TRY_AGAIN,
         )
-    unbuilt = dict.fromkeys(_NO_WHEEL.findall(why))
+    unbuilt = dict.fromkeys(_NO_WHEEL.findall(said))
     if unbuilt:
         return build_not_allowed(tuple(unbuilt), why)
-    missing = _NOT_THERE.search(why)
+    missing = _NOT_THERE.search(said)
     if missing:
         return EnvbuildError(
             "package-not-found",
