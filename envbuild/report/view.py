@@ -304,9 +304,17 @@ def seconds(value: float | None) -> str:
 
 
 _FIGURES = (
-    (re.compile(r"gemm_cpu_(\w+)_tflops"), r"Matrix products, \1, CPU"),
-    (re.compile(r"gemm_cuda_(\w+)_tflops"), r"Matrix products, \1, GPUs"),
+    (re.compile(r"gemm_cpu_([a-z0-9]+)_tflops"), r"Matrix products, \1, CPU"),
+    (re.compile(r"gemm_cuda_([a-z0-9]+)_tflops"), r"Matrix products, \1, GPUs"),
+    (re.compile(r"gemm_(?:cpu|cuda)_([a-z0-9]+)_(\d+)_tflops"), r"Matrix products, \1, \2 × \2"),
     (re.compile(r"all_reduce_busbw_gbps"), "All-reduce in a node, bus bandwidth"),
+    (re.compile(r"all_reduce_(\d+)_mib_busbw_gbps"), r"All-reduce in a node, \1 MiB"),
+    (re.compile(r"copy_cpu_gbps"), "Copy in memory, CPU"),
+    (re.compile(r"copy_device_gbps"), "Copy within a GPU, read and write"),
+    (re.compile(r"copy_host_to_device_gbps"), "Copy from host to GPU"),
+    (re.compile(r"copy_device_to_host_gbps"), "Copy from GPU to host"),
+    (re.compile(r"copy_peer_gbps"), "Copy between GPUs"),
+    (re.compile(r"full_(eager|compiled)_tokens_per_second"), r"Training of 125 M parameters, \1"),
     (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
     (re.compile(r"training_tokens_per_second"), "Training speed"),
     (re.compile(r"bench"), "The stack's own run"),
@@ -316,6 +324,11 @@ _FIGURES = (
 def figure(name: str) -> str:
     """What a figure is, in words; its name where nothing is known of it."""
     return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
+
+
+def of_smaller_size(name: str) -> bool:
+    """Whether a figure is of a smaller size than the one of its kind that floors are about."""
+    return re.fullmatch(r"gemm_\w+_\d+_tflops|all_reduce_\d+_mib_busbw_gbps", name) is not None
 
 
 def below_floor(metric: Metric) -> bool:
@@ -342,7 +355,7 @@ def output(check: Check) -> str:
 
 
 # What a page has in words, or as a picture.
-_ELSEWHERE = frozenset({"output", "failures", "only_floors", "losses", "step_seconds"})
+_ELSEWHERE = frozenset({"output", "failures", "only_floors", "losses", "step_seconds", "peer_gbps"})
 
 
 def details(check: Check) -> str:

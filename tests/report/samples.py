@@ -240,12 +240,37 @@ def steps(slow: float = 1.0) -> list[dict[str, Any]]:
     return found
 
 
+def _by_size(name: str, unit: str, parts: dict[int, float], most: float) -> list[dict[str, Any]]:
+    rates = {size: most * part for size, part in parts.items()}
+    return [
+        {"name": name.format(size), "unit": unit, "n": 10, "median": rate, "least": 0.9 * rate, "greatest": 1.02 * rate}
+        for size, rate in rates.items()
+    ]
+
+
+def _copies(seed: int) -> dict[str, Any]:
+    """Copies between eight GPUs, one pair of the third node slower."""
+
+    def rate(a: int, b: int) -> float | None:
+        return None if a == b else 210.5 if (seed, a, b) == (2, 1, 6) else 380.0 - (seed * 5 + a * 3 + b) % 9
+
+    matrix = [[rate(a, b) for b in range(8)] for a in range(8)]
+    metrics = _by_size("copy_device_gbps", "GB/s", {0: 1.0}, 2600.0)
+    return {
+        "name": "smoke/machine/copies", "status": "passed", "seconds": 2.2, "metrics": metrics,
+        "says": "copies arrive whole on GPUs, from and to the host; 56 pairs of GPUs", "details": {"peer_gbps": matrix},
+    }  # fmt: skip
+
+
 def gpu_checks(seed: int = 0) -> list[dict[str, Any]]:
     """What eight GPUs measure: matrix products of each, a training with its curve, a bench beside its claim."""
     rates = [693.0 - (seed * 7 + gpu * 3) % 11 - (90 if seed == 3 and gpu == 5 else 0) for gpu in range(8)]
     median = sorted(rates)[4]
     gemm = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 160, "median": median}
     gemm |= {"least": min(rates), "greatest": max(rates), "floor": 600.0}
+    smaller = {1024: 0.4, 2048: 0.8, 4096: 0.95}
+    sums = _by_size("all_reduce_{}_mib_busbw_gbps", "GB/s", {1: 0.05, 64: 0.8, 512: 0.95}, 360.0)
+    sums += _by_size("all_reduce_busbw_gbps", "GB/s", {8192: 1.0}, 360.0)
     losses = [round(4.41 * 0.93**step + 0.03, 4) for step in range(60)]
     times = [0.31] + [round(0.02 + (step * (seed + 3)) % 7 / 1000, 4) for step in range(59)]
     training = checks(100_000.0)[2]
@@ -264,11 +289,13 @@ def gpu_checks(seed: int = 0) -> list[dict[str, Any]]:
     return [
         checks()[0],
         {
-            "name": "smoke/machine/gemm", "status": "passed", "seconds": 21.0, "metrics": [gemm],
+            "name": "smoke/machine/gemm", "status": "passed", "seconds": 21.0,
+            "metrics": [*_by_size("gemm_cuda_bf16_{}_tflops", "TFLOP/s", smaller, median), gemm],
             "says": "matrix products equal their float64 reference on CPU and GPUs",
-            "details": {f"gpu{gpu}_bf16_tflops": rate for gpu, rate in enumerate(rates)},
+            "details": {"size": 8192} | {f"gpu{gpu}_bf16_tflops": rate for gpu, rate in enumerate(rates)},
         },
-        checks()[1],
+        _copies(seed),
+        {**checks()[1], "metrics": sums, "details": {"bytes": 8 << 30}},
         training,
         *([bench | {"comparison": comparison}] if not seed else []),
         checks()[3],

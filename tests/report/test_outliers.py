@@ -61,8 +61,3 @@ def test_one_slow_gpu_of_a_node_whose_median_is_usual_is_named_in_page_and_markd
     assert (slow.node, slow.what, slow.worse) == ("gpu04", "Matrix products, bf16, GPUs: GPU 5", True)
     for text in (shown(render_html(fleet())), render_markdown(fleet())):
         assert "GPU 5" in text.partition("Outliers</h3>" if "</h3>" in text else "### Outliers")[2][:1500]
-
-
-def test_what_no_program_measures_is_said_not_to_be_checked() -> None:
-    assert [gap.what for gap in sections(fleet()).gaps if "between each two GPUs" in gap.why] == ["links"]
-    assert not any("between each two GPUs" in gap.why for gap in sections(evidence()).gaps)

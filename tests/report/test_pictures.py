@@ -24,7 +24,8 @@ def test_no_data_no_picture() -> None:
     assert [each.id for each in pictures(evidence())] == ["measured"]
     assert pictures(evidence(node(checks=[]))) == ()
     assert {each.id for each in pictures(fleet())} == {
-        "timeline", "measured", "gpus-bf16", "loss-smoke-training", "steps-smoke-training", "disk"
+        "timeline", "measured", "gpus-bf16", "sizes-gemm-cuda-bf16", "sizes-all-reduce", "peers", "loss-smoke-training",
+        "steps-smoke-training", "disk",
     }  # fmt: skip
 
 
@@ -51,6 +52,62 @@ def test_a_picture_tells_the_slowest_gpu_and_a_missed_floor() -> None:
     assert "floor missed, first on gpu63" in {e.id: e.says for e in pictures(failing_fleet())}["measured"].replace(
         "s m", " m"
     )
+
+
+def test_figures_by_size_stand_beside_the_floor_in_one_scale_and_in_no_other_picture() -> None:
+    found = {each.id: each for each in pictures(fleet(1))}
+    products, sums = found["sizes-gemm-cuda-bf16"], found["sizes-all-reduce"]
+    assert [row[1] for row in products.table.rows] == ["1024 × 1024", "2048 × 2048", "4096 × 4096", "8192 × 8192"]
+    assert [row[5] for row in products.table.rows] == ["–", "–", "–", "600 ✓"]
+    assert products.says == "275.6 TFLOP/s at 1024 × 1024, at most 689, medians of nodes. The floor is held."
+    assert [row[1] for row in sums.table.rows] == ["1 MiB", "64 MiB", "512 MiB", "8 GiB"]
+    dots = [shape.x for shape in sums.shapes if shape.shape == "dot"]
+    assert dots == sorted(dots)
+    assert dots[0] < 6 < 90 < dots[-1]
+    assert "1024" not in str(found["measured"].table) + str([claim.name for claim in claims(fleet(1))])
+
+
+def test_links_that_nobody_measured_are_named_as_not_checked() -> None:
+    without = evidence(node("gpu1", 8), node("cpu1"))
+    assert [gap.nodes for gap in sections(without).gaps if gap.what == "links"] == [("gpu1",)]
+    assert "links" not in {gap.what for gap in sections(fleet()).gaps}
+
+
+def test_one_size_alone_is_no_picture_and_a_size_that_nobody_told_is_none() -> None:
+    sizes = gpu_checks()[1]
+    alone = {**sizes, "metrics": sizes["metrics"][-1:]}
+    untold = {**sizes, "details": {"size": "8192"}, "metrics": sizes["metrics"][-2:]}
+    for check in (alone, untold):
+        assert not [each.id for each in pictures(evidence(node(checks=[check]))) if each.id.startswith("sizes")]
+
+
+def test_the_slowest_pair_of_gpus_is_told_and_its_node_stands_first() -> None:
+    [peers] = [each for each in pictures(fleet()) if each.id == "peers"]
+    assert "The slowest goes from GPU 1 to GPU 6 of gpu03, 56.0 % of the median." in peers.says
+    assert peers.table.headers[:3] == ("Node", "From", "to GPU 0")
+    assert peers.table.rows[1][:2] == ("gpu03", "GPU 1")
+    assert (peers.table.rows[1][3], peers.table.rows[1][8]) == ("–", "210.5")
+    [worst] = [
+        shape for shape in peers.shapes if shape.shape == "bar" and shape.says.startswith("gpu03, GPU 1 to GPU 6")
+    ]
+    assert worst.kind == "h9"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        "x",
+        [[None]],
+        [[None, 1.0]],
+        [[None, "1"], [1.0, None]],
+        [[1.0, 1.0], [1.0, None]],
+        [[None, 0], [1.0, None]],
+    ],
+)
+def test_what_is_no_matrix_of_rates_is_no_heat_map(told: Any) -> None:
+    check = {"name": "smoke/machine/copies", "status": "passed", "says": "", "details": {"peer_gbps": told}}
+    assert "peers" not in {each.id for each in pictures(evidence(node(checks=[check])))}
 
 
 def test_claims_and_floors_stand_beside_what_was_measured() -> None:

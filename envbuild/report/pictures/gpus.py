@@ -13,8 +13,9 @@ from envbuild.report.view import number
 MOST = 32
 _TOLD = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")
 _LINE = 26
-_LEFT = 18.0
+LEFT = 18.0
 """Percent of the width for the names, short: the table has them whole."""
+KEYS = (("h9", "slower by 10 % or more"), ("h5", "by 5 %"), ("h0", "as fast as the median, or faster"))
 
 
 def pictures(evidence: Evidence) -> Iterator[Picture]:
@@ -50,7 +51,8 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     for line, who in enumerate(slowest[:MOST]):
         shapes.append(Label(0, line * _LINE + 16, short(_host(who), 9)))
         for gpu, value in sorted(nodes[who].items()):
-            shapes += _cell(who, gpu, value, middle, count, line * _LINE + 1)
+            says = f"{who}, GPU {gpu}: {value:.1f} TFLOP/s"
+            shapes += cell(says, gpu, value, middle, count, line * _LINE + 1)
     low = slowest[0]
     at = min(nodes[low], key=lambda gpu: nodes[low][gpu])
     says = (
@@ -64,8 +66,7 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     ]
     table = Table(("Node", *(f"GPU {gpu}" for gpu in range(count))), tuple(rows), 1, max(0, len(nodes) - 400))
     title = f"Matrix products of every GPU, {kind}, TFLOP/s"
-    keys = (("h9", "slower by 10 % or more"), ("h5", "by 5 %"), ("h0", "as fast as the median, or faster"))
-    return Picture(f"gpus-{kind}", title, says, _LINE * min(MOST, len(nodes)), tuple(shapes), table, keys)
+    return Picture(f"gpus-{kind}", title, says, _LINE * min(MOST, len(nodes)), tuple(shapes), table, KEYS)
 
 
 def _host(name: str) -> str:
@@ -73,11 +74,11 @@ def _host(name: str) -> str:
     return name if name.replace(".", "").isdigit() else name.partition(".")[0]
 
 
-def _cell(who: str, gpu: int, value: float, middle: float, count: int, y: float) -> list[Shape]:
-    wide = (100 - _LEFT) / count
-    x = _LEFT + gpu * wide
+def cell(says: str, column: int, value: float, middle: float, count: int, y: float) -> list[Shape]:
+    """A square of a heat map: the redder, the further below `middle`; its number where few stand beside each other."""
+    wide = (100 - LEFT) / count
+    x = LEFT + column * wide
     level = min(9, max(0, int((1 - value / middle) * 90)))
-    says = f"{who}, GPU {gpu}: {value:.1f} TFLOP/s"
     box = Bar(round(x, 2), y, round(wide * 0.97, 2), 22, f"h{level}", says)
     said = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
     text = Label(round(x + 0.485 * wide, 2), y + 15, said, "", "middle")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.verdict import plural
-from envbuild.report.view import below_floor, number
+from envbuild.report.view import below_floor, number, of_smaller_size
 
 Tone = str
 _VERDICTS = {
@@ -71,6 +71,8 @@ def _figures(evidence: Evidence) -> Iterator[Claim]:
     for node in evidence.nodes:
         for check in node.checks:
             for metric in check.metrics:
+                if metric.floor is None and of_smaller_size(metric.name):
+                    continue  # in the table behind their picture
                 by_name.setdefault(metric.name, []).append((node.node, metric, check))
     for name, found in by_name.items():
         yield _figure(name, found)

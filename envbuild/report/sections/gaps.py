@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envbuild.model.evidence import Evidence
+from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.verdict import plural
@@ -42,8 +42,9 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     every = tuple(node.node for node in evidence.nodes)
     if evidence.parts:
         out.append(Gap("merging", UNSHOWN, every))
-    if several := tuple(node.node for node in evidence.nodes if node.facts and len(node.facts.gpus) > 1):
-        out.append(Gap("links", "bandwidth by size and between each two GPUs: envbuild measures neither", several))
+    if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
+        why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
+        out.append(Gap("links", why, several))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", "no figure of the document was measured; `envbuild bench` does it", every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
@@ -53,3 +54,9 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
         out.append(Gap("pins", why, every))
     return tuple(out)
+
+
+def _unlinked(node: NodeEvidence) -> bool:
+    """Several GPUs, and no copies between them."""
+    several = node.facts is not None and len(node.facts.gpus) > 1
+    return several and not any(check.details.get("peer_gbps") for check in node.checks)

@@ -245,7 +245,8 @@ def cut(path: Path) -> None:
 
 
 def half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    text = path.read_text("utf-8")  # half a character would be refused as no text at all
+    path.write_text(text[: len(text) // 2], "utf-8")
 
 
 def add(path: Path) -> None:

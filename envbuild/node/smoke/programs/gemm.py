@@ -199,10 +199,9 @@ def main() -> None:
         if count == 0:
             channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
     cuda = bool(request.args["cuda"])
+    channel.facts({"cpu_size": _CPU_SIZES[-1]})
     _cpu(channel, _CPU_SIZES[-1:] if cuda else _CPU_SIZES)
-    if not cuda:
-        channel.facts({"size": _CPU_SIZES[-1]})
-    elif count:
+    if cuda and count:
         _cuda(channel, count)
     channel.done()
 
