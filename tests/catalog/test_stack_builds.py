@@ -33,7 +33,9 @@ def test_there_are_builds_of_every_kind() -> None:
 
 @pytest.mark.parametrize("built", BUILT)
 def test_a_build_says_what_must_come_out(built: str) -> None:
-    assert promised(BUILT[built][1])
+    _, build = BUILT[built]
+    # A source of Python alone may need to be told its version, and makes no extension.
+    assert promised(build) or (not build.flags and set(build.environment or ()) == {"SETUPTOOLS_SCM_PRETEND_VERSION"})
 
 
 @pytest.mark.parametrize("built", BUILT)

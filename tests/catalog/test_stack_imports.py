@@ -28,7 +28,10 @@ def missing(profile: Profile, wanted: list[str]) -> list[str]:
 @pytest.mark.parametrize(("name", "profile"), PROFILES)
 def test_d52_imports_name_what_the_training_script_imports(name: str, profile: str) -> None:
     made = shipped_stack(name).stack.profiles[profile]
-    assert missing(made, ENTRIES[name]["imports"]) == []
+    dispensable = {
+        module for source in made.sources for patch in source.patches for module in ENTRIES[name].get(patch, ())
+    }
+    assert set(missing(made, ENTRIES[name]["imports"])) <= dispensable
     # torch first: the libraries of what was compiled are those that it loads.
     assert made.imports[0] == "torch"
 

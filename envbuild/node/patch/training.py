@@ -120,6 +120,28 @@ def _find_vision(source: "Source") -> "list[Change]":
     return out
 
 
+_WANDB = """\
+try:
+    import wandb
+except ModuleNotFoundError as error:
+    if error.name != "wandb":
+        raise
+    import types
+
+    wandb = types.SimpleNamespace(run=None)  # as it is where no run was started"""
+
+
+def _find_wandb(source: "Source") -> "list[Change]":
+    """The plain `import wandb` at the top of a script that asks `wandb.run is not None` before each use."""
+    plain = [node for node in source.tree().body if isinstance(node, ast.Import) and node.names[0].name == "wandb"]
+    if plain and "wandb.run is not None" not in source.text:
+        raise UnfitError("does not ask whether a run of wandb was started", source.span(plain[0])[0])
+    for node in plain:
+        if len(node.names) != 1 or node.names[0].asname:
+            raise UnfitError("does not say `import wandb` alone", source.span(node)[0])
+    return [source.replaced(node, _WANDB) for node in plain]
+
+
 _AHEAD = "envbuild_kernels.helpers"
 _COMPILE = ("compile_helper", "compile_helpers")
 _COMPILE_AHEAD = """\
@@ -258,6 +280,7 @@ def _defaults_read(source: "Source") -> "list[tuple[ast.Attribute, ast.Attribute
 
 
 EDITS = {
+    "alcf-no-wandb": (_find_wandb, nothing_left(_find_wandb, "the unguarded import"), 1),
     "alcf-split-tensor": (_find_split, nothing_left(_find_split, "the reshape to six dimensions"), 1),
     "megatron-data-helpers": (_find_helpers, nothing_left(_find_helpers, "the compiler's call"), 1),
     "megatron-deepspeed-start": (_find_deepspeed_start, nothing_left(_find_deepspeed_start, "a start without it"), 1),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.protocol import NodeError
+from tests.node import edit_samples
 from tests.node.patch_support import apply, write
 
 
@@ -198,6 +199,30 @@ def test_d53_a_setup_that_leaves_the_abi_alone_is_no_success(tmp_path: Path) -> 
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-abi")
     assert caught.value.code == "patch-no-hits"
+
+
+WANDB = "class run:\n    log = staticmethod(print)\n\n\ndef finish():\n    print('ended')\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [("", "None\n"), (WANDB, "{'loss': 6.2}\nended\n<class 'wandb.run'>\n"), ("import nothing_of_that\n", "")],
+)
+def test_alcf_gpt_script_runs_without_wandb_and_with_it_as_before(tmp_path: Path, installed: str, said: str) -> None:
+    write(tmp_path, "pretrain_gpt.py", edit_samples.load("alcf-no-wandb")["files"][0]["before"])
+    if installed:
+        write(tmp_path, "wandb.py", installed)
+    assert apply(tmp_path, "alcf-no-wandb")["hits"] == 1
+    assert run("import pretrain_gpt", tmp_path).stdout == said
+    assert apply(tmp_path, "alcf-no-wandb")["already"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_other_uses_of_wandb_are_refused(tmp_path: Path, number: int) -> None:
+    write(tmp_path, "pretrain_gpt.py", edit_samples.load("alcf-no-wandb")["files"][number]["before"])
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "alcf-no-wandb")
+    assert caught.value.code in ("patch-precondition", "patch-no-hits")
 
 
 COMPILE = '''\
