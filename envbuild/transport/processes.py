@@ -15,14 +15,27 @@ from pathlib import Path
 from envbuild.node.identity import start_time
 
 _PROC = Path("/proc")
-_SOCKETS = "envbuild-ssh-"
+_SOCKETS = "eb-ssh-"
 # Seconds to end by itself; a step that puts an environment back on a loaded node needs them.
 GRACE = 30.0
 
 
 def marker_value() -> str:
-    """A value for a marker that names its owner, this process: pid, its start time, and what makes it unique."""
-    return f"{os.getpid()}.{start_time(os.getpid())}.{time.monotonic_ns()}"
+    """A value for a marker that names its owner, this process, and what makes it unique."""
+    return f"{_owner()}{time.monotonic_ns()}"
+
+
+def _owner() -> str:
+    """This process: its id, its start time, and of which namespace its id is, each with a dot."""
+    return f"{os.getpid()}.{start_time(os.getpid())}.{_namespace():x}."
+
+
+def _namespace() -> int:
+    """That of process ids, short, for names of sockets have no room; 0 where it cannot be seen."""
+    try:
+        return (_PROC / "self/ns/pid").stat().st_ino & 0xFFFF
+    except OSError:
+        return 0
 
 
 def end_orphans(name: str, *, grace: float = GRACE) -> list[int]:
@@ -32,9 +45,9 @@ def end_orphans(name: str, *, grace: float = GRACE) -> list[int]:
 
 
 def _owner_lives(value: str) -> bool:
-    pid, _, rest = value.partition(".")
-    start = rest.partition(".")[0]
-    if not pid.isdigit() or not start.isdigit():
+    """True, too, for an owner of which this process cannot say it: its id is that of another container, or none."""
+    pid, start, namespace, *_ = f"{value}...".split(".")
+    if not pid.isdigit() or not start.isdigit() or namespace != f"{_namespace():x}":
         return True
     return start_time(int(pid)) == start
 
@@ -81,7 +94,7 @@ def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
 
 def sockets_prefix() -> str:
     """How the name of a folder for OpenSSH's control sockets begins: it names its owner, this process."""
-    return f"{_SOCKETS}{os.getpid()}.{start_time(os.getpid())}."
+    return f"{_SOCKETS}{_owner()}"
 
 
 def end_masters(folder: Path) -> None:

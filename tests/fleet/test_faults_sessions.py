@@ -84,7 +84,7 @@ def _kill(process: subprocess.Popen[str], which: str) -> None:
     if which != "alone":
         victims += descendants(process.pid)
     if which == "with its connections":
-        argv = ["pgrep", "-f", f"^ssh.*envbuild-ssh-{process.pid}[.]"]
+        argv = ["pgrep", "-f", f"^ssh.*eb-ssh-{process.pid}[.]"]
         masters = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
         assert masters, "connections are shared"
         victims += map(int, masters)

@@ -22,7 +22,15 @@ from envbuild.provision.ansible.adapter import find_ansible_playbook, run_playbo
 from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
-from envbuild.transport.processes import end_marked, end_masters, end_masters_of_the_dead, find_marked, sockets_prefix
+from envbuild.transport.processes import (
+    end_marked,
+    end_masters,
+    end_masters_of_the_dead,
+    end_orphans,
+    find_marked,
+    marker_value,
+    sockets_prefix,
+)
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
 NODE_PROGRAM = """
@@ -280,6 +288,26 @@ def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() ->
     assert end_marked(MARKER, value) == []
 
 
+def test_what_an_envbuild_of_another_container_started_is_none_of_ours_to_end() -> None:
+    name, (_, _, namespace, _) = "TEST_ORPHANS", marker_value().split(".")
+    values = {here: f"4194305.12.{namespace if here else f'{int(namespace, 16) ^ 1:x}'}.7" for here in (True, False)}
+    argv = [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"]
+    started = {
+        here: subprocess.Popen(argv, env={**os.environ, name: value}, stdout=subprocess.PIPE)
+        for here, value in values.items()
+    }
+    try:
+        for process in started.values():
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert end_orphans(name) == [started[True].pid]
+        assert started[False].poll() is None
+    finally:
+        for process in started.values():
+            process.kill()
+            process.communicate()
+
+
 def _master(folder: Path) -> subprocess.Popen[bytes]:
     """A process whose title is that of a connection master with a socket in `folder`."""
     code = "print(1, flush=True); import time; time.sleep(600)"
@@ -294,7 +322,8 @@ def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mine, dead = (tmp_path / f"{prefix}x" for prefix in (sockets_prefix(), "envbuild-ssh-4194305.12."))
+    owner = sockets_prefix().removesuffix(".").rpartition(".")
+    mine, dead = tmp_path / f"{sockets_prefix()}x", tmp_path / f"eb-ssh-4194305.12.{owner[2]}.x"
     for folder in (mine, dead):
         folder.mkdir()
     with _master(mine) as here, _master(dead) as left:
