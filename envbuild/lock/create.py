@@ -281,7 +281,8 @@ class _Maker:
             pins={name: package.version for name, package in previous.items()} if keep else {},
             indexes={"torch": choice.index} if choice and choice.index else {},
             # What a lock has as a source distribution was allowed when it was made.
-            allow_build=tuple(dict.fromkeys((*self.supply.allow_build, *sdists(previous.values())))),
+            allow_build=sdists(previous.values()),
+            may_build=self.supply.allow_build,
         )
 
     def _packages(

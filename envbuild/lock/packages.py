@@ -41,8 +41,8 @@ class Request:
 
     `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
     `stand_ins` (name to version) are installed by something else: they count, and are not in the answer. `no_deps`
-    takes the requirements alone. `allow_build` are the packages whose source distributions may be used: what they need
-    is known only after code of theirs has run here.
+    takes the requirements alone. `allow_build` are the packages that come as source distributions: what they need is
+    known only after code of theirs has run here. `may_build` come so where no wheel fits.
     """
 
     python: str
@@ -57,6 +57,7 @@ class Request:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     no_deps: bool = False
     allow_build: tuple[str, ...] = ()
+    may_build: tuple[str, ...] = ()
 
 
 def resolve(request: Request) -> list[Offer]:
@@ -72,19 +73,31 @@ def resolve(request: Request) -> list[Offer]:
     except EnvbuildError as error:
         if error.code != "build-not-allowed":
             raise
-        raise _all_not_allowed(request, error) from None
+        names = _without_wheel(request, error.details["packages"])
+        if not set(names) <= set(request.may_build) - set(request.allow_build):
+            raise build_not_allowed(names, error.why) from None
+    return resolve(replace(request, allow_build=(*request.allow_build, *names)))
 
 
-def _all_not_allowed(request: Request, error: EnvbuildError) -> EnvbuildError:
-    """The same for every package concerned: uv stops at the first, so it is asked again without those known so far."""
-    names: list[str] = error.details["packages"]
+def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:
+    """Every package concerned, and none that has a wheel in a version that fits; uv tells some, and some in vain."""
+    found = list(names)
+    while more := [name for name in _refused(request, found) or () if name not in found]:
+        found += more
+    for name in names:
+        fewer = [each for each in found if each != name]
+        if fewer and _refused(request, fewer) == []:
+            found = fewer
+    return found
+
+
+def _refused(request: Request, without: Sequence[str]) -> list[str] | None:
+    """What uv would have to build when it does without these packages; None where it fails for another reason."""
     try:
-        _resolved(replace(request, excludes=(*request.excludes, *names)))
-    except EnvbuildError as other:
-        more = [name for name in other.details.get("packages", ()) if name not in names]
-        if other.code == "build-not-allowed" and more:
-            return _all_not_allowed(request, build_not_allowed([*names, *more], error.why))
-    return error
+        _resolved(replace(request, excludes=(*request.excludes, *without)))
+    except EnvbuildError as error:
+        return error.details.get("packages")
+    return []
 
 
 def _resolved(request: Request) -> list[Offer]:

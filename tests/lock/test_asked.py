@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from envbuild.cli.lock_cmd import create
 from envbuild.cli.stack_cmd import validate
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, sdists
+from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 
 STACK = "{{name: mine, summary: s, profiles: {{exact: {{python: ['3.11'], {0}}}}}}}\n"
@@ -33,11 +35,11 @@ def refused(command: Any, *arguments: str) -> EnvbuildError:
     return caught.value
 
 
-def make_sdist(folder: Path, ran: Path, project: str = "old") -> None:
+def make_sdist(folder: Path, ran: Path, project: str = "old", metadata_version: str = "1.0") -> None:
     """old-1.0.tar.gz (or of another project), whose setup.py leaves the file `ran`."""
     folder.mkdir(exist_ok=True)
     with tarfile.open(folder / f"{project}-1.0.tar.gz", "w:gz") as archive:
-        metadata = f"Metadata-Version: 1.0\nName: {project}\nVersion: 1.0\n"
+        metadata = f"Metadata-Version: {metadata_version}\nName: {project}\nVersion: 1.0\n"
         for name, text in {"setup.py": SETUP.format(str(ran)), "PKG-INFO": metadata}.items():
             info = tarfile.TarInfo(f"{project}-1.0/{name}")
             info.size = len(text)
@@ -96,6 +98,25 @@ def test_all_source_distributions_that_a_lock_needs_are_named_at_once(tmp_path: 
     assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
     assert all(f"--allow-build {project}" in error.hint for project in ("old", "elder", "eldest"))
     assert not ran.exists()
+
+
+@pytest.mark.usefixtures("home")
+def test_a_package_with_a_wheel_that_fits_is_neither_named_nor_built(tmp_path: Path) -> None:
+    ran, links = tmp_path / "ran", tmp_path / "links"
+    for project in ("screen", "viewer"):
+        make_sdist(links, ran, project, "2.2")
+    make_wheel(links, "viewer", "2.0", requires=["screen==1.0"])
+    path, found = stack(tmp_path, "packages: [viewer]"), ("--find-links", str(links))
+    error = refused(create, path, *found)
+    assert error.code == "build-not-allowed"
+    assert "--allow-build screen" in error.hint
+    assert "--allow-build viewer" not in error.hint
+    allowed = ("--allow-build", "viewer", "--allow-build", "screen", "-o", str(tmp_path / "lock"))
+    create.main(args=[path, *found, *allowed], standalone_mode=False)
+    assert re.findall(r'file = "(\S+)"', (tmp_path / "lock").read_text()) == [
+        "screen-1.0.tar.gz",
+        "viewer-2.0-py3-none-any.whl",
+    ]
 
 
 def test_d17_a_lock_says_which_packages_are_source_distributions() -> None:
