@@ -113,7 +113,7 @@ def test_a_package_with_a_wheel_that_fits_is_neither_named_nor_built(tmp_path: P
     assert "--allow-build viewer" not in error.hint
     allowed = ("--allow-build", "viewer", "--allow-build", "screen", "-o", str(tmp_path / "lock"))
     create.main(args=[path, *found, *allowed], standalone_mode=False)
-    assert re.findall(r'file = "(\S+)"', (tmp_path / "lock").read_text()) == [
+    assert re.findall(r'{file = "(\S+)"', (tmp_path / "lock").read_text()) == [
         "screen-1.0.tar.gz",
         "viewer-2.0-py3-none-any.whl",
     ]
