@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from envbuild.launch.benchmark import SAME
 from envbuild.model.evidence import Check, Evidence
+from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
 from envbuild.report.sections.claims import Claim, claims
 from envbuild.report.verdict import all_checks, plural

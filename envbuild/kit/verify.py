@@ -30,7 +30,7 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
     with opened(path) as (folder, there):
         manifest = read_manifest(folder)
         findings = list(check_files(folder, there, manifest))
-        report, found = verify_report(folder / REPORT, run=run, signers=signers)
+        report, found = verify_report(folder / REPORT, run=run, signers=signers, maker=manifest.envbuild)
         findings += _unknown(manifest, report)
         findings += _together(folder, manifest, report)
         return report, [*findings, *found]

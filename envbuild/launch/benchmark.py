@@ -10,9 +10,8 @@ from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, BenchmarkCase, Figure, Reference
 from envbuild.node.smoke.training_log import read
+from envbuild.report.claimed import percent_of, verdict_of
 
-# From this share of the claim on a figure counts as reproduced.
-SAME = 0.97
 _TFLOPS = "TFLOP/s per GPU"
 # In place of a model: the node was asked, and has none.
 NO_GPU = "no GPU"
@@ -66,19 +65,18 @@ def compare(
     if claim is None:
         return told
     ratio = claim.value / measured if bench.lower_is_better else measured / claim.value
-    verdict, why = _verdict(claim, gpus, ratio)
     more = {
-        "verdict": verdict,
-        "why": why,
         "claim": claim.value,
         "where": claim.where,
         "source": claim.source,
         "claim_gpu": claim.gpu,
         "claim_gpus": claim.gpus,
         "claim_share": _share(bench, claim.value, peaks.get(claim.gpu or "")),
-        "percent": round(100 * measured / claim.value, 1),
     }
-    return told.model_copy(update=more)
+    told = told.model_copy(update=more)
+    verdict = verdict_of(told, gpus.model, lower_is_better=bench.lower_is_better)
+    final = {"verdict": verdict, "why": _why(verdict, claim, gpus, ratio), "percent": percent_of(told)}
+    return told.model_copy(update=final)
 
 
 def in_words(comparison: Comparison) -> str:
@@ -100,20 +98,18 @@ def _share(bench: Bench, value: float, peak: float | None) -> float | None:
     return None if peak is None or bench.unit != _TFLOPS else round(100 * value / peak, 1)
 
 
-def _verdict(claim: _Claim, gpus: Gpus, ratio: float) -> tuple[str, str]:
+def _why(verdict: str, claim: _Claim, gpus: Gpus, ratio: float) -> str:
+    if verdict != "not-comparable":
+        return f"{'below the claim' if verdict == 'below' else verdict}: {100 * ratio:.0f} %"
     if claim.gpu is None or gpus.model is None:
         ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
         unknown = "the claim names no GPU" if claim.gpu is None else ran
-        return "not-comparable", f"not comparable: {unknown}"
+        return f"not comparable: {unknown}"
     if gpus.model == NO_GPU:
-        return "not-comparable", f"not comparable: no GPU here (claimed for {claim.gpu})"
+        return f"not comparable: no GPU here (claimed for {claim.gpu})"
     if claim.gpu != gpus.model:
-        return "not-comparable", f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
-    if claim.gpus != gpus.count:
-        return "not-comparable", f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
-    if ratio >= SAME:
-        return "reproduced", f"reproduced: {100 * ratio:.0f} %"
-    return "below", f"below the claim: {100 * ratio:.0f} %"
+        return f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
+    return f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
 
 
 def _nearest(claims: Iterable[_Claim], gpus: Gpus) -> _Claim | None:

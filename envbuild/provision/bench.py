@@ -21,7 +21,7 @@ from envbuild.node.protocol import plural
 from envbuild.provision.bench_ways import Way, narrowed, way
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
-from envbuild.provision.own_run import Log, environments_in_use, gpu_model, measured_by
+from envbuild.provision.own_run import Log, environments_in_use, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -147,7 +147,7 @@ def _gpus(made: Launch, facts: NodeFacts | None) -> Gpus:
     if facts is not None and not facts.gpus:
         return Gpus(None, count, NO_GPU)
     name = facts.gpus[0].name if facts else None
-    model = gpu_model(name)
+    model = rules().gpu_of(name)
     return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)
 
 

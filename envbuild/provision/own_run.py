@@ -27,9 +27,8 @@ from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
-from envbuild.provision.survey.ask import ask, rules
+from envbuild.provision.survey.ask import ask
 from envbuild.redact import Redactor
-from envbuild.resolve.compat import Gpu
 from envbuild.schedule.runner import as_login
 from envbuild.text import last_lines
 from envbuild.transport import ssh
@@ -109,11 +108,6 @@ def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
     """Those of a node that is asked without a job, for the name of its GPUs."""
     ask([node], work.prepared, work.run.id, {"stack": work.prepared.stack.name}, work.survey)
     return work.survey.facts.get(node)
-
-
-def gpu_model(name: str | None) -> Gpu | None:
-    """The row of our tables for a GPU as nvidia-smi names it."""
-    return next((gpu for gpu in rules().gpus.values() if f" {gpu.name} " in f" {name} "), None)
 
 
 def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:

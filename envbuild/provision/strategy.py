@@ -19,13 +19,14 @@ from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.node.protocol import plural
-from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environments_in_use, facts_of, gpu_model, measured_by
+from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environments_in_use, facts_of, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.ask import rules
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
 from envbuild.strategy.problem import Problem, as_row
@@ -133,7 +134,7 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
             facts = facts_of(work)
-            found = asked.problem(gpu_model(facts.gpus[0].name) if facts and facts.gpus else None)
+            found = asked.problem(rules().gpu_of(facts.gpus[0].name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
             trials = _Trials(work, told, asked, found, Search(found.machine, found.ranked(), first), [])
             with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):

@@ -184,6 +184,10 @@ class Compat(NamedTuple):
     apex: ApexHistory
     apex_note: Note
 
+    def gpu_of(self, name: str | None) -> Gpu | None:
+        """The row for a GPU as nvidia-smi names it."""
+        return next((gpu for gpu in self.gpus.values() if f" {gpu.name} " in f" {name} "), None)
+
     def gpu_kind(self, name: str) -> str:
         """`geforce`, `workstation`, `data-centre` or `unknown`, from the name that nvidia-smi prints."""
         words = name.replace("-", " ").split()

@@ -87,6 +87,7 @@ class Sealed:
             name, 8, variant_digest=self.variant.digest, root=self.root, files=len(self.files), sources=[],
             bytes=sum(row[2] for row in self.files.values()),
             packages={package.name: package.version for package in self.variant.packages},
+            resolution=samples.resolution(name) | {"variant_id": self.variant.id},
             checks=[*({"name": each, "status": "passed", "says": "", "level": level} for each, level in _CHECKS),
                     *samples.checks(100_000.0)[:3]],
         )  # fmt: skip

@@ -15,11 +15,12 @@ def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
-    from envbuild.provision.run.attachments import attach, built, variants_of
+    from envbuild.provision.run.attachments import attach, variants_of
     from envbuild.provision.run.file_lists import FileLists
     from envbuild.report.fleet_equality import equality_of
     from envbuild.report.render import write_report
     from envbuild.report.timeline import steps
+    from envbuild.resolve.built import built
 
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"

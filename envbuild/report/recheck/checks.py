@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.lock import Variant
+from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.verdict import all_checks
@@ -42,8 +43,15 @@ def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield from judged("floors", f"{metrics} metrics against their floors", _floors(evidence))
     if lowered:
         yield not_checked("floors", f"lower than the stack's, by the target's word alone: {', '.join(lowered[:5])}")
+    if untried := [node.node for node in evidence.nodes if _is_untried(node, attached)]:
+        yield not_checked("checks", f"no smoke test ran on {names(untried)}, and the lock has one")
     if unknown:
         yield not_checked("checks", f"this envbuild does not know: {', '.join(sorted(unknown)[:8])}")
+
+
+def _is_untried(node: NodeEvidence, attached: Attached) -> bool:
+    variant = attached.variants.get(str(node.variant_digest))
+    return variant is not None and bool(variant.smoke) and not any(map(_smoke_item, node.checks))
 
 
 def _smoke_item(check: Check) -> str | None:

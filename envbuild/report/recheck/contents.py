@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD, plural
+from envbuild.resolve.built import built
 
 
 def check_contents(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -80,7 +81,11 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         elif attached.lock is not None and not _is_of(variant, attached.lock):
             says = f"{variant.id} is no variant of the lock"
             problems.append(problem("report-variant-not-of-lock", "variants", says))
+    for told in evidence.variants:
+        if told.digest in attached.variants:
+            problems += _built(told, attached.variants[told.digest], evidence.nodes)
     for node in evidence.nodes:
+        problems += _of_node(node, attached.variants.get(str(node.variant_digest)))
         good = node.status in GOOD and node.variant_digest
         if named and good and node.variant_digest not in named:
             says = f"{node.node} has the variant {str(good)[:12]}, which the evidence does not hold"
@@ -90,6 +95,32 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     else:
         yield from problems
         yield not_checked("variants", "no variant as it was built is there")
+
+
+def _built(told: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence]) -> Iterator[Finding]:
+    """Every package of the variant of which a file fits the nodes has one."""
+    if told.id != variant.id:
+        yield problem("report-variant-differs", "variants", f"{told.id} is {variant.id} in the lock")
+    [due] = built({told.digest: variant}, nodes)
+    if missing := {row.name for row in due.packages} - {row.name for row in told.packages}:
+        says = f"{told.id}: the hashes of {', '.join(sorted(missing)[:5])} are left out"
+        yield problem("report-package-missing", "packages", says)
+
+
+def _of_node(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
+    """What was decided for a node, and what its base provides, against the variant that it has."""
+    if variant is None:
+        return
+    decided = node.resolution.variant_id if node.resolution else None
+    if decided not in (None, variant.id) and node.status in GOOD:
+        says = f"{node.node}: {decided} was decided on, and {variant.id} is there"
+        yield problem("report-variant-differs", "variants", says)
+    provided = {canonicalize_name(name): version for name, version in variant.provided.items()}
+    for name, version in node.base_packages.items():
+        locked = provided.get(canonicalize_name(name), "" if variant.base.kind == "none" else version)
+        if not _is_equal(version, locked):
+            says = f"{node.node}: the base is said to have {name} {version}, the variant stands on {locked or 'none'}"
+            yield problem("report-variant-differs", "variants", says)
 
 
 def _is_of(variant: Variant, lock: Lock) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from envbuild.report.timeline import steps
 from envbuild.report.verdict import GOOD, plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
+_VERBS = frozenset({"provision", "verify", "smoke", "bench", "strategy"})
 # A run makes its directory first; a slow file system takes a while for it.
 _SLACK = timedelta(minutes=10)
 
@@ -22,13 +24,24 @@ _SLACK = timedelta(minutes=10)
 def check_course(evidence: Evidence, attached: Attached, folder: str, wanted: str | None) -> Iterator[Finding]:
     """All findings about the course; `folder` is the name of the report's folder, `wanted` the run asked for."""
     yield from judged("run", f"{evidence.run} fits its times and its folder", _run(evidence, folder, wanted))
+    yield from _command(evidence)
     yield from judged("times", "begin, end and phases are in order", _times(evidence))
     yield from judged("summary", "exit codes and states follow from checks and errors", _exits(evidence))
     yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
     yield from _nodes(evidence, attached)
     yield from _deviations(evidence, attached)
+    if any(node.facts or node.checks for node in evidence.nodes):
+        yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
     if logs := sum(node.log is not None for node in evidence.nodes):
         yield not_checked("logs", f"those of {plural(logs, 'node')} lie there; their sha256 is in the evidence")
+
+
+def _command(evidence: Evidence) -> Iterator[Finding]:
+    """What the page calls the command that repeats the run, and a reader may well do."""
+    tool, verb = (*evidence.command, "", "")[:2]
+    if evidence.command and (tool != "envbuild" or (verb in _VERBS and verb != evidence.verb)):
+        says = f"{shlex.join(evidence.command)[:80]} is no command that gives a report of `envbuild {evidence.verb}`"
+        yield problem("report-command-invalid", "run", says)
 
 
 def _moment(text: str) -> datetime | None:
@@ -73,6 +86,13 @@ def _times(evidence: Evidence) -> Iterator[Finding]:
     for name, seconds in evidence.phases.items():
         if not 0 <= seconds <= took + 1:
             yield problem("report-times-differ", "times", f"{name} took {seconds:g} s of {took:.1f} s")
+    for node in evidence.nodes:
+        spans = [(check.name, 0.0, check.seconds or 0.0) for check in node.checks]
+        spans += [(step.name, step.began, step.seconds or 0.0) for step in node.steps]
+        for name, begin, seconds in spans:
+            if not 0 <= seconds <= took - begin + 1:
+                says = f"{node.node}: {name} took {seconds:g} s from {begin:g} s on, of {took:.1f} s"
+                yield problem("report-times-differ", "times", says)
 
 
 def _exits(evidence: Evidence) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from envbuild.report.recheck.attached import read_all
 from envbuild.report.recheck.checks import check_checks
 from envbuild.report.recheck.contents import check_contents
 from envbuild.report.recheck.course import check_course
+from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.finding import Finding
 from envbuild.report.recheck.opened import Opened, open_report
 from envbuild.report.recheck.parts import check_parts
@@ -16,8 +17,12 @@ from envbuild.report.recheck.shown import check_pages
 from envbuild.report.recheck.signed import check_signature
 
 
-def verify_report(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
+def verify_report(
+    path: Path, *, run: str | None = None, signers: Path | None = None, maker: str = ""
+) -> tuple[Opened, list[Finding]]:
     """Open a report and check it; `run` is the run that it has to be of, `signers` an allowed_signers of ssh-keygen.
+
+    `maker`: the version of envbuild that made its pages, where that is not the one of the run.
 
     Raises EnvbuildError as `open_report` does, but with exit 5; `signers-unreadable` (2), `ssh-keygen-missing` (7).
     """
@@ -26,7 +31,7 @@ def verify_report(path: Path, *, run: str | None = None, signers: Path | None = 
     except EnvbuildError as error:
         error.exit_code = ExitCode.INTEGRITY
         raise
-    findings = _check(report, run, signers)
+    findings = _check(report, run, signers, maker)
     if report.evidence.parts:
         findings += check_parts(
             report, lambda part: _check(part, part.evidence.run, signers if part.envelope else None)
@@ -34,7 +39,7 @@ def verify_report(path: Path, *, run: str | None = None, signers: Path | None = 
     return report, findings
 
 
-def _check(report: Opened, run: str | None, signers: Path | None) -> list[Finding]:
+def _check(report: Opened, run: str | None, signers: Path | None, maker: str = "") -> list[Finding]:
     evidence = report.evidence
     findings = list(check_signature(report, signers))
     attached, found = read_all(report)
@@ -42,5 +47,6 @@ def _check(report: Opened, run: str | None, signers: Path | None) -> list[Findin
     findings += check_course(evidence, attached, report.folder.resolve().name, run)
     findings += check_contents(evidence, attached)
     findings += check_checks(evidence, attached)
-    findings += check_pages(report)
+    findings += check_figures(evidence)
+    findings += check_pages(report, maker or evidence.envbuild)
     return findings

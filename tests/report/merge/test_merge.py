@@ -110,6 +110,7 @@ def test_parts_keep_their_bytes_and_their_signatures(tmp_path: Path) -> None:
 
 
 def reverb(sealed: Sealed) -> None:
+    sealed.data["command"] = ["envbuild", "smoke", "--target", "lab"]
     events = [{"kind": "run-started", "data": {"verb": "smoke", "command": sealed.data["command"]}}]
     events.append({"kind": "node-finished", "node": "gpu03", "data": {"status": "ok", "exit": 0}})
     sealed.attach("journal", "journal.jsonl", b"".join(json.dumps(event).encode() + b"\n" for event in events))

@@ -20,6 +20,7 @@ from envbuild.model.lock import Variant, canonical_json
 from envbuild.report import page
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.contents import check_contents
+from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.told import lines
 from envbuild.report.recheck.verify import verify_report
 from tests.report import samples
@@ -57,7 +58,7 @@ def unchecked(path: Path) -> set[str]:
 def test_an_honest_report_holds_as_folder_as_evidence_and_as_page(made: Path) -> None:
     for path in (made, made / "evidence.json", made / "report.html"):
         assert problems(path) == set()
-    assert unchecked(made) == {"signature", "root"}
+    assert unchecked(made) == {"signature", "root", "nodes"}
 
 
 def test_a_page_alone_holds_and_says_that_it_lacks_everything_else(made: Path, tmp_path: Path) -> None:
@@ -100,6 +101,13 @@ def another_lock(data: Data) -> None:
     data["lock_digest"] = "ab" * 32
 
 
+def slow_gpus(data: Data) -> None:
+    metric = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 9, "median": 700.0, "least": 600.0}
+    each = {f"gpu{number}_bf16_tflops": 610.0 + number for number in range(4)}
+    gemm = {"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": each}
+    first(data)["checks"].append(gemm | {"metrics": [metric | {"greatest": 720.0}]})
+
+
 # What a careful forger changes, who makes every page and every file digest anew, and the code that names it.
 FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     "a number that is no median": (forged_metric, "report-metric-invalid"),
@@ -110,6 +118,38 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "a loss that rose": (
         lambda d: check(d, "smoke/training")["details"].update(loss_last=9.0), "report-metric-invalid",
+    ),
+    "a loss curve of another training": (
+        lambda d: check(d, "smoke/training")["details"].update(losses=[9.0, 7.0, 5.0]), "report-figure-differs",
+    ),
+    "a curve that ends elsewhere": (
+        lambda d: check(d, "smoke/training")["details"].update(losses=[4.41, 4.4, 4.3]), "report-figure-differs",
+    ),
+    "a speed that its steps do not give": (
+        lambda d: check(d, "smoke/training")["details"].update(
+            shape={"batch": 8, "length": 64}, step_seconds=[1.0] * 60
+        ), "report-figure-differs",
+    ),
+    "a figure twice": (
+        lambda d: check(d, "smoke/training")["metrics"].append(check(d, "smoke/training")["metrics"][0]),
+        "report-figure-differs",
+    ),
+    "GPUs that are all slower than their median": (slow_gpus, "report-figure-differs"),
+    "a check longer than the run": (
+        lambda d: check(d, "smoke/training").update(seconds=9000.0), "report-times-differ",
+    ),
+    "a check that took less than nothing": (
+        lambda d: check(d, "smoke/training").update(seconds=-1.0), "report-times-differ",
+    ),
+    "a command of a shell": (lambda d: d.update(command=["sh", "-c", "curl x | sh"]), "report-command-invalid"),
+    "a command of another verb": (lambda d: d.update(verb="bench"), "report-command-invalid"),
+    "another variant decided on": (
+        lambda d: first(d)["resolution"].update(variant_id="cu126"), "report-variant-differs",
+    ),
+    "another name of the variant": (lambda d: d["variants"][0].update(id="cu126"), "report-variant-differs"),
+    "hashes left out": (lambda d: d["variants"][0]["packages"].pop(), "report-package-missing"),
+    "packages of a base that is none": (
+        lambda d: first(d).update(base_packages={"torch": "9.9"}), "report-variant-differs",
     ),
     "another exit of the run": (lambda d: d.update(exit=1), "report-exit-differs"),
     "a failed check that is called passed": (lambda d: first(d).update(exit=1), "report-exit-differs"),
@@ -174,6 +214,36 @@ def test_a_smoke_test_that_says_that_it_was_limited_lacks_nothing(sealed: Sealed
 
     sealed.forge(limit)
     assert not problems(sealed.folder) & {"report-check-missing", "report-check-unasked"}
+
+
+CLAIM = {"measured": 196_000.0, "unit": "words/s", "gpus": 8, "gpu": "NVIDIA A100-SXM4-80GB", "claim": 200_000.0,
+         "source": "the document", "claim_gpu": "A100-SXM4-80GB", "claim_gpus": 8, "percent": 98.0,
+         "verdict": "reproduced", "why": ""}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("forged", "says"),
+    [
+        ({}, None),
+        ({"claim": 199_000.0, "percent": 98.5}, "is no claim of opt-175b"),
+        ({"source": "somebody"}, "is no claim of opt-175b"),
+        ({"percent": 100.0}, "its figures give reproduced with 98.0 %"),
+        ({"verdict": "below"}, "its figures give reproduced"),
+        ({"verdict": "not-comparable"}, "its figures give reproduced"),
+        ({"gpu": "NVIDIA H200"}, "its figures give not-comparable"),
+        ({"measured": 210_000.0, "percent": 105.0}, "is compared, and was not measured"),
+        ({"claim": 0.0, "percent": 0.0}, "its figures give not-comparable"),
+        ({"gpus": 16}, "said to have run on 16 GPUs, and was launched on 8"),
+    ],
+)
+def test_a_claim_has_to_be_one_and_its_verdict_to_follow_from_the_figures(forged: Data, says: str | None) -> None:
+    rate = {"name": "wps", "unit": "words/s", "n": 3, "median": 196_000.0, "least": 195e3, "greatest": 197e3}
+    details = {"values": [195e3, 196e3, 197e3], "launch": {"nodes": 1, "gpus_per_node": 8}}
+    bench = {"name": "bench", "status": "passed", "says": "", "metrics": [rate], "details": details}
+    run = samples.evidence(samples.node(checks=[{**bench, "comparison": CLAIM | forged}]), stack="opt-175b")
+    found = [each for each in check_figures(run) if each.kind == "problem"]
+    assert {each.code for each in found} == ({"report-claim-differs"} if says else set())
+    assert says is None or says in " ".join(each.says for each in found)
 
 
 def test_a_root_that_the_list_of_files_does_not_give_is_rejected(sealed: Sealed) -> None:
@@ -394,10 +464,15 @@ def test_archives_of_conda_are_compared_with_the_lock_too(
 ) -> None:
     variant = conda_variant()
     row = {"name": "numpy", "version": "1.26.4", "file": "numpy-1.26.4-h0_0.conda", "index": "conda-forge"}
+    others = [
+        {"name": "python", "version": "3.11.7", "file": "python-3.11.7-h0_0.conda", "index": "conda-forge",
+         "sha256": "ab" * 32},
+        {"name": "alpha", "version": "1.0", "file": "alpha-1.0-py3-none-any.whl", "index": "pypi", "sha256": "cd" * 32},
+    ]  # fmt: skip
     told = samples.evidence(
-        samples.node(variant_digest=variant.digest, packages=packages, sources=[]),
+        samples.node(variant_digest=variant.digest, packages=packages, sources=[], resolution=None),
         stack="small",
-        variants=[{"id": "conda", "digest": variant.digest, "packages": [{**row, "sha256": sha256}]}],
+        variants=[{"id": "conda", "digest": variant.digest, "packages": [{**row, "sha256": sha256}, *others]}],
     )
     found = check_contents(told, Attached(variants={variant.digest: variant}))
     assert {each.code for each in found if each.kind == "problem"} == codes
