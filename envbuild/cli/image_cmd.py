@@ -30,6 +30,7 @@ recipe_options = options(
     click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
     click.option("--python", metavar="PATH", help="The interpreter in the base; else a standalone build goes in."),
     click.option("--glibc", metavar="VERSION", help="The glibc of the base, which decides between wheels."),
+    click.option("--slim", is_flag=True, help="Leave out the tests of packages; a deviation, listed in the stamp."),
 )
 # Where the flag is not named as its value is.
 _FLAGS = {"fetch": "fetch-image"}
@@ -47,7 +48,9 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
     from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
-    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given, flags["engine"]))
+    recipe = recipe_for(
+        Choice(stack, flags["profile"], flags["variant"], flags["target"], given, flags["engine"], flags["slim"])
+    )
     if ui is not None:
         for text in recipe.warnings:
             ui.warn(text)
@@ -394,6 +397,9 @@ def workflow(
 
     words = [stack]
     for name, value in flags.items():
-        words += [f"--{_FLAGS.get(name, name)}", value] if value is not None else []
+        if value is True:
+            words.append(f"--{name}")
+        elif value:
+            words += [f"--{_FLAGS.get(name, name)}", value]
     text = ci_workflow.workflow(system, _recipe(stack, flags), ci_workflow.Asked(words, install, gpu_runner))
     ui.result({"ok": True, "text": text}, lambda: text, verbatim=True)

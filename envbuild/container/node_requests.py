@@ -78,7 +78,10 @@ class _Tools:
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """What an image is made from: `asked` as for the planner, `channels`: where those of conda lie."""
+    """What an image is made from: `asked` as for the planner, `channels`: where those of conda lie.
+
+    `slim`: without the tests of packages.
+    """
 
     lock: Lock
     variant: Variant
@@ -89,6 +92,7 @@ class ImageInputs:
     patches: Mapping[str, Patch]
     asked: Collection[str]
     channels: Mapping[str, Sequence[str]]
+    slim: bool = False
 
 
 def make_requests(given: ImageInputs) -> Requests:
@@ -129,7 +133,9 @@ def make_requests(given: ImageInputs) -> Requests:
     for step in steps:
         step["args"]["environment"] = environment
     install = steps[0]["args"]
-    packages = {"stage": "packages", "variant": part, "requests": _packages_requests(part, steps)}
+    packages: dict[str, Any] = {"stage": "packages", "variant": part, "requests": _packages_requests(part, steps)}
+    if given.slim:
+        packages["slim"] = True
     install["part"] = "rest"
     build = {
         "stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps, "added": f"{prefix}/added",

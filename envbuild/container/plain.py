@@ -20,7 +20,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container.dockerfile import render
 from envbuild.container.instructions import Added, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.recipe import WHO, ImageRecipe
+from envbuild.container.recipe import SLIM, WHO, ImageRecipe
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.node import git_source
@@ -36,6 +36,11 @@ _INSTALL = "uv pip install --no-deps"
 _UV = {"UV_NO_CACHE": "1", "UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
 # An older setuptools cannot make an editable wheel.
 _EDITABLE_WHEELS = Version("64")
+# What `node/image/slim.py` takes out, in the layer that brought it.
+_SLIM = (
+    "find {} -mindepth 2 -type d -regex '.*/tests?' -not -path '*.dist-info/*' -prune -exec rm -rf {{}} +",
+    "find {} -mindepth 3 -type f -regex '.*/bin/[^/]*test[^/]*' -delete",
+)
 # As sed wants them: each package of the base, to be deleted from a requirements file.
 _OF_BASE = (
     "import re; from importlib.metadata import distributions; "
@@ -51,7 +56,11 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
         f"`docker build -f {DOCKERFILE} FOLDER_OF_THIS_FILE` (podman, buildah alike); envbuild is not needed for it."
     )
     return replace(
-        recipe, stages=tuple(maker.stages()), files=maker.files(), options=" --plain", notes=(usage, *recipe.notes)
+        recipe,
+        stages=tuple(maker.stages()),
+        files=maker.files(),
+        options=f"{recipe.options} --plain",
+        notes=(usage, *recipe.notes),
     )
 
 
@@ -165,6 +174,10 @@ class _Maker:
         every = [f"{words} {self._where(each)} -r /requirements/{name}" for name, each in self._requirements().items()]
         if len(every) > 1 and "requirements-archives.txt" in self._requirements():
             yield Comment("Wheels first; archives of source last, for they are built with what is there by then.")
+        if every and self.recipe.slim:
+            site = f"{self.recipe.environment}/lib/python{variant.python}/site-packages"
+            yield Comment(SLIM)
+            every += [line.format(site) for line in _SLIM]
         if every:
             yield Run(" && ".join(every), mounts)
 

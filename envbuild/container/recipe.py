@@ -31,6 +31,10 @@ INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
 HOME = "/home/envbuild"
+SLIM = (
+    "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
+    "RECORD names them."
+)
 WHO = "The image runs as this user, who may write into these folders and no others."
 
 
@@ -57,7 +61,12 @@ class ImageRecipe:
     @property
     def tag(self) -> str:
         """The name that a built image gets."""
-        return f"localhost/envbuild/{self.stack}:{self.profile}-{self.variant.digest[:12]}"
+        return f"localhost/envbuild/{self.stack}:{self.profile}-{self.variant.digest[:12]}{'-slim' * self.slim}"
+
+    @property
+    def slim(self) -> bool:
+        """Whether tests of packages are left out."""
+        return bool(self.requests.packages["args"].get("slim"))
 
     def stage(self, name: str) -> Stage:
         """One stage by name."""
@@ -99,7 +108,8 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         stages=stages,
         files=maker.files(),
         requests=requests,
-        notes=place.notes,
+        options=" --slim" * given.slim,
+        notes=(*place.notes, *([SLIM] if given.slim else [])),
         warnings=tuple(dict.fromkeys(warnings)),
         # Addresses appear only in what is made on request.
         uncommitted={INDEXES: pretty(requests.indexes)},
@@ -308,6 +318,7 @@ class _Maker:
                 "dev.envbuild.variant": variant.id,
                 "dev.envbuild.lock": f"sha256:{variant.digest}",
                 "dev.envbuild.environment": self.requests.environment,
+                **({"dev.envbuild.deviation": "slim"} if self.requests.packages["args"].get("slim") else {}),
             },
             {
                 "org.opencontainers.image.created": "CREATED",

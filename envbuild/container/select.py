@@ -32,6 +32,7 @@ class Choice:
     target: str | None = None
     given: Given = field(default_factory=Given)
     engine: str | None = None
+    slim: bool = False
 
 
 def recipe_for(choice: Choice) -> ImageRecipe:
@@ -62,7 +63,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
     given = ImageInputs(
         lock, variant, target, place, containers.prefix, compat, patches_of(lock),
-        asked=asked(lock, loaded.stack.profiles[profile]), channels=channels,
+        asked=asked(lock, loaded.stack.profiles[profile]), channels=channels, slim=choice.slim,
     )  # fmt: skip
     return make_recipe(given, digests)
 

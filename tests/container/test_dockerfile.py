@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
+from envbuild.node.image.slim import is_test
 
 DIGEST = "4" * 64
 
@@ -341,3 +343,33 @@ def test_edits_that_change_nothing_are_told_and_no_empty_patch_is_written(monkey
     assert made == {}
     assert "patches/apex.patch is not written" in "\n".join(failed)
     assert all("the patches change nothing" in each for each in failed)
+
+
+def test_slim_is_said_as_a_deviation_and_both_forms_leave_out_the_same_files(tmp_path: Path) -> None:
+    slim = recipe_for(Choice("torch-smoke", slim=True))
+    made = plain.make_plain(slim)
+    for each in (slim, made):
+        text = render(each)
+        assert "\n# Slim, a deviation: folders `test` and `tests`" in text and 'dev.envbuild.deviation="slim"' in text
+    assert slim.tag.endswith("-slim") and slim.requests.packages["args"]["slim"] is True
+    assert "deviation" not in render(recipe_for(Choice("torch-smoke")))
+
+    site = tmp_path / "a" / "site-packages"
+    names = [
+        "a/tests/x.py", "a/b/test/c/x.py", "a/latest/x.py", "a/bin/test_x", "a/bin/x/test", "a/bin/my_test.so",
+        "tests/x.py", "test/x/tests/y.py", "bin/test_x", "test_x.py", "a-1.0.dist-info/tests/x", "a/test.py",
+        "a/bin/tests/x", "a/bin/x/y",
+    ]  # fmt: skip
+    for name in names:
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    for line in render(made).splitlines():
+        command = line.strip(" &\\")
+        if command.startswith("find /opt/"):
+            find, _, *words = shlex.split(command)
+            subprocess.run([find, str(site), *words], check=True)
+    left = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+    assert left == {name for name in names if not is_test(name)}
+    assert set(names) - left == {
+        "a/tests/x.py", "a/b/test/c/x.py", "a/bin/test_x", "a/bin/my_test.so", "test/x/tests/y.py", "a/bin/tests/x",
+    }  # fmt: skip

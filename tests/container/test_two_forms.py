@@ -78,7 +78,7 @@ def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: 
     house = world.top / "house"
     house.mkdir()
     _download(house, "-r", str(REPOSITORY / "lockfiles" / "uv.txt"))
-    shutil.copy(world.wheel(), house)
+    shutil.copy(world.wheel(files={"alpha/__init__.py": b"", "alpha/tests/test_it.py": b""}), house)
     pin = world.repository("quick", FILES)
     source = {**pin, "patches": [PATCH], "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
     path = {**world.repository("tree", {"tree.py": "ANSWER = 42\n"}), "install": "path"}
@@ -89,10 +89,10 @@ def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: 
     clone = world.top / "a clone"
     words = ["git", "clone", "-q", "--no-hardlinks", "--depth", "1", REPOSITORY.as_uri(), str(clone)]
     subprocess.run(words, check=True, capture_output=True)
-    made = checkout.from_checkout(recipe_for(Choice(str(stack), given=GIVEN)))
+    made = checkout.from_checkout(recipe_for(Choice(str(stack), given=GIVEN, slim=True)))
     build_context.write(made, clone / "containers" / "tiny", program=False)
     plain = world.top / "plain"
-    said = world.good("image", "dockerfile", "./tiny.yaml", *PLACE, "--plain", "-o", str(plain))
+    said = world.good("image", "dockerfile", "./tiny.yaml", *PLACE, "--slim", "--plain", "-o", str(plain))
     assert "patches/quick.patch" in said.out and "not written" not in said.err
 
     (world.top / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n")
@@ -115,6 +115,8 @@ def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: 
 
     found = world.good("image", "verify", "localhost/ours:1", "--smoke", "--json", timeout=300).json
     assert found["ok"], found
+    (left_out,) = (check["details"]["paths"] for check in found["checks"] if check["name"] == "left-out")
+    assert [path.partition("site-packages/")[2] for path in left_out] == ["alpha/tests/test_it.py"]
     for name in ids:
         code = "import os, quick._fast as f, tree; print(f.answer(), tree.ANSWER, os.getuid(), os.environ['TINY'])"
         container = storage.buildah("from", "--pull-never", f"localhost/{name}:1")

@@ -211,10 +211,11 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
     """
     scanned = paths.meta(job.environment, stamp.SCAN)
     entries = contents.scan(job.prefix, job.environment, told, contents.kept(scanned) if job.part == "rest" else None)
-    checked, doubtful = contents.check(job.environment, entries)
-    locked, known, wrong = job.variant.get("packages", []), {}, doubtful
+    known = dict.fromkeys(job.args.get("left_out") or (), "")
+    checked, doubtful = contents.check(job.environment, entries, known)
+    locked, wrong = job.variant.get("packages", []), doubtful
     if doubtful:
-        known = packages.archived(tool, job.environment, locked, job.artifacts, doubtful)
+        known.update(packages.archived(tool, job.environment, locked, job.artifacts, doubtful))
         checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})

@@ -29,6 +29,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     root: str | None = None
     if found is not None:
         _check_packages(checks, environment, found, args.get("variant"))
+        _say_left_out(checks, found)
         _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
         if args.get("deep"):
             drift, root = _check_contents(checks, prefix, environment, found)
@@ -97,6 +98,16 @@ def _check_packages(checks: "list[Json]", environment: str, found: Json, variant
     problems = stamp.package_problems(environment, found, variant)
     good = "%s as stamped, by name and version" % plural(len(found["packages"]), "package")
     _add(checks, "packages", problems, good, begun, "stamped")
+
+
+def _say_left_out(checks: "list[Json]", found: Json) -> None:
+    """A deviation: files that an image was asked to have without; those of the stamp are all the others."""
+    left_out = (found.get("evidence") or {}).get("left_out")
+    if left_out:
+        counts = (plural(left_out["files"], "file"), left_out["bytes"] / 1e6)
+        says = "%s of tests of packages (%.1f MB) left out on purpose, though their RECORD names them" % counts
+        _add(checks, "left-out", [], says, time.monotonic(), "stamped")
+        checks[-1]["details"] = {"deviation": "slim", **left_out}
 
 
 def _check_link(checks: "list[Json]", prefix: str, stack: str, environment: str, named: bool) -> None:

@@ -15,7 +15,7 @@ from envbuild.node.build import build_dir
 from envbuild.node.conda import meta
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
-from envbuild.node.image import added_files, fetch_stage, packages_layer
+from envbuild.node.image import added_files, fetch_stage, packages_layer, slim
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
@@ -83,16 +83,22 @@ def _check_libc() -> None:
 
 
 def _packages(args: Json, prefix: str, network: str) -> Json:
-    """The environment with its packages and nothing else: torch is imported where there is one, every file read."""
+    """The environment with its packages and nothing else: torch is imported where there is one, every file read.
+
+    With `slim` without their tests, which go before that import.
+    """
     variant, steps = args["variant"], args["requests"]
     kept = _keep_base(variant, steps[0]["args"]["interpreter"])
-    done = {step["verb"]: _run("packages", step, variant) for step in steps}
-    result = done["install"]
+    install, *others = steps
+    result = _run("packages", install, variant)
+    left_out = slim.leave_out(result["environment"]) if args.get("slim") else None
+    done = {step["verb"]: _run("packages", step, variant) for step in others}
     settle(result["environment"])
     build_dir.date_headers(result["environment"])
     checks = (done.get("smoke") or {}).get("checks") or []
     imported = [row["module"] for check in checks for row in check["details"].get("modules") or () if row["ok"]]
-    packages_layer.note(prefix, result["environment"], result["interpreter"], imported)
+    told = {"imported": imported, "left_out": left_out}
+    packages_layer.note(prefix, result["environment"], result["interpreter"], told)
     return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
 
 
@@ -111,13 +117,15 @@ def _build(args: Json, prefix: str, network: str) -> Json:
         verb = step["verb"]
         if verb == "install":
             # The packages are there; what their files take was asked for before.
-            step["args"].update(needed={"bytes": 0, "inodes": 0})
+            step["args"].update(needed={"bytes": 0, "inodes": 0}, left_out=(layers.left_out or {}).get("paths"))
         elif verb == "smoke":
             step["args"]["imported"] = layers.imported
         elif verb == "activate":
             evidence = dict(step["args"].get("evidence") or {}, network=network, **layers.evidence)
             if kept:
                 evidence["kept_of_base"] = kept
+            if layers.left_out:
+                evidence["left_out"] = layers.left_out
             step["args"].update(stamped_at=paths.EPOCH, evidence=evidence)
         results[verb] = _run("build", step, variant)
         if verb == "install":

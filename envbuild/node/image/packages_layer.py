@@ -20,18 +20,22 @@ NOTES = "packages-layer.json"
 _AT_START = ("sitecustomize", "usercustomize")
 
 
-def note(prefix: str, environment: str, interpreter: str, imported: "list[str]") -> None:
-    """Read every file of the layer and keep beside it what that gave, and which modules were `imported` well."""
+def note(prefix: str, environment: str, interpreter: str, told: Json) -> None:
+    """Read every file of the layer and keep beside it what that gave.
+
+    `told`: the modules that were `imported` well, and what was `left_out` (see `slim.py`; None: nothing).
+    """
     entries = contents.scan(prefix, environment, {"interpreter": interpreter, "sources": []})
     for entry in entries.values():
         entry.signature = []  # of this build; the next one sees another storage
-    contents.keep(os.path.join(prefix, "image", NOTES), entries, {"imported": imported})
+    contents.keep(os.path.join(prefix, "image", NOTES), entries, told)
 
 
 class Layers:
     """The layer of packages below a build, and after `install` what was added: who read what, for the stamp.
 
-    `imported`: modules that need not be imported again; `evidence`: nothing where there are no notes.
+    `imported`: modules that need not be imported again; `left_out`: what has been taken out of packages on purpose;
+    `evidence`: nothing where there are no notes.
     """
 
     def __init__(self, prefix: str, environment: str) -> None:
@@ -39,7 +43,9 @@ class Layers:
         notes = os.path.join(prefix, "image", NOTES)
         self.environment = environment
         self.evidence: Json = {}
-        self.imported = list((paths.read_json(notes) or {}).get("imported") or ())
+        told = paths.read_json(notes) or {}
+        self.imported = list(told.get("imported") or ())
+        self.left_out: Json | None = told.get("left_out")
         self._taken = _there(environment, contents.kept(notes))
         contents.keep(paths.meta(environment, stamp.SCAN), self._taken)
 

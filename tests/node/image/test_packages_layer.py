@@ -37,8 +37,9 @@ def smoke(node: Node, **more: Any) -> dict[str, Any]:
     return node.request("smoke", environment=str(place(node)), items=[{"name": "sound"}], cuda=False, **more)
 
 
-def packages(node: Node, variant: dict[str, Any]) -> None:
+def packages(node: Node, variant: dict[str, Any], **more: Any) -> None:
     request = of_packages(node, {**variant, "imports": []}, str(place(node)))
+    request["args"].update(more)
     request["args"]["requests"].append(smoke(node))
     build_stage.run(request)
 
@@ -140,7 +141,7 @@ def test_what_can_change_an_import_makes_it_done_again(tmp_path: Path, name: str
     site.mkdir(parents=True)
     (tmp_path / "image").mkdir()
     (site / "torch.py").write_text("1")
-    packages_layer.note(str(tmp_path), str(environment), "", ["torch"])
+    packages_layer.note(str(tmp_path), str(environment), "", {"imported": ["torch"]})
     layers = packages_layer.Layers(str(tmp_path), str(environment))
     (site / name).parent.mkdir(exist_ok=True)
     (site / name).write_text(text)
@@ -149,3 +150,26 @@ def test_what_can_change_an_import_makes_it_done_again(tmp_path: Path, name: str
     packages_layer.contents.keep(str(environment / ".envbuild" / "scan.json"), found)
     layers.compare()
     assert layers.imported == ([] if disturbed else ["torch"])
+
+
+def test_a_slim_image_lacks_the_tests_of_packages_and_nothing_else(node: Node, variant: dict[str, Any]) -> None:
+    tests = ("torch/test/data.bin", "torch/deep/tests/test_it.py", "torch/bin/test_api")
+    stay = ("torch/bin/protoc", "torch/testing.py", "torch/test_of.py", "torch/latest/tests.py")
+    files = {"torch/__init__.py": TORCH, **dict.fromkeys((*tests, *stay), b"12")}
+    variant = make_variant([make_wheel(node.wheels, "torch", files=files)], imports=["torch"], torch="1.0")
+    packages(node, variant, slim=True)
+    stamp = rest(node, variant)
+    site = f"lib/python{variant['python']}/site-packages"
+    gone = sorted(f"{site}/{name}" for name in tests)
+    assert stamp["evidence"]["left_out"] == {"files": 3, "bytes": 6, "paths": gone}
+    assert not (place(node) / site / "torch" / "deep").exists(), "empty folders go, too"
+    assert all((place(node) / site / name).is_file() for name in stay)
+    found = verified(node, deep=True)
+    assert found["ok"] and found["checks"]["left-out"]["says"].startswith(
+        "3 files of tests of packages (0.0 MB) left out"
+    )
+
+    (place(node) / gone[0]).write_bytes(b"12")
+    (place(node) / site / stay[0]).unlink()
+    drift = {row["path"]: row["kind"] for row in verified(node, deep=True)["drift"]}
+    assert drift == {gone[0]: "extra", f"{site}/{stay[0]}": "missing"}
