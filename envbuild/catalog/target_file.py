@@ -35,7 +35,7 @@ class Answers:
 def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
     """What the recorded facts of at least one node say; a partition or queue they do not know."""
     first = next(iter(nodes.values()))
-    kind = first.scheduler.kind if first.scheduler.kind in KINDS else "ssh"
+    kind = first.scheduler.kind if first.scheduler.kind in KINDS else "local" if [*nodes] == ["localhost"] else "ssh"
     models = {gpu.name.removeprefix("NVIDIA ") for node in nodes.values() for gpu in node.gpus}
     counts = {len(node.gpus) for node in nodes.values()}
     prefix = first.prefix.path

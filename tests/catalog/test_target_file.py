@@ -66,6 +66,12 @@ def test_facts_become_a_file_that_their_nodes_do_not_differ_from(tmp_path: Path,
     assert ("still a template" in done.output) == (made.connection.kind == "job")
 
 
+def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
+    node = next(iter(load_facts("pods-rtx4090").values()))
+    assert target_file.of_facts({"localhost": node}).kind == "local"
+    assert target_file.of_facts({"gpu01": node}).kind == "ssh"
+
+
 def test_facts_name_the_prefix_for_every_user() -> None:
     (node,) = load_facts("azure-nd96").values()
     disk = node.prefix.model_copy(update={"path": f"/scratch/{node.user}/envbuild"})
