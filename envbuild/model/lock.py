@@ -236,11 +236,11 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     def with_provided(self, stack: str, profile: str, provided: dict[str, str]) -> Self:
         """The same variant on a known base: what it provides is in the digest, what it accepts is not installed."""
-        packages = self._on_top(provided) if self.base.accepts else self.packages
+        packages = self.on_top(provided)
         known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
 
-    def _on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
+    def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
         """The packages without those that the base may have, and has in the accepted range."""
         from packaging.requirements import Requirement
         from packaging.utils import canonicalize_name

@@ -27,6 +27,7 @@ from envbuild.resolve.versions import minor, numbers, split_local
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")
+_OTHER_BASE = "another interpreter (`base_python`), or a variant that brings everything"
 # What is asked for where a module brings the interpreter: the first in PATH of that name.
 MODULE_PYTHON = "python3"
 # A source is compiled with nvcc when a build flag, the name of an extension or a `.cu` file says so.
@@ -270,13 +271,17 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
     if not usable:
         return Interpreter(None, (_no_python(variant, facts, asked),))
     misses = [(_missing(variant, python), -i, python) for i, python in enumerate(usable)]
-    good = [((not p.virtual, *numbers(p.version)), order, p) for missing, order, p in misses if not missing]
-    if not good:
-        missing = misses[0][0]
-        what = f"{usable[0].path} lacks what the base must provide: {', '.join(missing)}"
+    there = [(order, python) for missing, order, python in misses if not missing]
+    if not there:
+        what = f"{usable[0].path} lacks what the base must provide: {', '.join(misses[0][0])}"
         compared = (usable[0].path, ", ".join(variant.base.provides))
-        instead = "another interpreter (`base_python`), or a variant that brings everything"
-        return Interpreter(None, (decision("base-lacks-package", "refuse", what, compared, LOCKED, instead),))
+        return Interpreter(None, (decision("base-lacks-package", "refuse", what, compared, LOCKED, _OTHER_BASE),))
+    good = [((not p.virtual, *numbers(p.version)), order, p) for order, p in there if not _hidden(variant, p)]
+    if not good:
+        base = there[0][1]
+        what = f"{base.path} has {', '.join(_hidden(variant, base))}, which the variant would hide"
+        compared = (base.path, variant.id)
+        return Interpreter(None, (decision("replaces-base-package", "refuse", what, compared, LOCKED, _OTHER_BASE),))
     python = max(good, key=lambda item: item[:2])[2]
     compared = (f"Python {variant.python}", f"{python.version} at {python.path}")
     found = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
@@ -311,6 +316,15 @@ def _missing(variant: Variant, python: PythonFacts) -> list[str]:
         if version is None or not meets(version, requirement):
             missing.append(f"{text} (it has {version})" if version else text)
     return missing
+
+
+def _hidden(variant: Variant, python: PythonFacts) -> list[str]:
+    """The packages of the base that the variant would hide: those that it has and does not accept."""
+    if variant.base.kind == "none" or python.packages is None:
+        return []
+    there: dict[str, str] = {canonicalize_name(name): version for name, version in python.packages.items()}
+    brought = (canonicalize_name(package.name) for package in variant.on_top(there))
+    return [f"{name} {there[name]}" for name in brought if name in there]
 
 
 def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decision:

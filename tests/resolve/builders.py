@@ -135,7 +135,7 @@ def torch_lock(pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")) -> Lock:
         common = {"python": python, "torch": "2.13.0"}
         rows.append({"id": f"cpu-py{python}", "flavour": "cpu", "packages": [cpu, small], **common})
         rows.append({"id": f"cu130-py{python}", "flavour": "cu130", "packages": [cuda, small], **common})
-        base = {"kind": "system", "provides": ["torch>=2.0"]}
+        base = {"kind": "system", "provides": ["torch>=2.0"], "accepts": ["numpy>=2"]}
         rows.append({"id": f"system-py{python}", "python": python, "base": base, "packages": [small]})
     return make_lock(*rows, stack="torch-smoke")
 

@@ -207,6 +207,16 @@ def test_a_base_without_torch_is_refused_and_says_what_it_lacks() -> None:
     assert any(d.rule == "base-lacks-package" and "torch>=2.0" in d.what for d in got.decisions)
 
 
+def test_a_base_whose_package_would_be_hidden_is_refused_in_the_plan_as_on_the_node() -> None:
+    old = with_site(node_facts("cpu-laptop"), {**TORCH_SITE, "NumPy": "1.26.4"})
+    got = decided(old, target={"base": "system"})
+    assert got.refused
+    assert any(d.rule == "replaces-base-package" and "has numpy 1.26.4, which" in d.what for d in got.decisions)
+    other = (old.pythons[0].model_copy(update={"packages": TORCH_SITE, "path": "/opt/python3.11"}), *old.pythons)
+    chosen = decided(old.model_copy(update={"pythons": other}), target={"base": "system"})
+    assert chosen.interpreter == "/opt/python3.11"
+
+
 def test_a_virtual_environment_can_be_a_base() -> None:
     got = decided(with_site(node_facts("cpu-laptop"), TORCH_SITE, virtual=True), target={"base": "system"})
     assert not got.refused

@@ -27,6 +27,7 @@ NODE_RULES = (
     "base-asked",
     "base-module",
     "base-lacks-package",
+    "replaces-base-package",
     "platform",
     "no-fitting-file",
     "hash-unrecorded",
