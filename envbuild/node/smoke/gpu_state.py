@@ -26,8 +26,10 @@ _FIELDS = (
     ("temperature_c", "temperature.gpu"),
     ("ecc", "ecc.mode.current"),
     ("ecc_uncorrected", "ecc.errors.uncorrected.volatile.total"),
-    ("throttle", "clocks_throttle_reasons.active"),
+    ("throttle", "%s.active"),
 )
+# Drivers from 535 on have the second name; a driver that does not know one of them ends at once.
+_NAMES = ("clocks_throttle_reasons", "clocks_event_reasons")
 # nvml.h, nvmlClocksThrottleReason*; that a GPU was idle in between is no reason of its work.
 _REASONS = (
     (0x2, "application clocks"),
@@ -44,32 +46,43 @@ _INTERVAL = 100  # ms
 
 @contextlib.contextmanager
 def sampled(path: str) -> "Iterator[list[Json]]":
-    """Look at the GPUs while the body runs (lines go to the file `path`); afterwards the list has one row for each.
+    """Look at the GPUs while the body runs; afterwards the list has one row for each.
 
-    It stays empty where there is no nvidia-smi or it has no answer.
+    What is printed goes to files that begin with `path`. The list stays empty where there is no nvidia-smi, or
+    it has no answer.
     """
     rows = []  # type: list[Json]
     smi = which("nvidia-smi", search_path())
     if smi is None:
         yield rows
         return
-    query = "--query-gpu=" + ",".join(field for _, field in _FIELDS)
-    argv = [smi, query, "--format=csv,noheader,nounits", "-lms", str(_INTERVAL)]
+    argv = [smi, "--format=csv,noheader,nounits", "-lms", str(_INTERVAL)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if re.match(r"(\d+|GPU-[0-9a-f-]+)(,(\d+|GPU-[0-9a-f-]+))*\Z", visible):
         argv += ["-i", visible]
-    with proc.starting(), open(path, "wb") as out:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+    query = "--query-gpu=" + ",".join(field for _, field in _FIELDS)
+    children = [_start(argv + [query % name], "%s.%s" % (path, name)) for name in _NAMES]
     try:
         yield rows
     finally:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
-            child.wait(timeout=5)
-        rows.extend(busiest(read(path)))
+        for child in children:
+            _end(child)
+        texts = [read("%s.%s" % (path, name)) for name in _NAMES]
+        rows.extend(busiest(texts[0]) or busiest(texts[1]))
+
+
+def _start(argv: "list[str]", path: str) -> "subprocess.Popen[bytes]":
+    with proc.starting(), open(path, "wb") as out:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
+        child.wait(timeout=5)
 
 
 def busiest(text: str) -> "list[Json]":

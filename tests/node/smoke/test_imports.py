@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -120,6 +121,18 @@ def test_a_crash_is_named_and_the_rest_still_runs(bare: Bare) -> None:
 def test_a_module_that_raises_is_a_failure(bare: Bare, text: str, says: str) -> None:
     bare.module("bad", text)
     assert bare.sound(imports=["bad"]).says == says
+
+
+@pytest.mark.parametrize(("header", "built"), [((2, 183), "aarch64"), ((1, 3), "i386"), ((2, 9999), "another machine")])
+def test_an_extension_for_another_machine_is_told_as_that(bare: Bare, header: tuple[int, int], built: str) -> None:
+    """The loader itself says that there is no such file, or that its class is wrong."""
+    elf = bytearray(Path(sys.executable).resolve().read_bytes()[:4096])
+    elf[4], elf[18:20] = header[0], header[1].to_bytes(2, "little")
+    (bare.site / "bad.abi3.so").write_bytes(elf)
+    check = bare.sound(imports=["bad"])
+    assert check.status == "failed"
+    assert check.says.startswith("import bad: ImportError: ")
+    assert f"(it is built for {built}, this is {os.uname().machine})" in check.says
 
 
 def test_a_hang_on_import_names_the_module(bare: Bare) -> None:

@@ -141,7 +141,7 @@ def test_copies_between_devices_are_a_matrix_and_a_damaged_one_is_named() -> Non
 
 
 def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
-    programs = broken("allreduce", "_SECONDS = 3.0", "_SECONDS = 0.0")
+    programs = broken("allreduce", "_SECONDS = 10.0", "_SECONDS = 0.0")
     check = checks({"name": "machine", "deadline": 500}, programs)[2]
     assert (check["status"], [metric["name"] for metric in check["metrics"]]) == ("passed", ["all_reduce_busbw_gbps"])
     assert check["details"]["bytes"] == 1 << 20
@@ -163,3 +163,43 @@ def test_the_larger_model_trains_eagerly_and_compiled_and_tells_its_share_of_the
     assert set(rates) == {"full_eager_tokens_per_second", "full_compiled_tokens_per_second"}
     share = 100 * rates["full_compiled_tokens_per_second"] * facts["flop_per_token"] / 0.5e12
     assert abs(facts["mfu_percent"] - share) < max(0.06, share / 5)
+
+
+def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
+    """The program as for two GPUs, which the processor stands in for, with smaller sizes."""
+    text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()
+    start = "\ndef main() -> None:\n"
+    for old, new in (*changes, (start, f"\nfrom . import cpu_trial\ncpu_trial.install(2)\n{start}")):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return {program: text}
+
+
+def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:
+    """No speed, kernel or link is proven by that: names, shapes and the way through the programs are."""
+    programs = behind_stand_ins(
+        "gemm",
+        ("(1024, 2048, 4096, 8192)", "(64, 128)"),
+        ("_SECONDS = 0.3", "_SECONDS = 0.001"),
+        ("torch.Generator(device=device)", "torch.Generator()"),
+    )
+    peer = ("torch.cuda.can_device_access_peer(one, other)", "True")
+    sizes = (("_CUDA_BYTES = 2 << 30", "_CUDA_BYTES = 1 << 20"), ("256 << 20", "1 << 20"))
+    programs.update(behind_stand_ins("copies", peer, *sizes))
+    few = ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB, 2 * _MIB)\n_UNUSED = ")
+    programs.update(behind_stand_ins("allreduce", few, ("dist.get_backend()", "backend")))
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    found = smoke.smoke_items(spec, [{"name": "machine", "deadline": 500}], None, programs)
+    gemm, copies, reduce = found[:3]
+    assert [check["status"] for check in (gemm, copies, reduce)] == ["passed"] * 3, found
+    assert [metric["name"] for metric in gemm["metrics"]] == [
+        "gemm_cuda_bf16_64_tflops", "gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops", "gemm_cuda_float32_tflops",
+        "gemm_cuda_bf16_tflops",
+    ]  # fmt: skip
+    assert {"gpu0_bf16_tflops", "gpu1_bf16_tflops", "size", "gpu_state"} <= set(gemm["details"])
+    assert [metric["name"] for metric in copies["metrics"]] == [
+        "copy_peer_gbps", "copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_device_gbps"
+    ]  # fmt: skip
+    assert [len(copies["details"][key]) for key in ("peer_gbps", "device_gbps", "host_to_device_gbps")] == [2, 2, 2]
+    assert [metric["name"] for metric in reduce["metrics"]] == ["all_reduce_1_mib_busbw_gbps", "all_reduce_busbw_gbps"]
+    assert (reduce["details"]["ranks"], reduce["details"]["backend"], reduce["details"]["nvls"]) == (2, "nccl", None)

@@ -19,7 +19,7 @@ from .common import Channel, begin
 _WARM_UP = 2
 _REPEATS = 10
 _FEW = 5  # of the large ones
-_SECONDS = 3.0  # that one size may take
+_SECONDS = 10.0  # that one size may take
 _DENSE = 16
 _CPU_SIZES = (1, 1000, 65537, 1 << 20)
 _CUDA_SIZES = (1, 1000, 65537, 1 << 24)
@@ -112,13 +112,20 @@ def bandwidth(
     return seconds, size
 
 
+def _room(device: Any) -> int:
+    """The most bytes to sum on a GPU: data, own, expected and what compares them are some four times as much."""
+    if hasattr(torch.cuda, "mem_get_info"):
+        return int(torch.cuda.mem_get_info(device)[0]) // 5
+    return int(torch.cuda.get_device_properties(device).total_memory) // 8
+
+
 def by_size(channel: Channel, rank: int, world: int, device: Any) -> List[Tuple[int, List[float]]]:
     """(bytes, seconds of each all-reduce on this rank), ever larger: as far as all ranks have memory and time."""
     sizes = list(_CPU_TIMED)
     if device.type == "cuda":
-        # Data, own, expected and what compares them are some four times as much.
-        room = torch.cuda.get_device_properties(device).total_memory // 8
-        sizes = [size for size in _CUDA_TIMED if size <= room]
+        room = torch.tensor([_room(device)], device=device)
+        dist.all_reduce(room, op=dist.ReduceOp.MIN)
+        sizes = [size for size in _CUDA_TIMED if size <= int(room.item())]
     timed = []  # type: List[Tuple[int, List[float]]]
     for size in sizes:
         if timed:

@@ -8,7 +8,17 @@ import faulthandler
 import json
 import math
 import sys
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
+
+# Class and machine of an ELF header (elf.h).
+_MACHINES: Dict[Tuple[int, ...], str] = {
+    (1, 3): "i386",
+    (2, 62): "x86_64",
+    (1, 40): "arm",
+    (2, 183): "aarch64",
+    (2, 21): "ppc64le",
+    (2, 243): "riscv64",
+}
 
 
 class Channel:
@@ -86,3 +96,27 @@ def arm(args: Dict[str, Any], stacks: Any) -> Request:
 def torch_version(torch: Any) -> List[int]:
     """`[1, 8]` of `1.8.0a0+17f8c32`."""
     return [int(part) for part in str(torch.__version__).split(".")[:2]]
+
+
+def other_machine(error: BaseException) -> str:
+    """` (it is built for aarch64, this is x86_64)` of an extension that the loader refused for that, else nothing.
+
+    The loader itself says that there is no such file.
+    """
+    path = getattr(error, "path", None) if isinstance(error, ImportError) else None
+    built, here = _elf_machine(path or ""), _elf_machine(sys.executable)
+    if not built or not here or built == here:
+        return ""
+    return " (it is built for %s, this is %s)" % tuple(_MACHINES.get(each, "another machine") for each in (built, here))
+
+
+def _elf_machine(path: str) -> Tuple[int, ...]:
+    """Class (32 or 64 bit) and machine of an ELF file; nothing of anything else."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return ()
+    if len(head) < 20 or not head.startswith(b"\x7fELF"):
+        return ()
+    return head[4], int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")

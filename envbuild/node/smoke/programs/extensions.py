@@ -14,7 +14,7 @@ from typing import Any, List, Tuple
 import torch
 
 from . import apex, host_extensions, megatron_kernels
-from .common import Channel, begin
+from .common import Channel, begin, other_machine
 from .compare import BrokenContextError, Case, MissingApiError, on_device
 
 # Name of the check, the extension it needs, whether that needs a GPU, and the function.
@@ -96,7 +96,7 @@ def _import(name: str) -> str:
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-        return "import %s: %s: %s" % (name, type(error).__name__, str(error)[:400])
+        return "import %s: %s: %s%s" % (name, type(error).__name__, str(error)[:400], other_machine(error))
     return ""
 
 

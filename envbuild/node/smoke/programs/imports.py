@@ -12,7 +12,7 @@ import sysconfig
 import time
 from typing import Any, Dict, List, Optional
 
-from .common import Channel, begin
+from .common import Channel, begin, other_machine
 
 
 def _real(path: str) -> str:
@@ -128,7 +128,8 @@ def _import(channel: Channel, places: Places, name: str) -> Any:
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
-        channel.failure("import %s: %s: %s" % (name, type(error).__name__, str(error)[:500]))
+        said = (name, type(error).__name__, str(error)[:500], other_machine(error))
+        channel.failure("import %s: %s: %s%s" % said)
         channel.emit("imported", {"module": name, "ok": False})
         return None
     seconds = time.perf_counter() - started
