@@ -32,8 +32,9 @@ def broken(program: str, line: str, instead: str) -> dict[str, str]:
     return {program: text.replace(line, instead)}
 
 
-def checks(item: dict[str, Any], programs: dict[str, str]) -> list[dict[str, Any]]:
+def checks(item: dict[str, Any], programs: dict[str, str], *only: str) -> list[dict[str, Any]]:
     spec = smoke.Spec(str(torch_environment()), VARIANT, False)
+    spec.only = only
     return smoke.smoke_items(spec, [item], None, programs)
 
 
@@ -129,20 +130,20 @@ def test_copies_between_devices_are_a_matrix_and_a_damaged_one_is_named() -> Non
     """Here between two names of the processor: what is proven is the shape, not a link."""
     one = '"copy_cpu_gbps")\n'
     two = one + '        peers(channel, [torch.device("cpu"), torch.device("cpu")], 1 << 20)\n'
-    check = checks({"name": "machine", "deadline": 500}, broken("copies", one, two))[1]
+    check = checks({"name": "machine", "deadline": 500}, broken("copies", one, two), "machine/copies")[0]
     (left, right), (back, last) = check["details"]["peer_gbps"]
     assert left is last is None
     assert min(right, back) > 0
     assert [metric["name"] for metric in check["metrics"]] == ["copy_peer_gbps", "copy_cpu_gbps"]
     assert check["says"] == "copies arrive whole on the CPU; 2 pairs of GPUs"
     lost = {"copies": broken("copies", one, two)["copies"].replace("into.copy_(of, non", "into[1:].copy_(of[1:], non")}
-    check = checks({"name": "machine", "deadline": 500}, lost)[1]
+    check = checks({"name": "machine", "deadline": 500}, lost, "machine/copies")[0]
     assert check["says"].startswith("copy from cpu to cpu: 1 of 131072 words are not what was sent")
 
 
 def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
     programs = broken("allreduce", "_SECONDS = 10.0", "_SECONDS = 0.0")
-    check = checks({"name": "machine", "deadline": 500}, programs)[2]
+    check = checks({"name": "machine", "deadline": 500}, programs, "machine/all-reduce")[0]
     assert (check["status"], [metric["name"] for metric in check["metrics"]]) == ("passed", ["all_reduce_busbw_gbps"])
     assert check["details"]["bytes"] == 1 << 20
 
@@ -182,6 +183,7 @@ def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:
         ("(1024, 2048, 4096, 8192)", "(64, 128)"),
         ("_SECONDS = 0.3", "_SECONDS = 0.001"),
         ("torch.Generator(device=device)", "torch.Generator()"),
+        ("torch.cuda.get_device_name(index)", "'GPU %d' % index"),  # of one kind the slower one would be named
     )
     peer = ("torch.cuda.can_device_access_peer(one, other)", "True")
     sizes = (("_CUDA_BYTES = 2 << 30", "_CUDA_BYTES = 1 << 20"), ("256 << 20", "1 << 20"))
