@@ -114,7 +114,7 @@ def make(order: Order) -> Launch:
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *degrees.computed),
         deviations=_deviations(order),
-        notes=_notes(order, given),
+        notes=(*_notes(order, given), *order.without_timers(degrees.pipeline)),
     )
 
 
@@ -187,6 +187,7 @@ def _values(
         "stages": degrees.pipeline > 1,
         "sequence_parallel": degrees.sequence_parallel,
         "zero": given.zero_stage,
+        "timers": not order.without_timers(degrees.pipeline),
         "cpu_optimizer": given.zero_stage > 0,
         "flash_v1": flash == "v1",
         "flash_v2": flash == "v2",

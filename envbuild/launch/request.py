@@ -31,6 +31,20 @@ class Order:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
 
+    def without_timers(self, stages: int) -> tuple[str, ...]:
+        """Why wall_clock_breakdown must be off: newer DeepSpeeds stop at their timers in a pipeline; else nothing.
+
+        Seen with 0.18.3 and 0.19.8 ("timer has already been started"). The documents, of 0.6.3 and 0.10.3, have it on.
+        """
+        from packaging.requirements import Requirement
+        from packaging.version import Version
+
+        wanted = (Requirement(text) for text in self.profile.packages)
+        pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
+        if stages < 2 or not any(pin >= Version("0.18") for pin in pins):
+            return ()
+        return (f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward",)
+
     def deviations(self, *rows: tuple[str, str]) -> tuple[Deviation, ...]:
         """Deviations that answer findings of this stack; a user's own stack may have none of them."""
         return tuple(Deviation(finding=finding, does=does) for finding, does in rows if finding in self.findings)

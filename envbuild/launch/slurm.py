@@ -16,8 +16,6 @@ from envbuild.model.reference import BenchmarkCase, ModelSize
 
 # The document's formula: the dynamic ports from 49152 on, by job id.
 FIRST_PORT, PORTS = 49152, 16384
-# A profile with this edit has a DeepSpeed that stops at its own timers in a pipeline: "timer has already been started".
-NEW_DEEPSPEED_PATCH = "megatron-deepspeed-start"
 
 
 class SlurmParameters(Parameters):
@@ -161,18 +159,13 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
         "data": folder,
         "data_name": given.data_name,
         "config": f"{place.output}/ds_config.json",
-        "timers": not _without_timers(order, shape["pipeline_parallel"]),
+        "timers": not order.without_timers(shape["pipeline_parallel"]),
     }
-
-
-def _without_timers(order: Order, stages: int) -> bool:
-    return stages > 1 and any(NEW_DEEPSPEED_PATCH in source.patches for source in order.profile.sources)
 
 
 def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]:
     notes = ["without srun: the target has no Slurm"] if order.place.direct else []
-    if _without_timers(order, stages):
-        notes.append(f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward")
+    notes += order.without_timers(stages)
     if order.place.nodes > 1 and order.place.job is None:
         notes.append("no job id: the rendezvous id is 0 and the port the first of its range")
     if given.data is None:

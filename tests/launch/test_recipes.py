@@ -433,3 +433,12 @@ def test_slurm_with_a_new_deepspeed_has_no_timers_in_a_pipeline(profile: str, st
     assert json.loads(made.files[0].text)["wall_clock_breakdown"] is timers
     assert any("wall_clock_breakdown is off" in note for note in made.notes) is not timers
     assert json.loads(started(SLURM, place(1, 4), **values).files[0].text)["wall_clock_breakdown"] is True
+
+
+@pytest.mark.parametrize(
+    ("profile", "stages", "timers"), [("ported-cu130", 1, True), ("ported-cu130", 2, False), ("ported", 2, True)]
+)
+def test_alcf_with_a_new_deepspeed_has_no_timers_in_a_pipeline(profile: str, stages: int, timers: bool) -> None:
+    made = started(ALCF, place(1, 4), profile=profile, PPSIZE=str(stages), MPSIZE="2", MODEL_SIZE_KEY="GPT125M")
+    assert json.loads(made.files[0].text)["wall_clock_breakdown"] is timers
+    assert any("wall_clock_breakdown is off" in note for note in made.notes) is not timers
