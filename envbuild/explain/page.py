@@ -15,6 +15,15 @@ from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding
 from envbuild.report.render import style
 
+# How every page begins: with what forbids all that follows to run, to load, or to send anything.
+HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
+"""  # noqa: E501
 _HERE = Path(__file__).parent
 _WORDS = {
     "wrong": ("Wrong", "✕"),
@@ -115,7 +124,13 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
         results=_result_counts(explanation),
         style=style(),
+        head=HEAD,
     )
+
+
+def is_harmless(page: str) -> bool:
+    """Whether a page begins as ours do, and nothing in it leads elsewhere by itself, whatever else it shows."""
+    return page.startswith(HEAD) and not re.search("<meta", page[len(HEAD) :], re.IGNORECASE)
 
 
 def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow]:

@@ -119,8 +119,19 @@ def _document(folder: Path, manifest: Manifest) -> Iterator[Finding]:
     if there != (manifest.document is not None):
         yield problem("kit-text-differs", "kit", f"{ANNOTATED} is{' not' * (not there)} there; kit.json says otherwise")
     elif there:
-        yield checked("kit", f"{ANNOTATED} has its digest")
+        yield _safe(folder, manifest)
         says = f"what {ANNOTATED} shows, and that {SOURCES} names the right document: `envbuild explain` makes it again"
         yield not_checked("kit", says)
     if manifest.authors:
         yield not_checked("kit", "who made it: the authors are as they call themselves")
+
+
+def _safe(folder: Path, manifest: Manifest) -> Finding:
+    """Whether the annotated document, which nobody can make again without its text, can do no harm."""
+    from envbuild.explain.page import is_harmless
+
+    page = (read_attachment(folder, ANNOTATED, LARGEST) or b"").decode(errors="replace")
+    if is_harmless(page):
+        return checked("kit", f"{ANNOTATED} has its digest, and a policy by which it runs and loads nothing")
+    says = f"{ANNOTATED} does not begin as a page of envbuild {__version__}: it may run or load something, opened"
+    return not_checked("kit", says) if manifest.envbuild != __version__ else problem("kit-unsafe", "kit", says)

@@ -232,6 +232,31 @@ def test_another_stack_in_a_kit_is_told_by_name(
     assert str(tmp_path) not in said
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"<head>", b"<head><script>alert(1)</script>"),
+        (b"default-src 'none'; ", b""),
+        (b"<main>", b"<main><META http-equiv=refresh content='0;url=https://example.org'>"),
+        (b"<!doctype html>", b"<img src=x onerror=alert(1)><!doctype html>"),
+    ],
+)
+def test_an_annotated_document_that_could_run_or_load_something_is_refused(
+    report: Path, tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    text = tmp_path / "setup.md"
+    text.write_text("# Set-up\n\n`<meta http-equiv>` and <script>\n")
+    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), document=text))
+    assert problems(tmp_path / "kit") == []
+    swap(tmp_path / "kit" / "document.html", old, new)
+    relist(tmp_path / "kit")
+    [(code, says)] = problems(tmp_path / "kit")
+    assert code == "kit-unsafe"
+    assert "document.html" in says
+    other_version(tmp_path / "kit")
+    assert "it may run or load something" in unchecked(tmp_path / "kit")
+
+
 def test_a_stack_file_that_may_name_somebody_stays_behind_and_goes_with_a_full_kit(tmp_path: Path) -> None:
     sealed = Sealed(tmp_path / "private")
     given = Path(own_stack(tmp_path))

@@ -159,7 +159,8 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("packages", "what is installed could be compared with no variant")
         yield from problems
         return
-    says = f"on {plural(len(nodes), 'node')} the locked versions; {count} hashes are those of the lock"
+    of = "hash is that" if count == 1 else "hashes are those"
+    says = f"on {plural(len(nodes), 'node')} the locked versions; {count} {of} of the lock"
     yield from judged("packages", says, problems)
 
 
