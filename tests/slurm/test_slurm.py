@@ -15,6 +15,7 @@ from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, Phase, 
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Limits, RealClock, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
+from tests.support import patience
 
 pytestmark = pytest.mark.slow
 
@@ -216,8 +217,15 @@ def test_a_node_drained_after_the_job_is_named_with_its_reason(cluster: Cluster,
     assert slurm.bad_nodes(state.nodes) == {state.nodes[1]: "drained: health check: a|b"}
 
 
+def _comes_back(cluster: Cluster, told: Path) -> None:
+    cluster.start_controller()
+    patience.until(cluster.states)
+    told.touch()
+
+
 def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: Cluster, slurm: Slurm) -> None:
-    job = shell(cluster, "echo begun; sleep 6; exit 5")
+    # It ends when slurmctld is back: what could not tell slurmctld its end tries again a minute later.
+    job = shell(cluster, "echo begun; until [ -e back ]; do sleep 0.2; done; exit 5")
     number = slurm.submit(job)
     until(slurm, job, number, lambda _: "begun" in slurm.logs(job, number))
     cluster.stop("slurmctld")
@@ -225,7 +233,7 @@ def test_a_restart_of_slurmctld_during_polling_costs_nothing_but_time(cluster: C
         with pytest.raises(SchedulerUnavailableError):
             slurm.poll(job, number)
     finally:
-        threading.Timer(2.0, cluster.start_controller).start()
+        threading.Timer(2.0, _comes_back, (cluster, Path(job.output, "back"))).start()
     status = Path(job.output, f"status-{number}")
     state = wait_for(slurm, job, number, peek=status.exists, clock=Hurried())
     assert (state.phase, state.exit) == (Phase.DONE, 5), slurm.logs(job, number)
@@ -258,5 +266,8 @@ def test_a_node_that_has_to_be_powered_up_is_waited_for(cluster: Cluster, slurm:
 def test_a_job_that_outlives_its_time_is_told_from_one_that_fails(cluster: Cluster, slurm: Slurm) -> None:
     job = shell(cluster, "sleep 600", time_limit=60)
     number = slurm.submit(job)
+    running(slurm, job, number)
+    # Slurm counts limits in minutes, and looks at them twice a minute.
+    cluster.run("scontrol", "update", f"jobid={number}", "endtime=now+1")
     state = ended(slurm, job, number, 250)
     assert (state.phase, state.failure) == (Phase.FAILED, Failure.TIMEOUT)
