@@ -83,14 +83,18 @@ def record_by_hand(lock: Lock, path: Path, reference: str, digest: str, witness:
 
 
 def moved(lock: Lock, path: Path, *, shipped: bool, ask: Ask | None = None) -> list[LockFinding]:
-    """Which tags of a lock's images name something else than recorded; a registry that cannot be asked is named."""
-    known = {**read_digests(), **read_digests(path.with_name(FILE))}
+    """Which tags name something else than recorded: of a lock's images, and of those that were pinned beside it.
+
+    A registry that cannot be asked is named.
+    """
+    beside = read_digests(path.with_name(FILE))
+    known = {**read_digests(), **beside}
     locked = {each.image.name: each.image.digest for each in lock.variants if each.image is not None}
     recorded = {name: known[name].digest for name in known} | {
         name: digest for name, digest in locked.items() if digest != "unrecorded"
     }
     found = []
-    for reference in images_of(lock, shipped=shipped):
+    for reference in sorted({*images_of(lock, shipped=shipped), *(() if shipped else beside)}):
         if reference not in recorded:
             continue
         try:

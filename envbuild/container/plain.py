@@ -110,6 +110,10 @@ class _Maker:
 
     def _tools(self) -> Iterator[Instruction]:
         yield Copy(("uv.txt",), "/")
+        yield Comment(
+            "Secrets, here and below, are optional: mirrors and logins (`--secret id=netrc,src=FILE`). No layer keeps "
+            "them."
+        )
         pip = _SECRET.format("pip.conf", "/etc/pip.conf")
         yield Run("pip install --no-cache-dir --no-deps --require-hashes -r /uv.txt", (_WHEELHOUSE, pip, _NETRC))
         folder = self.recipe.requests.python_folder
@@ -127,7 +131,7 @@ class _Maker:
         top = f"/src/{source.name}"
         yield Comment(
             f"{source.name} at {source.ref or source.commit[:12]}; its tree (git's hash of all its files) has to be "
-            "the locked one."
+            "the locked one. The history is not kept."
         )
         commands = []
         for tree in steps.trees(source):
@@ -201,7 +205,9 @@ class _Maker:
         if variant.sources:
             install = requests.build["args"]["requests"][0]["args"]
             seen = steps.variables(variant, install.get("build") or {})
-            yield Comment("Sources are built with the packages above, not in isolation.")
+            yield Comment(
+                "Sources are built with the packages above, not in isolation, and dated 1980: two builds are equal."
+            )
             yield Env(seen)
             if "CUDA_HOME" in seen:
                 yield Env({"PATH": f"{recipe.environment}/bin:{seen['CUDA_HOME']}/bin"}, prepend=True)

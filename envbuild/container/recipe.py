@@ -191,7 +191,8 @@ class _Maker:
         return (
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
-                "Everything by hash; mirrors, logins and certificates only as build secrets, which no layer keeps."
+                "The files that fetch.json lists, by hash; mirrors, logins and certificates only as optional build "
+                "secrets."
             ),
             self._fetching("fetch.json", "pip.conf"),
         )
@@ -199,7 +200,9 @@ class _Maker:
     def _sources(self) -> tuple[Instruction, ...]:
         return (
             Copy((NODE, "sources.json"), self.folder + "/"),
-            Comment("Commits with their trees; those that an earlier build fetched are in the cache."),
+            Comment(
+                "The commits that sources.json lists, with their trees; what an earlier build fetched is in the cache."
+            ),
             self._fetching("sources.json", "gitconfig"),
         )
 
@@ -222,7 +225,8 @@ class _Maker:
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
             Comment(
-                "Installs the packages and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error."
+                "Installs what packages.json lists and imports torch, without a network; with ENVBUILD_NETWORK=off "
+                "one is an error."
             ),
             Run(self._building("packages.json")),
         )
@@ -238,7 +242,10 @@ class _Maker:
             out.append(Copy((f"{self.requests.out}/sources",), f"{self.requests.out}/sources", "sources"))
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
-            Comment("Builds, installs and imports the sources, and writes the stamp; what this adds becomes a layer."),
+            Comment(
+                "Builds, installs and imports the sources as build.json says, and writes the stamp; what this adds "
+                "becomes a layer."
+            ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
         out.append(Run(self._building("build.json"), mounts))

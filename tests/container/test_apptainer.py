@@ -39,7 +39,7 @@ Stage: fetch
 
 %post
     set -eu
-    # Everything by hash; mirrors, logins and certificates only as build secrets, which no layer keeps.
+    # The files that fetch.json lists, by hash; mirrors, logins and certificates only as optional build secrets.
     python3 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/fetch.json
 
 Bootstrap: docker
@@ -59,10 +59,10 @@ Stage: build
 %post
     set -eu
     export ENVBUILD_NETWORK=any
-    # Installs the packages and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error.
+    # Installs what packages.json lists and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/packages.json
-    # Builds, installs and imports the sources, and writes the stamp; what this adds becomes a layer.
+    # Builds, installs and imports the sources as build.json says, and writes the stamp; what this adds becomes a layer.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/build.json
 
