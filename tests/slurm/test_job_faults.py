@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.node.lease import STALE_AFTER
 from tests.e2e.world import Done
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
@@ -194,6 +195,9 @@ def test_a_job_that_slurm_requeues_after_a_node_has_died_ends_on_other_nodes(wor
     until(seen.exists, "the build did not begin")
     number = world.wait_for_job("envbuild-provision")
     world.cluster.pull_the_plug("gpu1")
+    # Another node would wait for two minutes without a heartbeat, for the prefix and then for the wheel.
+    for lease in (world.prefix / "lease.json", *world.prefix.rglob("leases/*.json")):
+        os.utime(lease, (0, lease.stat().st_mtime - STALE_AFTER))
     gates.open()
     world.wait_for_state(number, "PENDING")
     # Slurm would wait two minutes.
