@@ -67,9 +67,9 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     world.tiny(sources=[{**world.repository("helper", {"helper.py": "A = 1\n"}), "install": "path"}])
     world.built()
     built = verified(world)
-    assert {each["topic"] for each in built} == {"signature", "lock", "root", "logs"}
+    assert {each["topic"] for each in built} == {"signature", "lock", "root", "logs", "nodes"}
     world.good("provision", "--stack", "tiny.yaml", "--target", "local")
-    assert {each["topic"] for each in verified(world)} == {"signature", "lock", "page", "root"}
+    assert {each["topic"] for each in verified(world)} == {"signature", "lock", "page", "root", "nodes", "checks"}
     world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")
     assert {each["topic"] for each in verified(world)} >= {"lock", "root", "nodes"}
     world.good("smoke", "--stack", "tiny.yaml", "--target", "local")
