@@ -26,7 +26,10 @@ _LEFT_OUT = (
     "usr/lib/*/libapt*", "usr/lib/gcc/*/*/lib?san.a", "usr/lib/*/libc.a", "usr/lib/*/libm-*.a", "usr/bin/scalar",
     "usr/bin/git-shell", "usr/lib/git-core/git-imap-send", "usr/lib/git-core/git-http-backend",
     "usr/lib/git-core/git-daemon", "usr/lib/git-core/git-shell", "usr/lib/openssh", "var/lib/dpkg/info",
-    "var/cache/debconf", "usr/lib/python3*/pydoc_data", "usr/lib/python3*/test",
+    "var/cache/debconf", "usr/lib/python3*/pydoc_data", "usr/lib/python3*/test", "usr/bin/*-ld.gold", "usr/bin/*-dwp",
+    "usr/bin/*gprofng*", "usr/lib/*/libgprofng*", "usr/lib/*/gprofng", "usr/lib/*/libubsan*",
+    "usr/lib/gcc/*/*/libubsan.a", "usr/lib/gcc/*/*/lto-wrapper", "usr/lib/*/libmvec.a", "usr/lib/*/libpython3*.so*",
+    "usr/lib/git-core/git-http-*", "usr/lib/git-core/git-sh-i18n--envsubst", "usr/lib/git-core/scalar",
 )  # fmt: skip
 _COMPILER = ("python3", "python3-dev", "git", "gcc", "libc6-dev")
 
