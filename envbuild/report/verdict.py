@@ -42,7 +42,10 @@ def make_verdict(evidence: Evidence) -> Verdict:
     count = len(evidence.nodes)
     if evidence.exit == ExitCode.OK and not bad and not failed:
         # Asked whether it is what it was, "nobody looked" is no yes.
-        good: Tone = "partial" if evidence.verb == "verify" and _unread(evidence) else "good"
+        asked = (evidence.verb == "verify" and _unread(evidence)) or (
+            evidence.verb == "smoke" and _only_in_vain(evidence)
+        )
+        good: Tone = "partial" if asked else "good"
         sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))
         return Verdict(sentence, _counts(evidence), good)
     tone: Tone = "partial" if len(bad) < count and evidence.exit == ExitCode.PARTIAL else "bad"
@@ -79,7 +82,7 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     if evidence.verb == "strategy":
         return f"{name} ran on {where}: {_found(evidence)}."
     if evidence.verb == "smoke" and (only := _only(evidence)):
-        return f"{name} passes {only} on {where}."
+        return f"{name}: no check of {only} ran on {where}." if not passed else f"{name} passes {only} on {where}."
     if evidence.verb == "smoke":
         return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
     if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
@@ -94,6 +97,11 @@ def _only(evidence: Evidence) -> str:
     """What a smoke test was limited to, `machine/gemm, training`; empty for a whole one."""
     said = (check.details.get("only") for check in all_checks(evidence) if check.name == "smoke/only")
     return ", ".join(dict.fromkeys(str(name) for names in said if isinstance(names, list) for name in names))
+
+
+def _only_in_vain(evidence: Evidence) -> bool:
+    """Whether a part of a smoke test was asked for and nothing of it ran."""
+    return bool(_only(evidence)) and not any(check.status == "passed" for check in all_checks(evidence))
 
 
 def _measured(evidence: Evidence) -> str:

@@ -278,6 +278,12 @@ NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ra
             "good",
         ),
         (
+            evidence(node(checks=[ONLY]), verb="smoke"),
+            "torch-smoke (exact): no check of training ran on 1 node. "
+            "Not checked: the rest of the smoke test, as only training was asked for.",
+            "partial",
+        ),
+        (
             evidence(node(status="unchanged", checks=[UNREAD])),
             "torch-smoke (exact) was already in place on 1 node, by its stamp; "
             "contents not read; last read on 2026-03-01T10:00:00Z.",

@@ -28,7 +28,16 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
         parts.append(_copies(spec, scratch, clock))
     if chosen(spec.only, "machine/all-reduce"):
         parts.append(_all_reduce(spec, scratch, clock, gpus))
+    for part in parts[:1]:
+        part.failures.extend(_missing(spec, gpus))
     return parts
+
+
+def _missing(spec: "Spec", gpus: "int | None") -> "list[str]":
+    """What is said where torch sees fewer GPUs than there are to be; one that sees none says so in its program."""
+    if not spec.cuda or gpus is None or gpus >= spec.gpus:
+        return []
+    return ["torch sees %d of %d GPUs that the target is to have" % (gpus, spec.gpus)]
 
 
 def _whole(value: object) -> "int | None":
@@ -49,10 +58,7 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
     part.says = "matrix products equal their float64 reference on CPU and GPUs"
     part.details["gpu_state"] = state
     part.failures.extend(slow_gpus(part.details))
-    gpus = _whole(part.details.get("gpus"))
-    if gpus is not None and 0 < gpus < spec.gpus:
-        part.failures.append("torch sees %d of %d GPUs that the target is to have" % (gpus, spec.gpus))
-    return part.stop(), gpus
+    return part.stop(), _whole(part.details.get("gpus"))
 
 
 def slow_gpus(facts: Json) -> "list[str]":
@@ -75,8 +81,10 @@ def _rate(facts: Json, index: int) -> float:
 
 
 def _reasons(facts: Json, index: int) -> str:
-    state = facts.get("gpu_state") or []
-    row = state[index] if len(state) == len(facts["gpu_names"]) else {}
+    """What nvidia-smi says of that GPU. Its numbers may be others than torch's, so it is found by its UUID alone."""
+    own = (facts.get("gpu_uuids") or {}).get(str(index))
+    rows: list[Json] = [row for row in facts.get("gpu_state") or [] if own and row.get("uuid") == own]
+    row = rows[0] if rows else {}
     clock = " at %s MHz" % plain(row["sm_mhz"]) if row.get("sm_mhz") else ""
     return clock + "".join(", " + reason for reason in row.get("throttle") or [])
 
@@ -98,6 +106,9 @@ def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | N
     part = Part("smoke/machine/all-reduce")
     if gpus is None:
         part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
+        return part.stop()
+    if spec.cuda and not gpus:
+        part.failures.append("torch sees no GPU")
         return part.stop()
     backend, world = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
     note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""

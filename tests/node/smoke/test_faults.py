@@ -288,10 +288,12 @@ def test_one_slow_gpu_of_four_is_told_with_its_number(environment: Path, tmp_pat
 def test_a_slow_gpu_is_compared_with_its_own_kind_and_of_two_the_slower_one_is_named() -> None:
     kinds = ["NVIDIA A100", "NVIDIA A100", "NVIDIA T4"]
     facts = {"gpu_names": kinds, "gpu0_fp16_tflops": 250.0, "gpu1_fp16_tflops": 120.0, "gpu2_fp16_tflops": 40.0}
-    state = [{"sm_mhz": 1410.0}, {"sm_mhz": 345.0, "throttle": ["hardware thermal slowdown"]}, {}]
-    assert machine_item.slow_gpus({**facts, "gpu_state": state}) == [
-        "GPU 1 is slow: 120 TFLOP/s, 48 % of the others' 250 at 345 MHz, hardware thermal slowdown"
-    ]
+    # As nvidia-smi numbers them, which torch need not.
+    state = [{"uuid": "GPU-b", "sm_mhz": 345.0, "throttle": ["hardware thermal slowdown"]}, {"uuid": "GPU-a"}, {}]
+    told = "GPU 1 is slow: 120 TFLOP/s, 48 % of the others' 250"
+    facts |= {"gpu_state": state, "gpu_uuids": {"0": "GPU-a", "1": "GPU-b"}}
+    assert machine_item.slow_gpus(facts) == [f"{told} at 345 MHz, hardware thermal slowdown"]
+    assert machine_item.slow_gpus({**facts, "gpu_uuids": {}}) == [told]
 
 
 def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environment: Path, tmp_path: Path) -> None:
@@ -301,6 +303,20 @@ def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environ
     items = [{"name": "machine", "deadline": PATIENCE}]
     check = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), three)[0]
     assert check["says"] == "torch sees 3 of 4 GPUs that the target is to have"
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"), [(3, "torch sees 3 of 4 GPUs that the target is to have"), (0, "torch sees no GPU")]
+)
+def test_missing_gpus_are_told_where_products_are_not_asked_for(
+    environment: Path, tmp_path: Path, seen: int, says: str
+) -> None:
+    spec = smoke.Spec(str(environment), {}, True)
+    spec.gpus, spec.only = 4, ("machine/all-reduce",)
+    programs = {"gpus": BEGIN + f"c.facts({{'gpus': {seen}}})\nc.done()\n", "allreduce": BEGIN + GOOD_RANK + TIMED}
+    items = [{"name": "machine", "deadline": PATIENCE}]
+    check = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), programs)[0]
+    assert (check["status"], check["details"]["failures"][0]) == ("failed", says)
 
 
 def test_a_rank_without_its_times_is_a_missing_metric(environment: Path, tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ import pytest
 
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import Check, Metric
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.report import page
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.contents import check_contents
-from envbuild.report.recheck.figures import check_figures
+from envbuild.report.recheck.figures import _gpus, check_figures
 from envbuild.report.recheck.told import lines
 from envbuild.report.recheck.verify import verify_report
 from tests.report import samples
@@ -204,6 +205,12 @@ def test_evidence_that_was_forged_with_care_is_rejected_by_name(
 ) -> None:
     sealed.forge(change)
     assert code in problems(sealed.folder)
+
+
+def test_the_two_values_in_the_middle_of_an_even_sample_may_differ() -> None:
+    metric = Metric(name="gemm_cuda_bf16_tflops", unit="TFLOP/s", n=10, median=100.5, least=100.0, greatest=101.0)
+    said = {"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": {"gpu0_bf16_tflops": 101.0}}
+    assert list(_gpus(Check.from_plain(said).model_copy(update={"metrics": (metric,)}))) == []
 
 
 def test_a_smoke_test_that_says_that_it_was_limited_lacks_nothing(sealed: Sealed) -> None:

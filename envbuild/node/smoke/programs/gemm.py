@@ -5,6 +5,7 @@ same device, by element-wise products and sums, so that it shares no matrix-prod
 entirely, and the whole product against a random vector of signs (Freivalds' check). All GPUs are timed at once.
 """
 
+import statistics
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -181,7 +182,7 @@ def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, st
         difference = _check(channel, what[index], name, gpu.expected, gpu.product)
         if size == _CUDA_SIZES[-1]:
             channel.facts({"gpu%d_%s_difference" % (index, short): difference})
-            channel.facts({"gpu%d_%s_tflops" % (index, short): sorted(values)[len(values) // 2]})
+            channel.facts({"gpu%d_%s_tflops" % (index, short): statistics.median(values)})
         pooled.extend(values)
     channel.metric("gemm_cuda_%s_%stflops" % (short, _label(size, _CUDA_SIZES)), "TFLOP/s", pooled)
 
@@ -195,7 +196,10 @@ def main() -> None:
         channel.stage("looking for GPUs")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         names = [torch.cuda.get_device_name(index) for index in range(count)]
-        channel.facts({"gpus": count, "gpu_names": names})
+        # As nvidia-smi names them; torch before 2.4 does not know it.
+        known = [getattr(torch.cuda.get_device_properties(index), "uuid", None) for index in range(count)]
+        uuids = {str(index): "GPU-%s" % uuid for index, uuid in enumerate(known) if uuid}
+        channel.facts({"gpus": count, "gpu_names": names, "gpu_uuids": uuids})
         if count == 0:
             channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
     cuda = bool(request.args["cuda"])
