@@ -28,7 +28,8 @@ const wide = document.documentElement.clientWidth, out = [];
 for (const each of document.body.querySelectorAll("*"))
   if (!each.closest(".scroll, .diff, thead, title") && each.getBoundingClientRect().right > wide + 1)
     out.push(each.tagName + "." + each.getAttribute("class") + ": " + each.textContent.slice(0, 40));
-document.title = JSON.stringify({wide, over: out.slice(0, 5), page: document.documentElement.scrollWidth});
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+document.title = JSON.stringify({wide, dark, over: out.slice(0, 5), page: document.documentElement.scrollWidth});
 </script></body>"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
@@ -41,8 +42,8 @@ def ask(tmp_path: Path, html: str, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
-@pytest.mark.parametrize("width", [1280, 800, 400])
-def test_nothing_overflows(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "dark"), [(width, dark) for width in (1280, 800, 400) for dark in (False, True)])
+def test_nothing_overflows(tmp_path: Path, width: int, dark: bool) -> None:
     document = render_page(explain(load_stack("opt-175b").stack, "exact"), TEXT)
     pages = [render_html(run) for run in (fleet(), failing_fleet(), hostile())]
     for html in (*pages, document, told.page(fleet(), failing_fleet()), told.page(fleet(), hostile())):
@@ -54,9 +55,12 @@ def test_nothing_overflows(tmp_path: Path, width: int) -> None:
         frame = (
             f'<title>none</title><body><iframe src="inner.html" style="width:{width}px;height:900px;border:0"></iframe>'
         )
-        said = ask(tmp_path, frame, "--allow-file-access-from-files", "--dump-dom", "--virtual-time-budget=5000")
+        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+        said = ask(
+            tmp_path, frame, scheme, "--allow-file-access-from-files", "--dump-dom", "--virtual-time-budget=5000"
+        )
         found = json.loads(re.findall(r"<title>(.*?)</title>", said)[0].replace("&amp;", "&"))
-        assert found["wide"] == width
+        assert (found["wide"], found["dark"]) == (width, dark)
         assert found["over"] == []
         assert found["page"] <= width
 
