@@ -39,7 +39,7 @@ _EDITABLE_WHEELS = Version("64")
 # What `node/image/slim.py` takes out, in the layer that brought it.
 _SLIM = (
     "find {} -mindepth 2 -type d -regex '.*/tests?' -not -path '*.dist-info/*' -prune -exec rm -rf {{}} +",
-    "find {} -mindepth 3 -type f -regex '.*/bin/[^/]*test[^/]*' -delete",
+    "find {} -mindepth 3 -regextype posix-extended -type f -regex '.*/bin/([^/]*[_-])?tests?([_.-][^/]*)?' -delete",
 )
 # As sed wants them: each package of the base, to be deleted from a requirements file.
 _OF_BASE = (

@@ -4,12 +4,15 @@ Only files that a RECORD names go; their list is in the stamp, so that everythin
 """
 
 import os
+import re
 
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, log, plural
 
 _TESTS = ("test", "tests")
+# `test` or `tests` as a word of the name: `test_jit`, `my-tests.so`, but not `contest`, `latest.so`, `pytest`.
+_PROGRAM = re.compile(r"(^|[_-])tests?([_.-]|$)")
 
 
 def is_test(path: str) -> bool:
@@ -20,7 +23,7 @@ def is_test(path: str) -> bool:
     folders, name = path.split("/")[1:-1], os.path.basename(path)
     if ".dist-info/" in path:
         return False
-    return any(folder in _TESTS for folder in folders) or (folders[-1:] == ["bin"] and "test" in name)
+    return any(folder in _TESTS for folder in folders) or (folders[-1:] == ["bin"] and bool(_PROGRAM.search(name)))
 
 
 def leave_out(environment: str) -> Json:
