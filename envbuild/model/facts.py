@@ -72,6 +72,11 @@ class GpuFacts(_Fact):
     mig: tuple[str, ...] = ()
     ecc_errors: int | None = None
 
+    @property
+    def device_name(self) -> str:
+        """The name, marked where MIG divides the GPU: what runs there has a part of it."""
+        return f"{self.name} MIG" if self.mig_enabled else self.name
+
 
 class DriverFacts(_Fact):
     """NVIDIA driver; `cuda_ceiling` is the newest CUDA it supports. `problem` says why it cannot be asked."""

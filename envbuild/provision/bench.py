@@ -146,7 +146,7 @@ def _gpus(made: Launch, facts: NodeFacts | None) -> Gpus:
     count = made.nodes * made.gpus_per_node
     if facts is not None and not facts.gpus:
         return Gpus(None, count, NO_GPU)
-    name = facts.gpus[0].name if facts else None
+    name = facts.gpus[0].device_name if facts else None
     model = rules().gpu_of(name)
     return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)
 

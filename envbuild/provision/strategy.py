@@ -134,7 +134,7 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
             facts = facts_of(work)
-            found = asked.problem(rules().gpu_of(facts.gpus[0].name) if facts and facts.gpus else None)
+            found = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
             trials = _Trials(work, told, asked, found, Search(found.machine, found.ranked(), first), [])
             with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):

@@ -17,6 +17,9 @@ from packaging.requirements import Requirement
 from envbuild.resolve.rules.apex import ApexHistory
 from envbuild.resolve.versions import Numbers
 
+# What nvidia-smi puts before the name of a row; older drivers leave NVIDIA out, and Volta and Turing are Tesla.
+_BRANDS = ("", "NVIDIA ", "Tesla ", "NVIDIA Tesla ")
+
 
 class Note(NamedTuple):
     """Where a value comes from and how far it was verified, each in one short line; not `firm` means: only warn.
@@ -184,9 +187,16 @@ class Compat(NamedTuple):
     apex: ApexHistory
     apex_note: Note
 
+    def named_gpus(self) -> dict[str, Gpu]:
+        """The rows by each whole name that nvidia-smi and torch may print, of older drivers and cards too.
+
+        A name with more in it (`H200 NVL`, `… Laptop GPU`, `… MIG 3g.40gb`) is of other hardware, or of a part of it.
+        """
+        return {f"{brand}{gpu.name}": gpu for gpu in self.gpus.values() for brand in _BRANDS}
+
     def gpu_of(self, name: str | None) -> Gpu | None:
         """The row for a GPU as nvidia-smi names it."""
-        return next((gpu for gpu in self.gpus.values() if f" {gpu.name} " in f" {name} "), None)
+        return self.named_gpus().get(name or "")
 
     def gpu_kind(self, name: str) -> str:
         """`geforce`, `workstation`, `data-centre` or `unknown`, from the name that nvidia-smi prints."""

@@ -47,5 +47,6 @@ def _full() -> dict[str, Any]:
     """The item that no stack lists, with the dense peaks that MFU is a part of."""
     from envbuild.provision.survey.ask import rules
 
-    peaks = {gpu.name: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
+    named = rules().named_gpus().items()
+    peaks = {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops is not None}
     return {"name": FULL, "deadline": _FULL_DEADLINE, "peaks": peaks}

@@ -150,8 +150,8 @@ def image_driver(facts: NodeFacts, request: Request, compat: Compat) -> Decision
 def peak_is_dense(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`peak-is-dense`: a peak (TFLOPS) for MFU is the dense one, not that with sparsity, and no floor is above it."""
     out = []
-    for name in dict.fromkeys(gpu.name for gpu in facts.gpus):
-        gpu = next((g for g in compat.gpus.values() if f" {g.name} " in f" {name} "), None)
+    for name in dict.fromkeys(gpu.device_name for gpu in facts.gpus):
+        gpu = compat.gpu_of(name)
         if gpu is None or gpu.dense_tflops is None:
             continue
         if request.peak_tflops is not None:
