@@ -1,7 +1,7 @@
 """Smoke program `full`: a GPT of 125 M parameters trains eagerly and under torch.compile; tokens per second and MFU.
 
 Runs inside the environment; needs torch 2.0 or newer. The shape is that of GPT-3's smallest model (12 layers, 768 wide,
-12 heads) with 16 sequences of 2048, bfloat16 autocast and fused AdamW, on one GPU.
+12 heads) with 16 sequences of 2048 (fewer where GPU memory is short), bfloat16 autocast and fused AdamW, on one GPU.
 """
 
 import time
@@ -17,6 +17,10 @@ SHAPE = {"vocabulary": 50304, "width": 768, "layers": 12, "heads": 12, "length":
 _WARM_UP = 3
 _STEPS = 10
 _RATE = 3e-4
+# For the model with its optimizer, and as much again for each sequence: most of that are logits and their gradients.
+_NEEDED = 3 << 30
+# Older GPUs emulate bfloat16, and torch.compile leaves what needs it as it is, with a warning.
+_NATIVE_BF16 = (8, 0)
 
 
 class FusedBlock(Block):
@@ -34,6 +38,22 @@ def flop_per_token(shape: Dict[str, int], parameters: int) -> float:
     """
     tables = (shape["vocabulary"] + shape["length"]) * shape["width"]
     return 6.0 * (parameters - tables) + 12.0 * shape["layers"] * shape["width"] * shape["length"]
+
+
+def fitting(free: int, sequences: int) -> int:
+    """The batch, halved until `free` bytes of GPU memory hold it; 0 where they do not hold one sequence."""
+    while sequences and free < (sequences + 1) * _NEEDED:
+        sequences //= 2
+    return sequences
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has compiled in this process; 0 also where torch does not count them."""
+    try:
+        from torch._dynamo.utils import counters
+    except ImportError:
+        return 0
+    return int(counters["stats"]["unique_graphs"])
 
 
 class Training:
@@ -62,7 +82,10 @@ class Training:
 
 
 def measure(channel: Channel, shape: Dict[str, int], device: Any, backend: str) -> Tuple[List[float], int]:
-    """Tokens per second of each step after the warm-up, and how many parameters there are; the loss must fall."""
+    """Tokens per second of each step after the warm-up, and how many parameters there are; the loss must fall.
+
+    None a second where torch.compile compiled nothing: that was the eager model again.
+    """
     name = "compiled" if backend else "eager"
     channel.stage("building the %s model on %s" % (name, device))
     training = Training(shape, device, backend)
@@ -81,9 +104,21 @@ def measure(channel: Channel, shape: Dict[str, int], device: Any, backend: str) 
             "the %s model: the loss did not fall, %.4g at first, %.4g at last" % (name, losses[0], losses[-1])
         )
     channel.facts({"%s_first_step_seconds" % name: round(times[0], 3), "%s_loss" % name: [losses[0], losses[-1]]})
+    if backend and not compiled_graphs():
+        channel.facts({"not_compiled": "torch.compile ran, and torch counted no graph that it compiled"})
+        return [], training.parameters
     rates = [shape["batch"] * shape["length"] / took for took in times[_WARM_UP:]]
     channel.metric("full_%s_tokens_per_second" % name, "token/s", rates)
     return rates, training.parameters
+
+
+def not_run(device: Any, shape: Dict[str, int]) -> str:
+    """Why this GPU cannot run the model at all; nothing where it can. `shape` gets the batch that fits."""
+    free, asked = torch.cuda.mem_get_info(device)[0], shape["batch"]
+    shape["batch"] = fitting(free, asked)
+    if not shape["batch"]:
+        return "not run: %.1f GiB of GPU memory are free, and one sequence needs %d" % (free / 2**30, _NEEDED >> 29)
+    return "" if torch.cuda.is_bf16_supported() else "not run: torch %s has no bfloat16 here" % torch.__version__
 
 
 def main() -> None:
@@ -96,19 +131,29 @@ def main() -> None:
         channel.failure("torch %s has no torch.compile" % torch.__version__)
         channel.done()
         return
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    measure(channel, shape, device, "")
-    rates, parameters = measure(channel, shape, device, str(args["backend"]))
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else "CPU"
+    why = not_run(device, shape) if cuda else ""
+    channel.facts({"shape": shape, "device": name, "torch": str(torch.__version__), "not_run": why})
+    if not why:
+        train(channel, args, shape, device, name)
+    channel.done()
+
+
+def train(channel: Channel, args: Dict[str, Any], shape: Dict[str, int], device: Any, name: str) -> None:
+    """Both halves, and MFU of the compiled one where the request knows the peak of a GPU of this `name`."""
+    _, parameters = measure(channel, shape, device, "")
     flop = flop_per_token(shape, parameters)
     said = "GPT of %.0f M parameters, batch %d × %d" % (parameters / 1e6, shape["batch"], shape["length"])
-    channel.facts(
-        {"model": said, "shape": shape, "device": name, "flop_per_token": flop, "torch": str(torch.__version__)}
-    )
-    peak = next((each for known, each in sorted(args["peaks"].items()) if " %s " % known in " %s " % name), None)
-    if peak:
+    channel.facts({"model": said, "flop_per_token": flop})
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NATIVE_BF16:
+        channel.facts({"not_compiled": "torch.compile not run: no native bfloat16 on %s" % name})
+        return
+    rates, _ = measure(channel, shape, device, str(args["backend"]))
+    peak = args["peaks"].get(name)
+    if peak and rates:
         percent = 100 * sorted(rates)[len(rates) // 2] * flop / (peak * 1e12)
         channel.facts({"mfu_percent": round(percent, 1), "peak_tflops": peak})
-    channel.done()
 
 
 if __name__ == "__main__":
