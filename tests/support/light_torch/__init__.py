@@ -34,6 +34,14 @@ class Tensor(np.ndarray):
     def clone(self):
         return self.copy()
 
+    def mul_(self, factor):
+        self *= factor
+        return self
+
+    def copy_(self, values, non_blocking=False):
+        self[...] = values
+        return self
+
     def numel(self):
         return self.size
 
@@ -57,8 +65,12 @@ def zeros(*shape, dtype=None, device=None):
     return np.zeros(shape, dtype).view(Tensor)
 
 
-def arange(size, device=None):
-    return np.arange(size).view(Tensor)
+def arange(*bounds, dtype=None, device=None):
+    return np.arange(*bounds, dtype=dtype).view(Tensor)
+
+
+def empty_like(values, device=None):
+    return np.empty_like(values)
 
 
 def randn(*shape, generator, device=None):
