@@ -105,7 +105,8 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         facts = log.facts or facts
         wrong = log.failure or (CUT if text.startswith(CUT) else _too_few(told, found))
         if wrong:
-            failures.append(f"run {number}: {wrong}" + f": {last_lines(last.rpartition(chr(10))[2])}" * bool(last))
+            ended = "" if log.late or not last else f": {last_lines(last.splitlines()[-1])}"
+            failures.append(f"run {number}: {wrong}{ended}")
             break
     details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values}
     seconds = round(time.monotonic() - began, 1)

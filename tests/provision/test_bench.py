@@ -88,3 +88,5 @@ def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("starting\nbash: line 29: srun: command not found\n")
     check = checked(Log(tmp_path / "log", failure="it ended with exit code 127"))
     assert check.says == "run 1: it ended with exit code 127: bash: line 29: srun: command not found"
+    late = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
+    assert late.says == "run 1: timed out after 30 s", "its last line says nothing of why"
